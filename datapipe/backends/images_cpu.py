@@ -1,0 +1,129 @@
+"""Images on CPU threads: bytes of a block of samples in, finished rows of a batch out.
+
+A block is at most eight images, few enough that their pixels are still in the core's cache when the
+pixel operations come to them. Each worker thread has a `BlockWorker` of its own; the files and the
+recipe are shared and do not change.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from datapipe.decode import Decoder, Region, open_decoder
+from datapipe.draws import Draws
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.local import LocalFiles
+from datapipe.index import Entries
+from datapipe.probe import ImageHeader, probe
+from datapipe.transforms import Recipe
+from datapipe.transforms.execute import cut_through
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A sample that could not be had, and why."""
+
+    row: int  # within the block
+    reason: DecodeError | IntegrityError
+
+
+@dataclass(slots=True)
+class BlockReport:
+    """What became of a block, and where its time went."""
+
+    bad: list[BadRow] = field(default_factory=list)
+    nbytes: int = 0  # read
+    read_ns: int = 0
+    decode_ns: int = 0
+    augment_ns: int = 0
+
+
+class BlockWorker:
+    """Loads blocks for one thread; keeps its decoder and a block of scratch memory."""
+
+    def __init__(self, recipe: Recipe, files: LocalFiles, *, decoder: str = "auto") -> None:
+        self._recipe = recipe
+        self._files = files
+        self._decoder: Decoder = open_decoder(decoder)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def load(self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor) -> BlockReport:
+        """Load samples `rows` of `entries` into `out`.
+
+        `draws`: of those rows, in order. `out`: (n, h, w, 3), contiguous, of the recipe's dtype and size; rows
+        that the report calls bad are left with arbitrary pixels. Raises MissingDataError or StorageError
+        where a file cannot be read at all.
+        """
+        report = BlockReport()
+        samples = self._read(entries, rows, report)
+        start_ns = time.perf_counter_ns()
+        block = out if out.dtype is torch.uint8 else self._scratch_block(out.shape)
+        if samples:
+            sizes = np.array([(header.height, header.width) for _, _, header in samples], np.int64)
+            kept = draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples])]
+            chain = self._recipe.draw_cuts(kept, sizes)
+            regions = chain[0].region.tolist()
+            for place, (row, data, header) in enumerate(samples):
+                try:
+                    image = self._decoder(data, header, Region(*regions[place]))
+                    cut_through(image, chain, place, block[row])
+                except DecodeError as exc:
+                    report.bad.append(BadRow(row, exc))
+        augment_ns = time.perf_counter_ns()
+        self._recipe.run_pixels(block, draws, out)
+        report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
+        return report
+
+    def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[torch.Tensor | None], BlockReport]:
+        """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one."""
+        report = BlockReport()
+        samples = self._read(entries, rows, report)
+        start_ns = time.perf_counter_ns()
+        images: list[torch.Tensor | None] = [None] * len(rows)
+        for row, data, header in samples:
+            own = draws[row : row + 1]
+            chain = self._recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
+            _, _, height, width = chain[-1].window[0].tolist()
+            block = torch.empty((1, height, width, 3), dtype=torch.uint8)
+            try:
+                cut_through(self._decoder(data, header, Region(*chain[0].region[0].tolist())), chain, 0, block[0])
+            except DecodeError as exc:
+                report.bad.append(BadRow(row, exc))
+                continue
+            out = torch.empty((1, height, width, 3), dtype=self._recipe.output_dtype)
+            self._recipe.run_pixels(block, own, out)
+            images[row] = out[0]
+        report.decode_ns = time.perf_counter_ns() - start_ns
+        return images, report
+
+    def _read(self, entries: Entries, rows: range, report: BlockReport) -> list[tuple[int, bytes, ImageHeader]]:
+        """(row within the block, bytes, header) of the samples that are not bad by their bytes and header."""
+        start_ns = time.perf_counter_ns()
+        samples = []
+        for row, entry in enumerate(rows):
+            try:
+                data = self._files.read(entries.extents, entry)
+                samples.append((row, data, checked_header(data)))
+                report.nbytes += len(data)
+            except (DecodeError, IntegrityError) as exc:
+                report.bad.append(BadRow(row, exc))
+        report.read_ns = time.perf_counter_ns() - start_ns
+        return samples
+
+    def _scratch_block(self, shape: torch.Size) -> torch.Tensor:
+        """uint8 memory of that shape, the same at every call."""
+        if len(self._scratch) < shape.numel():
+            self._scratch = torch.empty(shape.numel(), dtype=torch.uint8)
+        return self._scratch[: shape.numel()].view(shape)
+
+
+def checked_header(data: bytes) -> ImageHeader:
+    """The header of a sample that is not bad by its header or its end. Raises DecodeError."""
+    header = probe(data)
+    if not header.complete:
+        raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut: its end marker is missing")
+    return header

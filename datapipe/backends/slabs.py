@@ -1,0 +1,62 @@
+"""Memory for batches, leased rather than shared.
+
+A slab is lent to one batch. The array handed out is owned by a lease: every view of it, numpy or
+torch, keeps the lease alive, and when the last one dies the slab returns to its pool. So memory is
+used again without a page fault, and nothing a user still holds is ever overwritten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class SlabPool:
+    """Lends slabs of one size. Thread-safe; grows as needed, keeps at most `max_free` unused ones.
+
+    `pinned`: page-locked memory, which a GPU copies from without waiting.
+    """
+
+    def __init__(self, nbytes: int, *, max_free: int, pinned: bool = False) -> None:
+        self.nbytes = nbytes
+        self._max_free = max_free
+        self._pinned = pinned
+        self._free: deque[NDArray[np.uint8]] = (
+            deque()
+        )  # append and pop are atomic: leases end in any thread, even in a collection
+
+    def lease(self) -> NDArray[np.uint8]:
+        """(nbytes,) uint8, uninitialised, the caller's until the last view of it dies."""
+        try:
+            slab = self._free.pop()
+        except IndexError:
+            slab = self._allocate()
+        return np.asarray(_Lease(slab, self._free, self._max_free))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def _allocate(self) -> NDArray[np.uint8]:
+        if self._pinned:
+            pinned: NDArray[np.uint8] = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+            return pinned
+        return np.empty(self.nbytes, np.uint8)
+
+
+class _Lease:
+    """Owns a slab for as long as an array made from it lives."""
+
+    __slots__ = ("__array_interface__", "_free", "_max_free", "_slab")
+
+    def __init__(self, slab: NDArray[np.uint8], free: deque[NDArray[np.uint8]], max_free: int) -> None:
+        self._slab, self._free, self._max_free = slab, free, max_free
+        self.__array_interface__: dict[str, Any] = slab.__array_interface__
+
+    def __del__(self) -> None:
+        if len(self._free) < self._max_free:
+            self._free.append(self._slab)

@@ -1,0 +1,73 @@
+"""Image folders: one folder per class, one file per sample, as torchvision's `ImageFolder` reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
+from datapipe.errors import FormatError, StorageError
+from datapipe.manifest import FieldSpec, Kind
+from datapipe.sidecar import FieldExtent, SidecarRows
+
+ROWS_PER_SIDECAR = 1 << 16
+
+
+def refuse_several_sets(root: Path) -> None:
+    """Raise FormatError for a folder of `train/` and `val/`: two datasets, not one of two classes."""
+    sets = held_apart(root, list_classes(root))
+    if sets:
+        names = [os.fsdecode(name) for name in sets]
+        raise FormatError(f"{root}: holds {len(sets)} datasets ({', '.join(names)}); open one, e.g. {root / names[0]}")
+
+
+def class_names(root: Path) -> list[str]:
+    """Class names in label order."""
+    return [os.fsdecode(name) for name in list_classes(root)]
+
+
+def index_folder(root: Path, notes: ScanNotes) -> Iterator[SidecarRows]:
+    """List the folder; sidecar rows of up to ROWS_PER_SIDECAR samples, in the order of ids.
+
+    `notes` is told which directories were read.
+
+    Files are not opened, so sizes and checksums are unknown and extents are whole files. Raises
+    MissingDataError or StorageError where a directory cannot be read.
+    """
+    rows, number = SidecarRows(("image",)), 0
+    for label, name in enumerate(list_classes(root)):
+        for file in _sorted_class(root, name, notes):
+            extent = FieldExtent("", 0, file.nbytes, None)
+            rows.append(id=number, key=file.source, source=file.source, label=label, size=(0, 0), extents={"image": extent})
+            number += 1
+            if len(rows) == ROWS_PER_SIDECAR:
+                yield rows
+                rows = SidecarRows(("image",))
+    if len(rows) or not number:
+        yield rows
+
+
+FIELDS = (FieldSpec("image", Kind.IMAGE), FieldSpec("label", Kind.LABEL))
+
+
+def directory_times(root: Path, notes: ScanNotes) -> dict[str, int]:
+    """The modification times (ns) of the root and all directories read: they change when files come or go."""
+    times = {os.fsdecode(directory): mtime_ns for directory, mtime_ns in notes.directories.items()}
+    return {".": os.stat(root).st_mtime_ns, **times}
+
+
+def is_unchanged(root: Path, times: dict[str, int]) -> bool:
+    """Whether every directory still has its time."""
+    try:
+        return all(os.stat(os.path.join(root, directory)).st_mtime_ns == mtime_ns for directory, mtime_ns in times.items())
+    except OSError:
+        return False
+
+
+def _sorted_class(root: Path, name: bytes, notes: ScanNotes) -> list[ListedFile]:
+    files = sorted(scan_class(root, name, notes), key=lambda file: file.sort_key)
+    if notes.problems:
+        problem = notes.problems[0]
+        raise StorageError(f"{root}: {os.fsdecode(problem.source)}: {problem.reason}")
+    return files

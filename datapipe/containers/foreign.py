@@ -1,0 +1,176 @@
+"""The index of data that datapipe did not write, made on first use and kept.
+
+For shards it is kept in `.datapipe-index/` beside them, so that every rank and node finds it; for image
+folders, where a further directory would pass for a class, and wherever the place is read-only, in the
+user's cache directory. It is made under a lock, and again when the data has changed: shards are known
+by size and modification time, folders by the times of their directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import filelock
+import platformdirs
+from tqdm import tqdm
+
+from datapipe import atomic
+from datapipe.containers import folder, tar
+from datapipe.containers.listing import ScanNotes
+from datapipe.errors import FormatError, MissingDataError
+from datapipe.index import SampleIndex
+from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
+
+INDEX_DIRECTORY_NAME = ".datapipe-index"
+_T = TypeVar("_T")
+_STAMP_NAME = "source.json"  # what the data looked like when the index was made
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSet:
+    """Data to be indexed: shards of one directory, or an image folder."""
+
+    container: str  # "tar" or "folder"
+    directory: Path
+    names: tuple[str, ...] = ()  # of the shards, in order; () for a folder
+
+    @property
+    def where(self) -> str:
+        return str(self.directory) if len(self.names) != 1 else str(self.directory / self.names[0])
+
+
+def open_foreign(data: ForeignSet) -> SampleIndex:
+    """The index of `data`, from where it is kept if it is still true, else made now."""
+    home = _index_home(data)
+    with filelock.FileLock(home / ".lock"):
+        if not _is_true(_read_stamp(home), data):
+            _make_index(data, home)
+    return SampleIndex(read_manifest(home), data_directory=data.directory, sidecar_directory=home)
+
+
+def _index_home(data: ForeignSet) -> Path:
+    """The directory in which the index of `data` is kept; made if need be."""
+    name = hashlib.sha256(
+        "\0".join((data.container, os.path.realpath(data.directory), *data.names)).encode(errors="surrogateescape")
+    )
+    if data.container == "tar":
+        home = data.directory / INDEX_DIRECTORY_NAME / name.hexdigest()[:8]
+        with contextlib.suppress(OSError):
+            home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    home = Path(platformdirs.user_cache_dir("datapipe")) / "index" / name.hexdigest()[:24]
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _is_true(stamp: dict[str, Any] | None, data: ForeignSet) -> bool:
+    """Whether the data still looks as it did when its index was made."""
+    if stamp is None:
+        return False
+    if data.container == "folder":
+        return folder.is_unchanged(data.directory, stamp["directories"])
+    return bool(stamp["shards"] == _shard_stats(data))
+
+
+def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
+    """Size (bytes) and modification time (ns) of every shard."""
+    stats = {}
+    for name in data.names:
+        try:
+            status = os.stat(data.directory / name)
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{data.directory / name}: no such shard") from exc
+        stats[name] = [status.st_size, status.st_mtime_ns]
+    return stats
+
+
+def _read_stamp(home: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        stamp: dict[str, Any] = json.loads((home / _STAMP_NAME).read_bytes())
+        return stamp
+    return None
+
+
+def _make_index(data: ForeignSet, home: Path) -> None:
+    """Write sidecars, then the manifest, then the stamp that makes them count."""
+    with contextlib.suppress(FileNotFoundError):
+        (home / _STAMP_NAME).unlink()
+    stamp: dict[str, Any]
+    fields: tuple[FieldSpec, ...]
+    if data.container == "folder":
+        folder.refuse_several_sets(data.directory)
+        notes = ScanNotes()
+        shards, fields = _index_folder(data, home, notes), folder.FIELDS
+        classes = tuple(folder.class_names(data.directory))
+        stamp = {"directories": folder.directory_times(data.directory, notes)}
+    else:
+        stats = _shard_stats(data)
+        shards, fields = _index_tars(data, home, stats)
+        classes = None
+        stamp = {"shards": stats}
+    manifest = Manifest(
+        container=data.container,
+        fields=fields,
+        shards=tuple(shards),
+        classes=classes,
+        class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
+    )
+    if not manifest.num_samples:
+        raise MissingDataError(f"{data.where}: no images in its class folders; check the path")
+    write_manifest(home, manifest)
+    atomic.write_json(home / _STAMP_NAME, stamp)
+
+
+def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardInfo]:
+    shards: list[ShardInfo] = []
+    first = 0
+    for number, rows in enumerate(_progress(folder.index_folder(data.directory, notes), data, total=None)):
+        name = f"part-{number:05d}"
+        digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
+        nbytes = sum(extent.nbytes for extent in rows.extents["image"])
+        shards.append(
+            ShardInfo(name=name, num_samples=len(rows), nbytes=nbytes, first_slot=first, num_slots=len(rows), index_sha256=digest)
+        )
+        first += len(rows)
+    return shards
+
+
+def _index_tars(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> tuple[list[ShardInfo], tuple[FieldSpec, ...]]:
+    shards: list[ShardInfo] = []
+    fields: tuple[FieldSpec, ...] | None = None
+    first = 0
+    for name in _progress(data.names, data, total=len(data.names)):
+        rows, found = tar.index_shard(data.directory / name)
+        if fields is not None and found != fields:
+            has, had = (", ".join(field.name for field in specs) for specs in (found, fields))
+            raise FormatError(f"{data.directory / name}: has fields {has}, the shards before it {had}; open them apart")
+        fields = found
+        digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
+        nbytes, mtime_ns = stats[name]
+        shards.append(
+            ShardInfo(
+                name=name,
+                num_samples=len(rows),
+                nbytes=nbytes,
+                first_slot=first,
+                num_slots=len(rows),
+                index_sha256=digest,
+                mtime_ns=mtime_ns,
+            )
+        )
+        first += len(rows)
+    return shards, fields or ()
+
+
+def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:
+    """A bar on a terminal, after a second; nothing elsewhere."""
+    yield from tqdm(steps, total=total, desc=f"indexing {data.where}", unit="shard", disable=None, delay=1, leave=False)

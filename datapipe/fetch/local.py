@@ -1,0 +1,111 @@
+"""Bytes of samples from local files, checked against their checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from pathlib import Path
+
+import crc32c
+
+from datapipe.errors import IntegrityError, MissingDataError, StorageError
+from datapipe.fetch.plan_reads import plan_reads
+from datapipe.index import Extents
+
+
+class LocalFiles:
+    """Reads extents with `pread`; shards stay open, at most `max_open` of them. Thread-safe.
+
+    `max_open` defaults to a quarter of the process's limit of open files, at most 512.
+    """
+
+    def __init__(self, *, max_open: int | None = None) -> None:
+        self._max_open = max_open or min(512, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._open: dict[str, _OpenFile] = {}
+        self._lock = threading.Lock()
+
+    def read(self, extents: Extents, row: int) -> bytes:
+        """The bytes of one extent.
+
+        Raises MissingDataError, StorageError, or IntegrityError where the file is shorter than its index
+        says or the checksum differs.
+        """
+        path = extents.paths[row]
+        if extents.one_file_each:
+            return _read_whole(path)
+        offset, nbytes = int(extents.offset[row]), int(extents.nbytes[row])
+        try:
+            data = os.pread(self._file(path).descriptor, nbytes, offset)
+        except OSError as exc:
+            raise _translated(exc, path) from exc
+        if len(data) != nbytes:
+            raise IntegrityError(
+                f"{path}: ends within bytes {offset}..{offset + nbytes}: truncated, or changed since it was indexed; "
+                "`datapipe verify` names all damage"
+            )
+        if extents.has_crc[row] and (found := crc32c.crc32c(data)) != extents.crc32c[row]:
+            raise IntegrityError(
+                f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {int(extents.crc32c[row]):08x}: "
+                "damaged; `datapipe verify` names all damage"
+            )
+        return data
+
+    def will_need(self, extents: Extents) -> None:
+        """Ask the kernel to read these extents ahead; returns at once. Errors are left to `read`."""
+        if extents.one_file_each:
+            return
+        for span in plan_reads(extents):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._file(span.path).descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        """Close every file; a later read opens its file again."""
+        with self._lock:
+            self._open.clear()
+
+    def _file(self, path: str) -> _OpenFile:
+        file = self._open.get(path)
+        if file is None:
+            file = _OpenFile(path)
+            with self._lock:
+                while len(self._open) >= self._max_open:
+                    self._open.pop(next(iter(self._open)))
+                file = self._open.setdefault(path, file)
+        return file
+
+
+class _OpenFile:
+    """A descriptor that is closed when the last thread lets go of it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _read_whole(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the loader
+        try:
+            size = os.fstat(descriptor).st_size
+            data = os.read(descriptor, size + 1)
+            while len(data) < size and (more := os.read(descriptor, size - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise _translated(exc, path) from exc
+
+
+def _translated(exc: OSError, path: str) -> MissingDataError | StorageError:
+    if isinstance(exc, FileNotFoundError):
+        return MissingDataError(f"{path}: is missing; `datapipe verify {Path(path).parent}` names what else is")
+    return StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})")

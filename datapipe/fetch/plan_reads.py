@@ -1,0 +1,34 @@
+"""Which reads serve some extents best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datapipe.index import Extents
+
+MAX_GAP = 1 << 16  # bytes read for nothing rather than seeking over them
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes of one file."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
+def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[Span]:
+    """Spans that cover all extents, those within `max_gap` bytes of each other joined."""
+    spans: list[Span] = []
+    path, start, end = "", 0, -1
+    for here, offset, nbytes in sorted(zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)):
+        if here == path and offset <= end + max_gap:
+            end = max(end, offset + nbytes)
+            continue
+        if end >= 0:
+            spans.append(Span(path, start, end - start))
+        path, start, end = here, offset, offset + nbytes
+    if end >= 0:
+        spans.append(Span(path, start, end - start))
+    return spans

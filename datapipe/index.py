@@ -1,0 +1,215 @@
+"""Where the samples of a dataset lie.
+
+A `SampleIndex` answers for sample ids: which file, which bytes, which checksum, which label. It reads
+sidecars as they are needed and keeps a bounded number open, so a dataset of ten million samples opens
+at once. Nothing after it knows formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.errors import FormatError, OptionError
+from datapipe.manifest import Manifest
+from datapipe.order import Permutation
+from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+
+MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Byte extents of one field of some samples."""
+
+    paths: list[str]  # (m,) file of each
+    offset: NDArray[np.int64]  # (m,) bytes
+    nbytes: NDArray[np.int64]  # (m,)
+    crc32c: NDArray[np.uint32]  # (m,)
+    has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
+    one_file_each: bool  # the extents are whole files, so keeping them open is no use
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+class SampleIndex:
+    """The samples of a dataset, or of a selection of it. Thread-safe; pickles as its arguments.
+
+    `manifest` says which shards there are; they lie in `data_directory`, their sidecars in
+    `sidecar_directory` (the same for converted datasets). `chosen`: the ids of a selection, in its
+    order; None for all.
+    """
+
+    def __init__(
+        self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, chosen: NDArray[np.int64] | None = None
+    ) -> None:
+        self.manifest = manifest
+        self.data_directory = data_directory
+        self.sidecar_directory = sidecar_directory
+        self.chosen = chosen
+        shards = manifest.shards
+        self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
+        self._shard_paths = [os.path.join(data_directory, shard.name) for shard in shards]
+        self._skipped = [np.array(shard.skipped, np.int64) for shard in shards]
+        key = manifest.permutation_key
+        self._permutation = None if key is None else Permutation(manifest.num_slots, key)
+        self._missing = self._missing_ids()
+        self._sidecars = _OpenSidecars([sidecar_directory / (shard.name + SIDECAR_SUFFIX) for shard in shards])
+
+    def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
+        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen)
+
+    def __len__(self) -> int:
+        return self.manifest.num_samples if self.chosen is None else len(self.chosen)
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
+        if self.chosen is None:
+            return self.manifest.fingerprint
+        return hashlib.sha256(self.manifest.fingerprint.encode() + self.chosen.astype("<i8").tobytes()).hexdigest()[:16]
+
+    def select(self, positions: NDArray[np.int64]) -> SampleIndex:
+        """The samples at these positions, in this order; they keep their ids."""
+        return SampleIndex(
+            self.manifest,
+            data_directory=self.data_directory,
+            sidecar_directory=self.sidecar_directory,
+            chosen=self.ids(np.asarray(positions, np.int64)),
+        )
+
+    def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(m,) the sample ids at these positions of the dataset: ascending over all of it."""
+        if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
+            raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
+        if self.chosen is not None:
+            return self.chosen[positions]
+        if not len(self._missing):
+            return positions
+        return positions + np.searchsorted(self._missing - np.arange(len(self._missing)), positions, side="right")
+
+    def look_up(self, ids: NDArray[np.int64], field: str) -> Entries:
+        """The labels and the extents of `field` of these samples."""
+        shards, rows = self._locate(ids)
+        num = len(ids)
+        labels, offset, nbytes = (np.empty(num, np.int64) for _ in range(3))
+        crc32c, has_crc = np.empty(num, np.uint32), np.empty(num, np.uint8)
+        paths: list[str] = [""] * num
+        loose = self.manifest.container == "folder"
+        by_shard = np.argsort(shards, kind="stable")
+        starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
+        for members in np.split(by_shard, starts[1:]) if num else ():
+            shard = int(shards[members[0]])
+            sidecar, here = self._sidecar(shard, field), rows[members]
+            labels[members] = sidecar.labels[here]
+            offset[members] = sidecar.offsets(field)[here]
+            nbytes[members] = sidecar.nbytes(field)[here]
+            crc32c[members] = sidecar.crc32c(field)[here]
+            has_crc[members] = sidecar.has_crc(field)[here]
+            for member, row in zip(members.tolist(), here.tolist(), strict=True):
+                paths[member] = self._loose_path(sidecar, row) if loose else self._shard_paths[shard]
+        return Entries(ids, labels, Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose))
+
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) the label of every sample, in dataset order; reads every sidecar."""
+        ids = self.ids(np.arange(len(self), dtype=np.int64))
+        shards, rows = self._locate(ids)
+        labels = np.empty(len(ids), np.int64)
+        for shard in np.unique(shards):
+            here = shards == shard
+            labels[here] = self._sidecars[int(shard)].labels[rows[here]]
+        return labels
+
+    def describe(self, id: int) -> Description:
+        """What to call one sample in a message."""
+        shards, rows = self._locate(np.array([id], np.int64))
+        sidecar, row = self._sidecars[int(shards[0])], int(rows[0])
+        loose = self.manifest.container == "folder"
+        path = self._loose_path(sidecar, row) if loose else self._shard_paths[int(shards[0])]
+        return Description(id, path, sidecar.key(row), "" if loose else os.fsdecode(sidecar.source(row)))
+
+    def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shard number and row within it of each id."""
+        slots = ids if self._permutation is None else self._permutation.inverse(ids)
+        shards = np.searchsorted(self._first_slot, slots, side="right") - 1
+        rows = slots - self._first_slot[shards]
+        if len(self._missing):
+            for number, shard in enumerate(shards.tolist()):
+                if len(self._skipped[shard]):
+                    rows[number] -= np.searchsorted(self._skipped[shard], slots[number])
+        return shards, rows
+
+    def _missing_ids(self) -> NDArray[np.int64]:
+        slots = np.concatenate([np.empty(0, np.int64), *self._skipped])
+        return np.sort(slots if self._permutation is None else self._permutation(slots))
+
+    def _sidecar(self, shard: int, field: str) -> Sidecar:
+        sidecar = self._sidecars[shard]
+        if field not in sidecar.field_names:
+            raise FormatError(
+                f"{self._shard_paths[shard]}: no field {field!r} (has: {', '.join(sidecar.field_names)}); pass one of those"
+            )
+        return sidecar
+
+    def _loose_path(self, sidecar: Sidecar, row: int) -> str:
+        return os.path.join(self.data_directory, os.fsdecode(sidecar.source(row)))
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What the index knows of some samples."""
+
+    ids: NDArray[np.int64]  # (m,)
+    labels: NDArray[np.int64]  # (m,) -1 where a sample has none
+    extents: Extents
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One sample, for people."""
+
+    id: int
+    path: str  # the file that holds it
+    key: bytes
+    source: str  # path of the file it was converted from, relative to the source; "" where it was not
+
+    def __str__(self) -> str:
+        if self.key == os.fsencode(self.path[-len(self.key) :]):  # a file of its own, whose path says it all
+            return f"{self.path}: sample {self.id}"
+        return f"{self.path}: sample {self.id} ({self.source or self.key.decode(errors='replace')})"
+
+
+def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, chosen: NDArray[np.int64] | None) -> SampleIndex:
+    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, chosen=chosen)
+
+
+class _OpenSidecars:
+    """Sidecars by shard number, opened when first asked for; the least recently used are closed."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._open: OrderedDict[int, Sidecar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, shard: int) -> Sidecar:
+        with self._lock:
+            sidecar = self._open.get(shard)
+            if sidecar is None:
+                sidecar = self._open[shard] = Sidecar(self._paths[shard])
+                if len(self._open) > MAX_OPEN_SIDECARS:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(shard)
+            return sidecar

@@ -1,0 +1,10 @@
+"""The loader: torch's contract over an index, a plan and a backend."""
+
+from __future__ import annotations
+
+from datapipe.loader.dataset import Dataset
+from datapipe.loader.facade import DataLoader
+from datapipe.loader.iteration import BatchIterator
+from datapipe.loader.policy import BadSample
+
+__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset"]

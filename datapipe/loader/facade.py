@@ -1,0 +1,264 @@
+"""`DataLoader`: torch's arguments and contract, over converted datasets, shards and image folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from datapipe.containers import open_index
+from datapipe.errors import OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.loader.batches import BatchMaker
+from datapipe.loader.dataset import Dataset
+from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.options import (
+    LoaderOptions,
+    OnError,
+    Output,
+    default_num_workers,
+    parse_tail,
+    refuse_unknown_backend,
+    resolve_device,
+    resolve_seed,
+)
+from datapipe.loader.policy import BadSample, BadSampleLog
+from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.loader.state import LoaderState
+from datapipe.observe import Observer, null_observer
+from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.plan import Plan, Rank, Tail
+from datapipe.transforms import Recipe
+
+
+class DataLoader:
+    """Batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would give them.
+
+    `dataset`: a converted dataset, a directory, glob pattern or file of WebDataset shards, an image folder,
+    or `loader.dataset.select(...)`. Arguments up to `in_order` are torch's; docs/loader.md says of each
+    what it means here. The others:
+
+    transform: a list of `datapipe` transforms; without one, images come as they are stored.
+    batch_transform: a function of a finished batch.
+    seed: with epoch and sample id, all that shuffling and augmentation depend on.
+    tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the
+      last batch is filled up and a third element, bool, says which samples are real).
+    on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
+    output: "tuple" (images, labels) or "dict" ("image", "label", "id"), whose keys `rename` renames.
+    rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, asked at the first `len`
+      or `iter`.
+
+    Images are (b, 3, h, w) in channels_last memory, uint8 unless a transform converts them; labels int64.
+    A batch belongs to whoever holds it: nothing handed out is overwritten. The loader itself is not to be
+    shared between threads; it pickles as its arguments. Raises OptionError for arguments that cannot be
+    honoured, and what `datapipe.containers.open_index` raises.
+    """
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str] | Dataset,
+        batch_size: int = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: object = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        transform: object = None,
+        batch_transform: Callable[..., Any] | None = None,
+        device: str | torch.device = "auto",
+        backend: str = "auto",
+        seed: int = 0,
+        tail: str | None = None,
+        on_error: OnError = "raise",
+        output: Output = "tuple",
+        rename: Mapping[str, str] | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        _check_sampling(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
+        refuse_unknown_backend(backend)
+        self.device = resolve_device(device)
+        self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
+        self.recipe = Recipe.of(transform)
+        self.options = LoaderOptions(
+            batch_size=batch_size,
+            shuffle=bool(shuffle),
+            tail=parse_tail(tail, drop_last=drop_last),
+            num_workers=default_num_workers() if num_workers is None else num_workers,
+            prefetch_factor=2 if prefetch_factor is None else prefetch_factor,
+            seed=resolve_seed(seed, generator),
+            on_error=on_error,
+            output=output,
+            rename=dict(rename or {}),
+            pin_memory=pin_memory,
+            timeout_s=float(timeout),
+            collate_fn=collate_fn,
+            batch_transform=batch_transform,
+        )
+        self._stored_size = self.dataset.index.manifest.image_size
+        if collate_fn is None and batch_size > 1:
+            self.recipe.check_equal_sizes(self._stored_size)
+        if self.recipe.batch and (collate_fn is not None or not self.dataset.has_labels):
+            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes labels: it needs a dataset with labels and no collate_fn")
+        self._bad_samples = BadSampleLog()
+        self._epochs = Epochs()
+        self._observer: Observer = null_observer
+        self._files = LocalFiles()
+        self._rank: Rank | None = None
+        self._maker: BatchMaker | None = None
+        # What frameworks and scripts read off a torch DataLoader.
+        self.sampler = _EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
+        self.batch_sampler = batch_sampler
+        self.batch_size = batch_size
+        self.num_workers = self.options.num_workers
+        self.prefetch_factor = self.options.prefetch_factor
+        self.collate_fn = collate_fn
+        self.drop_last = self.options.tail is Tail.DROP
+        self.pin_memory = pin_memory
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.generator = generator
+        self.persistent_workers = persistent_workers
+
+    # -- torch's contract -----------------------------------------------------------------------
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(Pass(self._batch_maker(), self._source(), self._epochs, self.worker_init_fn))
+
+    def __len__(self) -> int:
+        """Batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
+        return self._source().num_steps
+
+    def __reduce__(self) -> tuple[Callable[..., DataLoader], tuple[dict[str, Any]]]:
+        return _from_arguments, (self._arguments,)
+
+    # -- epochs, state, observation ---------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be over this epoch. Without it epochs count up from 0."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch handed out: small, JSON-safe."""
+        return self._state().to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, on as many ranks as you like while batch_size x world_size is the same.
+
+        Raises StateError for a state that this loader would not continue exactly.
+        """
+        cursor = self._state().cursor_from(state)
+        self._epochs.resume(cursor, is_at_end=self._source().is_at_end(cursor))
+
+    def observe(self, observer: Observer) -> None:
+        """Report every stage of passes that begin from now on to `observer`."""
+        self._observer, self._maker = observer, None
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The bad samples skipped or replaced, the latest 1,000."""
+        return list(self._bad_samples.latest)
+
+    # -- what passes are made of ------------------------------------------------------------------
+
+    def _frozen_rank(self) -> Rank:
+        if self._rank is None:
+            self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
+        return self._rank
+
+    def _source(self) -> PickSource:
+        options, rank = self.options, self._frozen_rank()
+        sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
+        if batch_sampler is not None:
+            return SampledSource(batch_sampler, None, rank, drop_last=False)
+        if sampler is not None:
+            return SampledSource(sampler, options.batch_size, rank, drop_last=self._arguments["drop_last"])
+        return Plan(self._order(), options.batch_size, rank, options.tail)
+
+    def _order(self) -> Order:
+        num_samples = len(self.dataset)
+        return ShuffledOrder(num_samples, self.options.seed) if self.options.shuffle else SequentialOrder(num_samples)
+
+    def _batch_maker(self) -> BatchMaker:
+        if self._maker is None:
+            self._maker = BatchMaker(
+                index=self.dataset.index,
+                recipe=self.recipe,
+                options=self.options,
+                rank=self._frozen_rank(),
+                files=self._files,
+                observer=self._observer,
+                bad_samples=self._bad_samples,
+                size=self.recipe.output_size(self._stored_size),
+                labelled=self.dataset.has_labels,
+                memory_format=self._arguments["memory_format"],
+            )
+        return self._maker
+
+    def _state(self) -> LoaderState:
+        source, last = self._source(), self._epochs.last
+        return LoaderState(
+            epoch=last.epoch,
+            samples_done=last.samples_done,
+            global_batch=source.global_batch,
+            num_samples=len(self.dataset),
+            order=source.order.kind if isinstance(source, Plan) else "sampler",
+            seed=self.options.seed,
+            tail=self.options.tail.value,
+            dataset=self.dataset.index.fingerprint,
+        )
+
+
+class _EpochSetter:
+    """What `loader.sampler` is where the user passed none: frameworks set epochs through it."""
+
+    def __init__(self, epochs: Epochs, dataset: Dataset) -> None:
+        self._epochs, self._dataset = epochs, dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epochs.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+
+def _open(dataset: object) -> Any:
+    if isinstance(dataset, (str, os.PathLike)):
+        return open_index(dataset)
+    raise OptionError(
+        f"dataset is a {type(dataset).__module__}.{type(dataset).__qualname__}; pass the path of a converted dataset, of "
+        "WebDataset shards or of an image folder (for an ImageFolder: its root)"
+    )
+
+
+def _from_arguments(arguments: dict[str, Any]) -> DataLoader:
+    return DataLoader(**arguments)
+
+
+def _check_sampling(
+    batch_size: int | None, shuffle: bool | None, sampler: object, batch_sampler: object, drop_last: bool
+) -> None:
+    """The combinations that torch refuses too."""
+    if batch_size is None:
+        raise OptionError("batch_size=None (no batching) is not available; use loader.dataset for single samples")
+    if sampler is not None and shuffle:
+        raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
+    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+        raise OptionError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides them")

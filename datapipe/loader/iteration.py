@@ -1,0 +1,157 @@
+"""One pass over an epoch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.errors import LifecycleError
+from datapipe.loader.batches import BatchMaker
+from datapipe.loader.sources import PickSource
+from datapipe.loader.threads import BatchTask, Board, start_threads, stop_threads
+from datapipe.observe import Stage, StageEvent
+from datapipe.plan import Cursor, Picks
+
+
+class Epochs:
+    """Which epoch the next pass belongs to, and where in it to begin."""
+
+    def __init__(self) -> None:
+        self.last = Cursor()  # after the last batch handed out
+        self._next = Cursor()
+        self._is_at_end = False  # of its epoch, so that a pass begins with the following one
+        self._lock = threading.Lock()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is over `epoch`: from its beginning, or what a resumed state has left of it."""
+        with self._lock:
+            self._is_at_end = False
+            if self._next.epoch != epoch:
+                self._next = Cursor(epoch)
+
+    def resume(self, cursor: Cursor, *, is_at_end: bool) -> None:
+        """The next pass goes on from `cursor`; `is_at_end`: nothing is left of its epoch."""
+        with self._lock:
+            self.last = self._next = cursor
+            self._is_at_end = is_at_end
+
+    def claim(self) -> Cursor:
+        """The place of a pass that begins now; the pass after it belongs to the epoch that follows."""
+        with self._lock:
+            claimed = Cursor(self._next.epoch + 1) if self._is_at_end else self._next
+            self._next, self._is_at_end = Cursor(claimed.epoch + 1), False
+            return claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What an iterator needs to begin."""
+
+    maker: BatchMaker
+    source: PickSource
+    epochs: Epochs
+    worker_init_fn: Callable[[int], None] | None
+
+
+class BatchIterator(Iterator[Any]):
+    """The batches of one pass, in order.
+
+    Nothing happens before the first `next()`: then the pass claims its epoch and starts its threads. They
+    end with the last batch, with `close()`, or when the iterator is dropped. Not to be shared between
+    threads, nor used in a forked child.
+    """
+
+    def __init__(self, parts: Pass) -> None:
+        self._parts = parts
+        self._tasks: deque[BatchTask] = deque()
+        self._steps: Iterator[Picks] | None = None
+        self._board: Board | None = None
+        self._finalizer: Callable[[], Any] | None = None
+        self._process = os.getpid()
+        self._is_closed = False
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._process != os.getpid():
+            raise LifecycleError(
+                "this iterator was made in another process and its threads did not survive the fork; "
+                "make a new one here with iter(loader)"
+            )
+        if self._is_closed:
+            raise StopIteration
+        if self._steps is None:
+            self._begin()
+        try:
+            self._top_up()
+            if not self._tasks:
+                self.close()
+                raise StopIteration
+            start_ns = time.perf_counter_ns()
+            task = self._tasks[0]
+            self._wait(task)
+            batch = task.take()
+        except Exception:
+            self.close()
+            raise
+        self._tasks.popleft()
+        self._top_up()
+        self._parts.epochs.last = task.picks.after
+        waited_ns = time.perf_counter_ns() - start_ns
+        self._parts.maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks.positions)))
+        return batch
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, whatever is left of this one."""
+        return self._parts.source.num_steps
+
+    def close(self) -> None:
+        """End the pass: threads stop, batches in the making are dropped. May be called again."""
+        self._is_closed = True
+        self._tasks.clear()
+        if self._finalizer is not None and self._process == os.getpid():
+            self._finalizer()
+
+    def _begin(self) -> None:
+        parts = self._parts
+        start = parts.epochs.claim()
+        self._steps = parts.source.steps(start)
+        options = parts.maker.options
+        if options.num_workers:
+            board = Board()
+            threads = start_threads(board, parts.maker, num_threads=options.num_workers, init=parts.worker_init_fn)
+            self._board = board
+            self._finalizer = weakref.finalize(self, stop_threads, board, threads)
+
+    def _top_up(self) -> None:
+        """Have `depth` batches in the making."""
+        assert self._steps is not None
+        maker = self._parts.maker
+        while len(self._tasks) < maker.options.depth:
+            picks = next(self._steps, None)
+            if picks is None:
+                return
+            task = BatchTask(maker, picks)
+            self._tasks.append(task)
+            if self._board is not None:
+                self._board.add(task)
+
+    def _wait(self, task: BatchTask) -> None:
+        maker = self._parts.maker
+        if self._board is None:
+            worker = maker.borrow_worker()
+            for rows in task.prepare():
+                task.load(rows, worker)
+            maker.return_worker(worker)
+        elif not task.done.wait(maker.options.timeout_s or None):
+            raise LifecycleError(
+                f"no batch within timeout={maker.options.timeout_s} s (step {task.picks.step}); is the storage responding? "
+                "`datapipe bench` measures the loader alone"
+            )

@@ -1,0 +1,137 @@
+"""The loader's arguments, checked once and frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from datapipe.errors import OptionError
+from datapipe.plan import Tail
+
+MAX_BLOCK = 8  # samples whose pixels stay in a core's cache while they are worked on
+
+OnError = Literal["raise", "skip", "replace"]
+Output = Literal["tuple", "dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """How batches are made up, scheduled and handed over; nothing about what a sample is."""
+
+    batch_size: int
+    shuffle: bool
+    tail: Tail
+    num_workers: int  # decode threads; 0: the caller's
+    prefetch_factor: int  # batches in the making beyond the one that is waited for
+    seed: int
+    on_error: OnError
+    output: Output
+    rename: Mapping[str, str]
+    pin_memory: bool
+    timeout_s: float  # 0: wait for ever
+    collate_fn: Callable[[list[Any]], Any] | None
+    batch_transform: Callable[..., Any] | None
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1")
+        _require(self.num_workers >= 0, f"num_workers is {self.num_workers}; it must be 0 or more")
+        _require(self.prefetch_factor >= 1, f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
+        _require(self.timeout_s >= 0, f"timeout is {self.timeout_s}; it must be 0 or more seconds")
+        _require(self.on_error in ("raise", "skip", "replace"), f"on_error is {self.on_error!r}; choose raise, skip or replace")
+        _require(self.output in ("tuple", "dict"), f"output is {self.output!r}; choose tuple or dict")
+        _require(not self.rename or self.output == "dict", "rename needs output='dict'")
+        _require(-(2**63) <= self.seed < 2**64, f"seed is {self.seed}; it must fit 64 bits, as torch's seeds do")
+
+    @property
+    def block_size(self) -> int:
+        """Samples per unit of work: enough for every thread to have one, few enough for its cache."""
+        return max(1, min(MAX_BLOCK, -(-self.batch_size // max(1, self.num_workers))))
+
+    @property
+    def depth(self) -> int:
+        """Batches in the making at once: `prefetch_factor`, or more where batches are too small to busy all threads."""
+        if not self.num_workers:
+            return 1
+        blocks_per_batch = -(-self.batch_size // self.block_size)
+        return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
+
+
+def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
+    """torch's way to seed a loader is a generator: its initial seed counts."""
+    if generator is None:
+        return seed
+    _require(seed == 0, f"seed={seed} and generator exclude each other; pass one")
+    return generator.initial_seed()
+
+
+def refuse_unknown_backend(backend: str) -> None:
+    """This release decodes images on CPU threads."""
+    _require(
+        backend in ("auto", "images_cpu"),
+        f"backend is {backend!r}; this release has 'images_cpu', which 'auto' means too",
+    )
+
+
+def default_num_workers() -> int:
+    """Threads for this process: the cores it may use, shared with the other ranks of its node."""
+    cores = min(len(os.sched_getaffinity(0)), _cgroup_cores(), _environment_count("SLURM_CPUS_PER_TASK", 1 << 30))
+    return max(1, cores // _environment_count("LOCAL_WORLD_SIZE", 1))
+
+
+def _environment_count(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() and int(text) > 0 else default
+
+
+def _cgroup_cores() -> int:
+    """The quota of cgroup v2 or v1, in whole cores, rounded up; very many where there is none."""
+    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
+        try:
+            words = Path(path).read_text().split()
+            period = words[1] if len(words) > 1 else Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+            if words[0] != "max" and int(words[0]) > 0:
+                return max(1, -(-int(words[0]) // int(period)))
+        except (OSError, ValueError, IndexError):
+            continue
+    return 1 << 30
+
+
+def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
+    """`drop_last=True` is torch's name for tail="drop"; the two must not disagree."""
+    if tail is None:
+        return Tail.DROP if drop_last else Tail.PAD
+    try:
+        parsed = Tail(tail)
+    except ValueError as exc:
+        raise OptionError(f"tail is {tail!r}; choose one of: {', '.join(member.value for member in Tail)}") from exc
+    _require(not drop_last or parsed is Tail.DROP, f"drop_last=True contradicts tail={tail!r}; pass one of them")
+    return parsed
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device batches are handed over on.
+
+    This release hands over host memory: "auto" means the CPU, and a CUDA device is refused.
+    """
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as exc:
+        raise OptionError(f"device is {device!r}, which torch does not know ({exc}); pass 'auto' or 'cpu'") from exc
+    _require(
+        resolved.type == "cpu",
+        f"device={str(device)!r}: this release hands batches over in host memory; pass pin_memory=True and "
+        "move them with .to(device, non_blocking=True)",
+    )
+    return resolved
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise OptionError(message)

@@ -1,0 +1,65 @@
+"""What becomes of bad samples: raise, skip, or replace by another one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from datapipe.draws import key64
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.index import SampleIndex
+
+MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad
+_KEPT = 1000  # reports kept for the user to look at
+_LOGGED = 20  # of them logged one by one
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """One sample that was left out or replaced."""
+
+    epoch: int
+    step: int
+    id: int
+    where: str  # file and sample
+    reason: str
+
+
+class BadSampleLog:
+    """The bad samples met so far. Thread-safe; logs the first ones, counts and keeps the later ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.latest: deque[BadSample] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()
+
+    def add(self, bad: BadSample) -> None:
+        with self._lock:
+            self.count += 1
+            self.latest.append(bad)
+            count = self.count
+        if count <= _LOGGED:
+            logger.warning("bad sample in epoch %d, step %d: %s: %s", bad.epoch, bad.step, bad.where, bad.reason)
+        if count == _LOGGED:
+            logger.warning("further bad samples are not logged; see DataLoader.bad_samples")
+
+
+def located(reason: DecodeError | IntegrityError, index: SampleIndex, id: int) -> DecodeError | IntegrityError:
+    """The same error, saying which sample of which file."""
+    where = index.describe(id)
+    remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
+    if isinstance(reason, IntegrityError):
+        return IntegrityError(f"{where}: {reason}")
+    return DecodeError(f"{where}: {reason}; {remedy}")
+
+
+def replacement_id(index: SampleIndex, *, seed: int, epoch: int, id: int, attempt: int) -> int:
+    """The sample that stands in for a bad one: a function of these values alone."""
+    position = int(key64(seed, epoch, id, attempt)) % len(index)
+    return int(index.ids(np.array([position], np.int64))[0])

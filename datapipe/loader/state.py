@@ -1,0 +1,58 @@
+"""Where training stands, as JSON-safe values, and whether a loader may resume it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.errors import StateError
+from datapipe.plan import Cursor
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderState:
+    """The place after the last batch handed out, and what must be the same for it to mean that place."""
+
+    epoch: int
+    samples_done: int  # of the epoch, over all ranks
+    global_batch: int  # batch_size x world_size
+    num_samples: int
+    order: str
+    seed: int
+    tail: str
+    dataset: str  # fingerprint
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, **dataclasses.asdict(self)}
+
+    def cursor_from(self, saved: Mapping[str, Any]) -> Cursor:
+        """The cursor of a saved state, if this loader (whose present state `self` is) would continue it exactly.
+
+        Raises StateError naming what differs and the value to use.
+        """
+        if saved.get("version") != STATE_VERSION:
+            raise StateError(f"state version {saved.get('version')!r}, expected {STATE_VERSION}: not a state of this loader")
+        missing = [field.name for field in dataclasses.fields(self) if field.name not in saved]
+        if missing:
+            raise StateError(f"state lacks {', '.join(missing)}: not a state of this loader")
+        if saved["dataset"] != self.dataset:
+            raise StateError(
+                f"the state belongs to another dataset ({saved['dataset']}, {saved['num_samples']} samples) than this one "
+                f"({self.dataset}, {self.num_samples} samples); open the dataset it was saved with"
+            )
+        if saved["global_batch"] != self.global_batch:
+            raise StateError(
+                f"the state was saved with batch_size x world_size = {saved['global_batch']}, this loader has "
+                f"{self.global_batch}; choose batch_size so that the product is {saved['global_batch']}"
+            )
+        for name, argument in (("seed", "seed"), ("order", "shuffle or sampler"), ("tail", "tail"), ("num_samples", "select()")):
+            if saved[name] != getattr(self, name):
+                raise StateError(
+                    f"the state was saved with {name}={saved[name]!r}, this loader has {getattr(self, name)!r}; "
+                    f"pass the same {argument} as then"
+                )
+        return Cursor(int(saved["epoch"]), int(saved["samples_done"]))

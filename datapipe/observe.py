@@ -1,0 +1,45 @@
+"""Where time goes: one event per block and stage, handed to whoever watches.
+
+The loader calls an `Observer` from the threads that do the work, so observers must be thread-safe
+and cheap. `null_observer` is the default and costs one call.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Stage(enum.Enum):
+    """What a span of time was spent on."""
+
+    PLAN = "plan"  # order, index look-up, draws
+    READ = "read"  # bytes from storage, checksum
+    DECODE = "decode"  # bytes to pixels, crop and resize
+    AUGMENT = "augment"  # pixel operations, dtype, normalisation
+    COLLATE = "collate"  # the batch put together; the user's collate_fn
+    COPY = "copy"  # host to device
+    WAIT = "wait"  # the consumer waiting in next()
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent:
+    """One stage of one block (or, for COLLATE, COPY and WAIT, of one batch)."""
+
+    stage: Stage
+    step: int  # of the epoch, counted from 0
+    start_ns: int  # time.perf_counter_ns
+    duration_ns: int
+    num_samples: int
+    nbytes: int = 0  # bytes read or moved; 0 where the stage moves none
+
+
+class Observer(Protocol):
+    """Receives events; called from several threads at once."""
+
+    def __call__(self, event: StageEvent, /) -> None: ...
+
+
+def null_observer(event: StageEvent, /) -> None:
+    """Watch nothing."""

@@ -1,0 +1,157 @@
+"""The index of one shard: an Arrow IPC file, memory-mapped.
+
+Columns: `id` int64, `key` binary, `source` binary (path of the source file, relative, as the file
+system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unknown), and for each
+field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes within the shard),
+`F.crc32c` uint32 with `F.has_crc` bool. One record batch, uncompressed, so columns are views of the map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe import atomic
+from datapipe.errors import FormatError, MissingDataError
+
+SIDECAR_SUFFIX = ".index.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldExtent:
+    """Where one field of one sample lies in its shard, and what it must hash to."""
+
+    encoding: str  # "jpeg", "png", "npy", ... or "" where nobody looked
+    offset: int  # bytes
+    nbytes: int
+    crc32c: int | None  # None: nobody computed it
+
+
+@dataclass(slots=True)
+class SidecarRows:
+    """Rows on their way to a sidecar, in the order in which the shard holds the samples."""
+
+    field_names: tuple[str, ...]
+    ids: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    sources: list[bytes] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # (height, width) pixels; (0, 0) unknown
+    extents: dict[str, list[FieldExtent]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.extents = {name: [] for name in self.field_names}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def append(
+        self, *, id: int, key: bytes, source: bytes, label: int, size: tuple[int, int], extents: dict[str, FieldExtent]
+    ) -> None:
+        """Add one sample."""
+        self.ids.append(id)
+        self.keys.append(key)
+        self.sources.append(source)
+        self.labels.append(label)
+        self.sizes.append(size)
+        for name in self.field_names:
+            self.extents[name].append(extents[name])
+
+    def to_table(self, shard_name: str) -> pa.Table:
+        sizes = np.array(self.sizes, np.int32).reshape(-1, 2)
+        columns: dict[str, pa.Array] = {
+            "id": pa.array(self.ids, pa.int64()),
+            "key": pa.array(self.keys, pa.binary()),
+            "source": pa.array(self.sources, pa.binary()),
+            "label": pa.array(self.labels, pa.int64()),
+            "height": pa.array(sizes[:, 0].copy(), pa.int32()),
+            "width": pa.array(sizes[:, 1].copy(), pa.int32()),
+        }
+        for name, extents in self.extents.items():
+            columns[f"{name}.encoding"] = pa.array([extent.encoding for extent in extents], pa.string())
+            columns[f"{name}.offset"] = pa.array([extent.offset for extent in extents], pa.int64())
+            columns[f"{name}.nbytes"] = pa.array([extent.nbytes for extent in extents], pa.int64())
+            columns[f"{name}.crc32c"] = pa.array([extent.crc32c or 0 for extent in extents], pa.uint32())
+            columns[f"{name}.has_crc"] = pa.array([int(extent.crc32c is not None) for extent in extents], pa.uint8())
+        metadata = {"datapipe.sidecar": "1", "datapipe.shard": shard_name, "datapipe.fields": ",".join(self.field_names)}
+        return pa.table(columns).replace_schema_metadata(metadata)
+
+
+def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
+    """Write the index of `shard_name` atomically; the sha256 of its bytes, in hex. Same rows, same bytes."""
+    sink = pa.BufferOutputStream()
+    table = rows.to_table(shard_name).combine_chunks()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue()
+    with atomic.atomic_writer(path) as file:
+        file.write(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+class Sidecar:
+    """One opened sidecar. Columns are numpy views of the memory map; thread-safe, as nothing changes.
+
+    Raises MissingDataError or FormatError on opening.
+    """
+
+    __slots__ = ("_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "widths")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._map = pa.memory_map(str(path))
+            with pa.ipc.open_file(self._map) as reader:
+                table = reader.read_all()
+                metadata = reader.schema.metadata or {}
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{path}: index is missing; `datapipe verify` names what else is") from exc
+        except (pa.ArrowInvalid, OSError) as exc:
+            raise FormatError(f"{path}: not an Arrow file ({exc}); index or convert again") from exc
+        if metadata.get(b"datapipe.sidecar") != b"1":
+            raise FormatError(f"{path}: not a datapipe index; index or convert again")
+        self.field_names = tuple(metadata[b"datapipe.fields"].decode().split(","))
+        self.num_samples = table.num_rows
+        try:
+            batch = table.combine_chunks().to_batches()[0] if table.num_rows else None
+            self._buffers = {} if batch is None else {name: batch.column(name) for name in table.column_names}
+            self.ids = self._fixed("id", np.int64)
+            self.labels = self._fixed("label", np.int64)
+            self.heights = self._fixed("height", np.int32)
+            self.widths = self._fixed("width", np.int32)
+        except KeyError as exc:
+            raise FormatError(f"{path}: column {exc} is missing; index or convert again") from exc
+
+    def _fixed(self, name: str, dtype: type) -> NDArray:  # type: ignore[type-arg]
+        if not self.num_samples:
+            return np.empty(0, dtype)
+        column: NDArray = self._buffers[name].to_numpy(zero_copy_only=True)  # type: ignore[type-arg]
+        return column
+
+    def offsets(self, name: str) -> NDArray[np.int64]:
+        """(n,) bytes from the start of the shard."""
+        return self._fixed(f"{name}.offset", np.int64)
+
+    def nbytes(self, name: str) -> NDArray[np.int64]:
+        return self._fixed(f"{name}.nbytes", np.int64)
+
+    def crc32c(self, name: str) -> NDArray[np.uint32]:
+        return self._fixed(f"{name}.crc32c", np.uint32)
+
+    def has_crc(self, name: str) -> NDArray[np.uint8]:
+        """(n,) 1 where the checksum was computed."""
+        return self._fixed(f"{name}.has_crc", np.uint8)
+
+    def encoding(self, name: str, row: int) -> str:
+        return str(self._buffers[f"{name}.encoding"][row].as_py())
+
+    def key(self, row: int) -> bytes:
+        return bytes(self._buffers["key"][row].as_py())
+
+    def source(self, row: int) -> bytes:
+        return bytes(self._buffers["source"][row].as_py())
