@@ -24,31 +24,80 @@ if TYPE_CHECKING:
     )
     from datapipe.loader import BadSample, DataLoader, Dataset
     from datapipe.observe import Observer, Stage, StageEvent
-    from datapipe.transforms import *  # noqa: F403
+    from datapipe.transforms import (
+        IMAGENET_MEAN,
+        IMAGENET_STD,
+        CenterCrop,
+        ColorJitter,
+        CutMix,
+        GaussianBlur,
+        MixUp,
+        Normalize,
+        Pad,
+        RandAugment,
+        RandomCrop,
+        RandomErasing,
+        RandomGrayscale,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        RandomVerticalFlip,
+        Resize,
+        ToDtype,
+        TrivialAugmentWide,
+    )
 
 __version__ = "0.1.0"
 
-_ERRORS = (
-    "DatapipeError", "DecodeError", "DependencyError", "FormatError", "IntegrityError", "LifecycleError",
-    "MissingDataError", "OptionError", "StateError", "StorageError", "UnfinishedError",
-)  # fmt: skip
-_TRANSFORMS = (
-    "IMAGENET_MEAN", "IMAGENET_STD", "CenterCrop", "ColorJitter", "CutMix", "GaussianBlur", "MixUp", "Normalize", "Pad",
-    "RandAugment", "RandomCrop", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
-    "RandomVerticalFlip", "Resize", "ToDtype", "TrivialAugmentWide",
-)  # fmt: skip
-_HOMES = {
-    **dict.fromkeys(("BadSample", "DataLoader", "Dataset"), "datapipe.loader"),
-    **dict.fromkeys(("Observer", "Stage", "StageEvent"), "datapipe.observe"),
-    **dict.fromkeys(_ERRORS, "datapipe.errors"),
-    **dict.fromkeys(_TRANSFORMS, "datapipe.transforms"),
-}
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "BadSample",
+    "CenterCrop",
+    "ColorJitter",
+    "CutMix",
+    "DataLoader",
+    "DatapipeError",
+    "Dataset",
+    "DecodeError",
+    "DependencyError",
+    "FormatError",
+    "GaussianBlur",
+    "IntegrityError",
+    "LifecycleError",
+    "MissingDataError",
+    "MixUp",
+    "Normalize",
+    "Observer",
+    "OptionError",
+    "Pad",
+    "RandAugment",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "Stage",
+    "StageEvent",
+    "StateError",
+    "StorageError",
+    "ToDtype",
+    "TrivialAugmentWide",
+    "UnfinishedError",
+    "__version__",
+]
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+_NAMES = {
+    "datapipe.loader": ("BadSample", "DataLoader", "Dataset"),
+    "datapipe.observe": ("Observer", "Stage", "StageEvent"),
+    "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),
+}
+_HOMES = dict.fromkeys(__all__, "datapipe.transforms") | {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES or name.startswith("_"):
         raise AttributeError(f"module 'datapipe' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
