@@ -71,6 +71,7 @@ class BatchIterator(Iterator[Any]):
         self._parts = parts
         self._tasks: deque[BatchTask] = deque()
         self._steps: Iterator[Picks] | None = None
+        self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
         self._board: Board | None = None
         self._finalizer: Callable[[], Any] | None = None
         self._process = os.getpid()
@@ -92,8 +93,7 @@ class BatchIterator(Iterator[Any]):
         try:
             self._top_up()
             if not self._tasks:
-                self.close()
-                raise StopIteration
+                raise self._sampler_error or StopIteration
             start_ns = time.perf_counter_ns()
             task = self._tasks[0]
             self._wait(task)
@@ -135,7 +135,10 @@ class BatchIterator(Iterator[Any]):
         assert self._steps is not None
         maker = self._parts.maker
         while len(self._tasks) < maker.options.depth:
-            picks = next(self._steps, None)
+            try:
+                picks = next(self._steps, None)
+            except Exception as exc:
+                self._sampler_error, picks = exc, None
             if picks is None:
                 return
             task = BatchTask(maker, picks)
