@@ -11,6 +11,7 @@ The generator is a counter hashed by `mix64`, the finaliser of SplitMix64 (Steel
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z
 
 
+@functools.lru_cache(maxsize=1024)
 def key64(*parts: int) -> np.uint64:
     """Hash a tuple of integers (any sign and size) to one 64-bit key."""
     key = 0x243F6A8885A308D3  # the first 64 bits of pi's fraction
@@ -50,6 +52,11 @@ def _mix64_int(z: int) -> int:
 def to_unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map 64-bit words to float64 in [0, 1): the upper 53 bits."""
     return (words >> _S11).astype(np.float64) * _TO_UNIT
+
+
+@functools.lru_cache(maxsize=64)
+def _counters(count: int) -> NDArray[np.uint64]:
+    return np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,7 @@ class Draws:
         """(n, count) uniform 64-bit words for the operation at that position of the recipe."""
         key = key64(self.seed, self.epoch, operation)
         streams = mix64(self.ids.astype(np.uint64) * _GOLDEN ^ key)
-        counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        return mix64(streams[:, None] + counters)
+        return mix64(streams[:, None] + _counters(count))
 
     def uniform(self, operation: int, count: int) -> NDArray[np.float64]:
         """(n, count) float64, uniform in [0, 1)."""

@@ -1,0 +1,43 @@
+"""Image transforms with the names, defaults and meaning of torchvision.transforms.v2."""
+
+from __future__ import annotations
+
+from datapipe.transforms.geometry import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
+from datapipe.transforms.pixels.blur import GaussianBlur
+from datapipe.transforms.pixels.color import ColorJitter, RandomGrayscale
+from datapipe.transforms.pixels.dtype import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToDtype
+from datapipe.transforms.pixels.erasing import RandomErasing
+from datapipe.transforms.pixels.mix import CutMix, MixUp
+from datapipe.transforms.recipe import Recipe
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "CenterCrop",
+    "ColorJitter",
+    "CutMix",
+    "GaussianBlur",
+    "MixUp",
+    "Normalize",
+    "Pad",
+    "RandAugment",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Recipe",
+    "Resize",
+    "ToDtype",
+    "TrivialAugmentWide",
+]

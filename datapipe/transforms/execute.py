@@ -1,0 +1,103 @@
+"""Cuts carried out on the CPU: decoded pixels in, one row of a block out.
+
+This runs once per image in every decode thread, so it holds the GIL as briefly as it can: one call
+into torch's SIMD resize (uint8, antialiased bilinear, fixed-point weights), which writes straight
+into the destination. Functions are thread-safe as long as destinations differ. They use torch's
+intra-op threads as the caller has set them; one per decode thread is meant.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.errors import DecodeError
+from datapipe.transforms.protocols import Cuts
+
+# What torch.nn.functional.interpolate(mode="bilinear", antialias=True) calls. Called directly because only so
+# it takes a destination: that saves a temporary image and a copy. A test holds it equal to interpolate.
+_resize_into: Callable[..., torch.Tensor] = torch._C._nn._upsample_bilinear2d_aa
+
+
+def cut(image: NDArray[np.uint8], cuts: Cuts, row: int, out: torch.Tensor) -> None:
+    """Write what `cuts` makes of one sample into `out`.
+
+    `image`: (h, w, 3) uint8, the pixels of `cuts.region[row]` only; not changed, copied first unless it is
+    contiguous and writable. `out`: contiguous (h, w, 3) uint8 tensor of the window's size, not overlapping
+    `image`.
+
+    Raises DecodeError if the image has not the region's size, ValueError if `out` has not the window's.
+    """
+    _, _, region_height, region_width = cuts.region[row].tolist()
+    height, width = cuts.size[row].tolist()
+    top, left, window_height, window_width = cuts.window[row].tolist()
+    if image.shape != (region_height, region_width, 3):
+        wanted = (region_height, region_width, 3)
+        raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was {wanted}")
+    if out.shape != (window_height, window_width, 3) or not out.is_contiguous():
+        wanted = (window_height, window_width, 3)
+        raise ValueError(f"the destination must be contiguous and {wanted}; it is {tuple(out.shape)} with strides {out.stride()}")
+    if height == region_height and width == region_width:
+        _place(image, top, left, out, cuts.fill)
+    elif top == 0 and left == 0 and height == window_height and width == window_width:
+        _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(out))
+    else:
+        resized = torch.empty((height, width, 3), dtype=torch.uint8)
+        _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(resized))
+        _place(resized.numpy(), top, left, out, cuts.fill)
+    vertically, horizontally = cuts.flip[row].tolist()
+    if horizontally or vertically:
+        # torch.flip has a SIMD path for pixels of three bytes; a copy with negative strides takes 18 times as long.
+        batch = _as_batch(out)
+        batch.copy_(torch.flip(batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
+
+
+def cut_through(image: NDArray[np.uint8], chain: Sequence[Cuts], row: int, out: torch.Tensor) -> None:
+    """As `cut`, for a chain of at least one Cuts; `image` holds the pixels of the first one's region."""
+    for cuts, following in itertools.pairwise(chain):
+        _, _, height, width = cuts.window[row].tolist()
+        between = torch.empty((height, width, 3), dtype=torch.uint8)
+        cut(image, cuts, row, between)
+        top, left, height, width = following.region[row].tolist()
+        image = between.numpy()[top : top + height, left : left + width]
+    cut(image, chain[-1], row, out)
+
+
+def _tensor(image: NDArray[np.uint8]) -> torch.Tensor:
+    flags = image.flags
+    # numpy calls an array with a side of 1 contiguous whatever that side's stride; torch does not take a negative one.
+    usable = flags.c_contiguous and flags.writeable and min(image.strides) > 0
+    return torch.from_numpy(image if usable else image.copy())
+
+
+def _as_batch(image: torch.Tensor) -> torch.Tensor:
+    """(h, w, 3) contiguous -> the same memory as (1, 3, h, w).
+
+    By explicit strides: for one image permute and unsqueeze leave a batch stride by which torch does not
+    recognise channels_last, and the resize then repacks what comes out (1.6 times as long).
+    """
+    height, width, _ = image.shape
+    return image.as_strided((1, 3, height, width), (3 * height * width, 1, 3 * width, 3))
+
+
+def _place(image: NDArray[np.uint8], top: int, left: int, out: torch.Tensor, fill: tuple[int, int, int]) -> None:
+    """Copy the window at (top, left) of `image` to `out`; what lies beyond the image is `fill`."""
+    target = out.numpy()
+    height, width = target.shape[:2]
+    image_height, image_width = image.shape[:2]
+    first_row, first_column = max(-top, 0), max(-left, 0)
+    last_row, last_column = min(image_height - top, height), min(image_width - left, width)
+    if last_row - first_row != height or last_column - first_column != width:
+        if fill[0] == fill[1] == fill[2]:
+            target.fill(fill[0])
+        else:
+            target.reshape(height, width * 3)[:] = np.tile(np.array(fill, np.uint8), width)
+        if last_row <= first_row or last_column <= first_column:
+            return
+    target[first_row:last_row, first_column:last_column] = image[
+        top + first_row : top + last_row, left + first_column : left + last_column
+    ]

@@ -1,0 +1,196 @@
+"""ToDtype and Normalize, and the one multiply-add that both come to.
+
+Blocks are NHWC in memory. Per-channel factors are tiled to a whole row of width * 3, so that the inner
+dimension is long: over three channels alone torch's loops take nine times as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from datapipe.draws import Draws
+from datapipe.errors import OptionError
+from datapipe.transforms.options import is_number, refusal, source_repr
+from datapipe.transforms.pixels.reach import Reach
+from datapipe.transforms.protocols import Params
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Triple = tuple[float, float, float]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HALVES = (torch.float16, torch.bfloat16)
+_NOTHING: Params = {}
+_scratch = threading.local()
+
+
+@dataclass(frozen=True, repr=False)
+class ToDtype:
+    """Convert to `dtype`: uint8, float16, bfloat16, float32 or float64.
+
+    With `scale`, uint8's 0..255 becomes 0..1 and back (back is x * 255.999, truncated, as in torchvision);
+    without, values are kept (and truncated).
+    """
+
+    dtype: torch.dtype
+    scale: bool = False
+
+    reach: ClassVar[Reach] = Reach.POINT
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.uint8, *_FLOATS):
+            raise refusal(self, "dtype", self.dtype, "it must be torch.uint8, float16, bfloat16, float32 or float64")
+
+    __repr__ = source_repr
+
+    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
+        return _NOTHING
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        if images.dtype == self.dtype:
+            return images
+        if images.dtype == torch.uint8:
+            return scale_and_shift(self, None).apply(images, params)
+        if self.scale and self.dtype == torch.uint8:
+            images = images.mul(255 + 1.0 - 1e-3)
+        return images.to(self.dtype)
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        return self.dtype
+
+
+@dataclass(frozen=True, repr=False)
+class Normalize:
+    """(x - mean) / std per channel, of floating point images. `inplace` changes nothing here."""
+
+    mean: Triple
+    std: Triple
+    inplace: bool = False
+
+    reach: ClassVar[Reach] = Reach.POINT
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
+        object.__setattr__(self, "mean", _check_triple(self, "mean", mean))
+        object.__setattr__(self, "std", _check_triple(self, "std", std))
+        object.__setattr__(self, "inplace", inplace)
+        if 0 in self.std:
+            raise refusal(self, "std", std, "it is divided by; none of the three may be 0")
+
+    __repr__ = source_repr
+
+    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
+        return _NOTHING
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        self.output_dtype(images.dtype)
+        rows = _as_rows(images.permute(0, 2, 3, 1))
+        width, dtype, device = images.shape[3], images.dtype, images.device
+        rows.sub_(_tiled(self.mean, width, dtype, device)).div_(_tiled(self.std, width, dtype, device))
+        return images
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        if not dtype.is_floating_point:
+            raise OptionError(
+                f"{self!r} works on floating point images, and {str(dtype).removeprefix('torch.')} ones reach it; "
+                "put ToDtype(torch.float32, scale=True) before it"
+            )
+        return dtype
+
+
+@dataclass(frozen=True)
+class ScaleAndShift:
+    """uint8 * factor + shift per channel, computed in float32 (float64 for float64) and rounded to `dtype` once.
+
+    What ToDtype and Normalize come to together. Against torchvision's three roundings the difference is
+    within 1e-6 for float32, and within one step of the dtype for float16 and bfloat16, where this is the
+    more exact one.
+    """
+
+    dtype: torch.dtype
+    factor: Triple
+    shift: Triple
+
+    reach: ClassVar[Reach] = Reach.POINT
+
+    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
+        return _NOTHING
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        nhwc = images.permute(0, 2, 3, 1)
+        out = torch.empty(nhwc.shape, dtype=self.dtype, device=images.device)
+        self.apply_into(nhwc, out)
+        return out.permute(0, 3, 1, 2)
+
+    def apply_into(self, images: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the result for `images` (n, h, w, 3), uint8, to `out` of that shape; both NHWC-contiguous, on one device."""
+        source, target = images.reshape(-1, images.shape[2] * 3), _as_rows(out)
+        if self.dtype not in _HALVES:
+            self._compute(source, target)
+        elif images.is_cuda:
+            wide = torch.empty(source.shape, dtype=torch.float32, device=source.device)
+            self._compute(source, wide)
+            target.copy_(wide)
+        else:  # image by image, so that the float32 values stay in cache
+            wide = _scratch_rows(images.shape[1], source.shape[1])
+            for first in range(0, len(source), len(wide)):
+                self._compute(source[first : first + len(wide)], wide)
+                target[first : first + len(wide)].copy_(wide)
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        if dtype != torch.uint8:
+            raise OptionError(f"{self!r} takes uint8 images, got {dtype}")
+        return self.dtype
+
+    def _compute(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        width = source.shape[1] // 3
+        target.copy_(source)
+        if any(self.shift):
+            factor = _tiled(self.factor, width, target.dtype, target.device)
+            shift = _tiled(self.shift, width, target.dtype, target.device)
+            torch.addcmul(shift, target, factor, out=target)
+        elif self.factor != (1.0, 1.0, 1.0):
+            target.mul_(_tiled(self.factor, width, target.dtype, target.device))
+
+
+def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAndShift:
+    """The two as one operation on uint8 images; `conversion` must lead to floating point."""
+    unit = 1.0 / 255 if conversion.scale else 1.0
+    if normalize is None:
+        return ScaleAndShift(conversion.dtype, (unit, unit, unit), (0.0, 0.0, 0.0))
+    red, green, blue = (unit / std for std in normalize.std)
+    shift_red, shift_green, shift_blue = (-mean / std for mean, std in zip(normalize.mean, normalize.std, strict=True))
+    return ScaleAndShift(conversion.dtype, (red, green, blue), (shift_red, shift_green, shift_blue))
+
+
+@lru_cache(maxsize=64)
+def _tiled(values: Triple, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.tile(np.array(values), width)).to(device=device, dtype=dtype)
+
+
+def _as_rows(images: torch.Tensor) -> torch.Tensor:
+    """(n, h, w, 3) contiguous -> the same memory as (n * h, w * 3)."""
+    return images.view(-1, images.shape[2] * 3)
+
+
+def _scratch_rows(height: int, row_length: int) -> torch.Tensor:
+    """This thread's float32 scratch of that shape; its contents are whatever was left there."""
+    rows: torch.Tensor | None = getattr(_scratch, "rows", None)
+    if rows is None or rows.shape != (height, row_length):
+        rows = _scratch.rows = torch.empty((height, row_length), dtype=torch.float32)
+    return rows
+
+
+def _check_triple(owner: object, argument: str, values: object) -> Triple:
+    if isinstance(values, torch.Tensor):
+        values = values.tolist()
+    if isinstance(values, Sequence) and len(values) == 3 and all(map(is_number, values)):
+        red, green, blue = (float(value) for value in values)
+        return (red, green, blue)
+    raise refusal(owner, argument, values, "it must be three numbers, for red, green and blue")

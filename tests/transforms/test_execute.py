@@ -1,0 +1,129 @@
+"""One image into one row: torch's resize, windows, fills, flips, and nothing beside the row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from datapipe.errors import DecodeError
+from datapipe.transforms.execute import cut, cut_through
+from datapipe.transforms.protocols import Cuts
+
+
+def picture(height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng((height, width)).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def one(
+    region: tuple[int, int],
+    size: tuple[int, int],
+    window: tuple[int, int, int, int] | None = None,
+    flip: tuple[bool, bool] = (False, False),
+    fill: tuple[int, int, int] = (0, 0, 0),
+) -> Cuts:
+    window = window or (0, 0, *size)
+    return Cuts(np.array([(5, 6, *region)]), np.array([size]), np.array([window]), np.array([flip]), fill)
+
+
+def done(image: NDArray[np.uint8], cuts: Cuts) -> NDArray[np.uint8]:
+    out = torch.full((*cuts.window[0, 2:].tolist(), 3), 77, dtype=torch.uint8)
+    cut(image, cuts, 0, out)
+    return out.numpy()
+
+
+def resized(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    # Twice, as torch takes one image of one pixel for planar whatever its strides say, and then fails.
+    tensor = torch.from_numpy(np.stack([image, image])).permute(0, 3, 1, 2)
+    return interpolate(tensor, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0).numpy()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 200), st.integers(1, 200))
+def test_resize_is_torchs_interpolate(height: int, width: int, new_height: int, new_width: int) -> None:
+    image = picture(height, width)
+    ours = done(image, one((height, width), (new_height, new_width)))
+    np.testing.assert_array_equal(ours, resized(image, (new_height, new_width)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 120), st.integers(1, 120), st.integers(1, 90), st.integers(1, 90))
+def test_resize_is_within_rounding_of_pils(height: int, width: int, new_height: int, new_width: int) -> None:
+    image = picture(height, width)
+    theirs = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR)).astype(int)
+    difference = np.abs(done(image, one((height, width), (new_height, new_width))) - theirs)
+    assert difference.max() <= 2
+    assert (difference > 1).mean() < 0.01
+
+
+@pytest.mark.parametrize("vertically", [False, True])
+@pytest.mark.parametrize("horizontally", [False, True])
+@pytest.mark.parametrize("size", [(31, 40), (20, 17), (1, 1), (1, 9), (9, 1)])
+def test_flips_come_last(size: tuple[int, int], vertically: bool, horizontally: bool) -> None:
+    image = picture(31, 40)
+    expected = resized(image, size)[:: -1 if vertically else 1, :: -1 if horizontally else 1]
+    np.testing.assert_array_equal(done(image, one((31, 40), size, flip=(vertically, horizontally))), expected)
+
+
+@pytest.mark.parametrize("size", [(20, 30), (12, 17)], ids=["as decoded", "resized"])
+@pytest.mark.parametrize("fill", [(0, 0, 0), (9, 9, 9), (1, 200, 30)])
+@pytest.mark.parametrize("window", [(2, 3, 5, 6), (-4, -3, 30, 40), (-4, 2, 6, 5), (8, 12, 9, 20), (50, 60, 3, 4), (-9, 0, 4, 4)])
+def test_windows_and_fill(size: tuple[int, int], fill: tuple[int, int, int], window: tuple[int, int, int, int]) -> None:
+    image = picture(20, 30)
+    canvas = np.full((200, 200, 3), fill, np.uint8)
+    canvas[100 : 100 + size[0], 100 : 100 + size[1]] = resized(image, size)
+    top, left, height, width = window
+    expected = canvas[100 + top : 100 + top + height, 100 + left : 100 + left + width]
+    np.testing.assert_array_equal(done(image, one((20, 30), size, window, fill=fill)), expected)
+
+
+def test_only_the_row_is_written() -> None:
+    block = torch.full((3, 16, 16, 3), 77, dtype=torch.uint8)
+    for cuts in (one((20, 30), (16, 16), flip=(True, True)), one((20, 30), (20, 30), (-2, -2, 16, 16))):
+        cut(picture(20, 30), cuts, 0, block[1])
+        assert (block[0] == 77).all()
+        assert (block[2] == 77).all()
+        assert not (block[1] == 77).all()
+
+
+def test_views_and_read_only_images() -> None:
+    large = picture(50, 60)
+    large.flags.writeable = False
+    view = large[5:25, 6:36]
+    for size in ((20, 30), (11, 12)):
+        np.testing.assert_array_equal(done(view, one((20, 30), size)), resized(view.copy(), size))
+        np.testing.assert_array_equal(done(view[::-1], one((20, 30), size)), resized(view[::-1].copy(), size))
+
+
+def test_the_image_is_not_changed() -> None:
+    image = picture(20, 30)
+    before = image.copy()
+    done(image, one((20, 30), (20, 30), flip=(True, True)))
+    done(image, one((20, 30), (9, 9), flip=(True, True)))
+    np.testing.assert_array_equal(image, before)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(DecodeError, match=r"shape \(19, 30, 3\), asked for was \(20, 30, 3\)"):
+        done(picture(19, 30), one((20, 30), (8, 8)))
+    cuts, block = one((20, 30), (8, 8)), torch.zeros(9, 8, 8, 3, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="destination"):
+        cut(picture(20, 30), cuts, 0, block[0, :7])
+    with pytest.raises(ValueError, match="contiguous"):
+        cut(picture(20, 30), cuts, 0, block.permute(0, 2, 1, 3)[0])
+    assert not block.any()
+
+
+def test_a_chain_hands_on_what_each_cut_leaves() -> None:
+    image = picture(40, 50)
+    first = one((40, 50), (20, 20), (-2, -2, 24, 24), (False, True), (5, 6, 7))
+    second = Cuts(np.array([(1, 2, 20, 21)]), np.array([(10, 10)]), np.array([(0, 0, 10, 10)]), np.array([(True, False)]))
+    between = done(image, first)[1:21, 2:23]
+    out = torch.empty((10, 10, 3), dtype=torch.uint8)
+    cut_through(image, [first, second], 0, out)
+    np.testing.assert_array_equal(out.numpy(), resized(between.copy(), (10, 10))[::-1])
