@@ -63,7 +63,8 @@ class SampleIndex:
         key = manifest.permutation_key
         self._permutation = None if key is None else Permutation(manifest.num_slots, key)
         self._missing = self._missing_ids()
-        self._sidecars = _OpenSidecars([sidecar_directory / (shard.name + SIDECAR_SUFFIX) for shard in shards])
+        paths = [sidecar_directory / (shard.name + SIDECAR_SUFFIX) for shard in shards]
+        self._sidecars = _OpenSidecars(paths, [shard.num_samples for shard in shards])
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
         return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen)
@@ -198,8 +199,9 @@ def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, 
 class _OpenSidecars:
     """Sidecars by shard number, opened when first asked for; the least recently used are closed."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], num_samples: list[int]) -> None:
         self._paths = paths
+        self._num_samples = num_samples  # that the manifest says each has
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -207,7 +209,13 @@ class _OpenSidecars:
         with self._lock:
             sidecar = self._open.get(shard)
             if sidecar is None:
-                sidecar = self._open[shard] = Sidecar(self._paths[shard])
+                sidecar = Sidecar(self._paths[shard])
+                if sidecar.num_samples != self._num_samples[shard]:
+                    raise FormatError(
+                        f"{sidecar.path}: has {sidecar.num_samples} samples, the manifest says {self._num_samples[shard]}; "
+                        "index or convert again"
+                    )
+                self._open[shard] = sidecar
                 if len(self._open) > MAX_OPEN_SIDECARS:
                     self._open.popitem(last=False)
             else:

@@ -84,7 +84,8 @@ class Manifest:
         """A name for the contents, 16 hex digits: the same shards in the same order have the same name."""
         digest = hashlib.sha256(f"{self.container} {self.permutation_key}\n".encode())
         for shard in self.shards:
-            digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {shard.sha256} {shard.mtime_ns}\n".encode())
+            contents = shard.sha256 or shard.index_sha256  # of what others wrote, names and sizes are known
+            digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {contents} {shard.mtime_ns}\n".encode())
         return digest.hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
@@ -100,14 +101,14 @@ class Manifest:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
             raise FormatError(f"{where}: manifest version {found!r}, expected {MANIFEST_VERSION}; convert again or upgrade")
         try:
-            shards = tuple(ShardInfo(**{**shard, "skipped": tuple(shard["skipped"])}) for shard in value["shards"])
+            shards = tuple(_parse_shard(shard) for shard in value["shards"])
             manifest = cls(
                 container=value["container"],
                 fields=tuple(FieldSpec(field["name"], Kind(field["kind"])) for field in value["fields"]),
                 shards=shards,
                 classes=None if value["classes"] is None else tuple(value["classes"]),
                 class_to_idx=value["class_to_idx"],
-                permutation_key=value["permutation_key"],
+                permutation_key=None if value["permutation_key"] is None else _whole(value["permutation_key"]),
                 image_size=None if value["image_size"] is None else (value["image_size"][0], value["image_size"][1]),
                 options=value["options"],
             )
@@ -120,6 +121,23 @@ class Manifest:
             if "/" in shard.name or shard.name in ("", ".", ".."):
                 raise FormatError(f"{where}: shard name {shard.name!r} leaves the directory; do not use this dataset")
         return manifest
+
+
+def _parse_shard(value: dict[str, Any]) -> ShardInfo:
+    """Raises KeyError, TypeError or ValueError for what no manifest holds."""
+    shard = ShardInfo(**{**value, "skipped": tuple(_whole(slot) for slot in value["skipped"])})
+    for text in (shard.name, shard.sha256, shard.index_sha256):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} where a text belongs")
+    for number in (shard.num_samples, shard.nbytes, shard.first_slot, shard.num_slots, shard.mtime_ns):
+        _whole(number)
+    return shard
+
+
+def _whole(number: object) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(f"{number!r} where a whole number belongs")
+    return number
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datapipe.errors import DecodeError
 
 MAX_PIXELS = 178_956_970  # PIL's bomb limit: above it an image is refused before it is decoded
-_TAIL = 1 << 16  # trailing garbage that is searched for an end marker, bytes
 
 _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}
 
@@ -113,7 +112,7 @@ def _probe_jpeg(data: bytes) -> ImageHeader:
                 width=data[position + 7] << 8 | data[position + 8],
                 num_channels=data[position + 9],
                 bit_depth=data[position + 4],
-                complete=data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", max(position, size - _TAIL)) >= 0,
+                complete=data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", position) >= 0,  # cameras append films behind it
             )
         if marker == 0xFF:  # fill byte
             position += 1
@@ -177,7 +176,7 @@ def _probe_bmp(data: bytes) -> ImageHeader:
 
 
 def _probe_pnm(data: bytes) -> ImageHeader:
-    match = re.match(rb"P([1-6])(?:\s+|#[^\n]*\n)+(\d+)(?:\s+|#[^\n]*\n)+(\d+)", data[:1024])
+    match = re.match(rb"P([1-6])(?:\s|#[^\n]*\n)+(\d+)(?:\s|#[^\n]*\n)+(\d+)", data[:1024])
     if match is None:
         raise DecodeError("pnm header does not parse")
     form, width, height = (int(group) for group in match.groups())
@@ -215,7 +214,7 @@ def _probe_npy(data: bytes) -> ImageHeader:
 
 
 def _ends_with(data: bytes, marker: bytes) -> bool:
-    return data.rfind(marker, max(0, len(data) - _TAIL)) >= 0
+    return data.rfind(marker) >= 0  # whatever may lie behind it
 
 
 _PROBES = {

@@ -32,7 +32,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     if (here / MANIFEST_NAME).is_file():
         return SampleIndex(read_manifest(here), data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
-    tars = sorted(here.glob("*.tar"))
+    tars = sorted(path for path in here.glob("*.tar") if not path.name.startswith("."))  # macOS's `._x.tar` are none
     if tars:
         return open_foreign(_shards(tars, text))
     sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())

@@ -70,4 +70,8 @@ def _sorted_class(root: Path, name: bytes, notes: ScanNotes) -> list[ListedFile]
     if notes.problems:
         problem = notes.problems[0]
         raise StorageError(f"{root}: {os.fsdecode(problem.source)}: {problem.reason}")
+    for file in files:
+        if file.problem is not None:  # said now rather than in mid-epoch, and no link out of the root is ever read
+            source = os.fsdecode(file.source)
+            raise StorageError(f"{root}: {source}: {file.problem}; remove it, or `datapipe convert` with --on-error skip")
     return files

@@ -72,13 +72,12 @@ def _index_home(data: ForeignSet) -> Path:
     return home
 
 
-def _is_true(stamp: dict[str, Any] | None, data: ForeignSet) -> bool:
+def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:
     """Whether the data still looks as it did when its index was made."""
-    if stamp is None:
-        return False
     if data.container == "folder":
-        return folder.is_unchanged(data.directory, stamp["directories"])
-    return bool(stamp["shards"] == _shard_stats(data))
+        directories = stamp.get("directories")
+        return isinstance(directories, dict) and folder.is_unchanged(data.directory, directories)
+    return bool(stamp.get("shards") == _shard_stats(data))
 
 
 def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
@@ -93,11 +92,13 @@ def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
     return stats
 
 
-def _read_stamp(home: Path) -> dict[str, Any] | None:
+def _read_stamp(home: Path) -> dict[str, Any]:
+    """What was noted when the index was made; nothing where there is none, or it does not parse."""
     with contextlib.suppress(OSError, ValueError):
-        stamp: dict[str, Any] = json.loads((home / _STAMP_NAME).read_bytes())
-        return stamp
-    return None
+        stamp = json.loads((home / _STAMP_NAME).read_bytes())
+        if isinstance(stamp, dict):
+            return stamp
+    return {}
 
 
 def _make_index(data: ForeignSet, home: Path) -> None:

@@ -23,6 +23,8 @@ from datapipe.sidecar import FieldExtent, SidecarRows
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "gif", "npy")
 _MAX_NAME = 1 << 20  # bytes of a long name or PAX header that are believed
+_MAX_LABEL = (1 << 63) - 1
+_WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: nothing follows their header, whatever its size says
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
         kind, nbytes, start = header[156:157], _number(header[124:136], where, position), position + BLOCK
         if kind in b"0\x007" and b"size" in pax:
             nbytes = _pax_size(pax[b"size"], where, position)
+        elif kind in _WITHOUT_DATA:
+            nbytes = 0
         if nbytes < 0 or start + nbytes > size:
             raise FormatError(
                 f"{where}: member at byte {position} reaches to {start + nbytes}, the file ends at {size}: it was cut"
@@ -166,10 +170,10 @@ def _chain(
 
 
 def _parse_label(text: bytes, where: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError as exc:
-        raise FormatError(f"{where}: label of sample {name!r} is {text[:40]!r}, expected a decimal class number") from exc
+    digits = text.strip()
+    if not digits.isdigit() or len(digits) > 19 or int(digits) > _MAX_LABEL:
+        raise FormatError(f"{where}: label of sample {name!r} is {text[:40]!r}, expected a decimal class number")
+    return int(digits)
 
 
 def _check_header(header: bytes, where: str, position: int) -> None:
@@ -207,7 +211,7 @@ def _parse_pax(text: bytes, where: str, position: int) -> dict[bytes, bytes]:
     values: dict[bytes, bytes] = {}
     while text:
         length, _, _ = text.partition(b" ")
-        if not length.isdigit() or not len(length) + 2 <= int(length) <= len(text):
+        if not length.isdigit() or len(length) > 7 or not len(length) + 2 <= int(length) <= len(text):
             raise FormatError(f"{where}: PAX header at byte {position} does not parse: not a tar, or damaged")
         entry, text = text[len(length) + 1 : int(length)], text[int(length) :]
         key, _, value = entry.rstrip(b"\n").partition(b"=")

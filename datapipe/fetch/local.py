@@ -37,7 +37,8 @@ class LocalFiles:
             return _read_whole(path)
         offset, nbytes = int(extents.offset[row]), int(extents.nbytes[row])
         try:
-            data = os.pread(self._file(path).descriptor, nbytes, offset)
+            file = self._file(path)  # held by name: dropped by other threads meanwhile, it stays open for this read
+            data = os.pread(file.descriptor, nbytes, offset)
         except OSError as exc:
             raise _translated(exc, path) from exc
         if len(data) != nbytes:
@@ -58,7 +59,8 @@ class LocalFiles:
             return
         for span in plan_reads(extents):
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._file(span.path).descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
+                file = self._file(span.path)
+                os.posix_fadvise(file.descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close every file; a later read opens its file again."""

@@ -163,7 +163,8 @@ class BatchMaker:
             result = self.options.collate_fn(self._samples(fields))
         else:
             if isinstance(fields["image"], list):
-                fields["image"] = torch.stack(fields["image"])
+                images = fields["image"]  # none are left where every sample was bad
+                fields["image"] = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
             if self.memory_format is not torch.channels_last:
                 fields["image"] = fields["image"].contiguous(memory_format=self.memory_format)
             fields = self._mix(batch, fields)
@@ -189,7 +190,7 @@ class BatchMaker:
 
     def _mix(self, batch: Batch, fields: dict[str, Any]) -> dict[str, Any]:
         """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""
-        if self.recipe.batch and len(fields["image"]):
+        if self.recipe.batch:
             key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
             draws = Draws(self.options.seed, batch.picks.after.epoch, key)
             fields["image"], fields["label"] = self.recipe.run_batch(fields["image"], fields["label"], draws)

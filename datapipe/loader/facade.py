@@ -23,6 +23,7 @@ from datapipe.loader.options import (
     refuse_unknown_backend,
     resolve_device,
     resolve_seed,
+    whole_number,
 )
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
@@ -92,17 +93,18 @@ class DataLoader:
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         _check_sampling(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        _check_sampled_tail(tail, sampler, batch_sampler)
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         refuse_unknown_backend(backend)
         self.device = resolve_device(device)
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
         self.recipe = Recipe.of(transform)
         self.options = LoaderOptions(
-            batch_size=batch_size,
+            batch_size=whole_number(batch_size, "batch_size"),
             shuffle=bool(shuffle),
             tail=parse_tail(tail, drop_last=drop_last),
-            num_workers=default_num_workers() if num_workers is None else num_workers,
-            prefetch_factor=2 if prefetch_factor is None else prefetch_factor,
+            num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
+            prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
             seed=resolve_seed(seed, generator),
             on_error=on_error,
             output=output,
@@ -113,7 +115,7 @@ class DataLoader:
             batch_transform=batch_transform,
         )
         self._stored_size = self.dataset.index.manifest.image_size
-        if collate_fn is None and batch_size > 1:
+        if collate_fn is None and (batch_size > 1 or batch_sampler is not None):
             self.recipe.check_equal_sizes(self._stored_size)
         if self.recipe.batch and (collate_fn is not None or not self.dataset.has_labels):
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes labels: it needs a dataset with labels and no collate_fn")
@@ -152,8 +154,16 @@ class DataLoader:
     # -- epochs, state, observation ---------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be over this epoch. Without it epochs count up from 0."""
+        """Let the next pass be over this epoch. Without it epochs count up from 0.
+
+        A `sampler` or `batch_sampler` of your own is told too if it has a `set_epoch`; at other times it is left
+        to you, as with torch.
+        """
         self._epochs.set_epoch(epoch)
+        own = self._arguments["sampler"] if self.batch_sampler is None else self.batch_sampler
+        tell = getattr(own, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch handed out: small, JSON-safe."""
@@ -189,7 +199,7 @@ class DataLoader:
         if batch_sampler is not None:
             return SampledSource(batch_sampler, None, rank, drop_last=False)
         if sampler is not None:
-            return SampledSource(sampler, options.batch_size, rank, drop_last=self._arguments["drop_last"])
+            return SampledSource(sampler, options.batch_size, rank, drop_last=options.tail is Tail.DROP)
         return Plan(self._order(), options.batch_size, rank, options.tail)
 
     def _order(self) -> Order:
@@ -262,3 +272,11 @@ def _check_sampling(
         raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
         raise OptionError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides them")
+
+
+def _check_sampled_tail(tail: str | None, sampler: object, batch_sampler: object) -> None:
+    """A sampler's own batches are neither filled up nor, where it makes them itself, left out."""
+    if batch_sampler is not None and tail is not None:
+        raise OptionError(f"batch_sampler excludes tail={tail!r}: it decides what becomes of the last samples")
+    if sampler is not None and tail == "mask":
+        raise OptionError("sampler excludes tail='mask': what it gives is not filled up; pass tail='pad' or 'drop'")

@@ -33,7 +33,7 @@ class Epochs:
         with self._lock:
             self._is_at_end = False
             if self._next.epoch != epoch:
-                self._next = Cursor(epoch)
+                self._next = Cursor(int(epoch))  # a numpy integer would not be JSON-safe
 
     def resume(self, cursor: Cursor, *, is_at_end: bool) -> None:
         """The next pass goes on from `cursor`; `is_at_end`: nothing is left of its epoch."""
@@ -73,7 +73,7 @@ class BatchIterator(Iterator[Any]):
         self._steps: Iterator[Picks] | None = None
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
         self._board: Board | None = None
-        self._finalizer: Callable[[], Any] | None = None
+        self._finalizer: weakref.finalize[Any, BatchIterator] | None = None
         self._process = os.getpid()
         self._is_closed = False
 
@@ -88,9 +88,9 @@ class BatchIterator(Iterator[Any]):
             )
         if self._is_closed:
             raise StopIteration
-        if self._steps is None:
-            self._begin()
         try:
+            if self._steps is None:
+                self._begin()
             self._top_up()
             if not self._tasks:
                 raise self._sampler_error or StopIteration
@@ -121,14 +121,13 @@ class BatchIterator(Iterator[Any]):
 
     def _begin(self) -> None:
         parts = self._parts
-        start = parts.epochs.claim()
-        self._steps = parts.source.steps(start)
         options = parts.maker.options
         if options.num_workers:
             board = Board()
             threads = start_threads(board, parts.maker, num_threads=options.num_workers, init=parts.worker_init_fn)
             self._board = board
-            self._finalizer = weakref.finalize(self, stop_threads, board, threads)
+            self._finalizer = weakref.finalize(self, stop_threads, board, threads, os.getpid())
+        self._steps = parts.source.steps(parts.epochs.claim())
 
     def _top_up(self) -> None:
         """Have `depth` batches in the making."""
@@ -154,6 +153,9 @@ class BatchIterator(Iterator[Any]):
                 task.load(rows, worker)
             maker.return_worker(worker)
         elif not task.done.wait(maker.options.timeout_s or None):
+            self._board.close()
+            if self._finalizer is not None:
+                self._finalizer.detach()  # it would wait for the thread that hangs; that one ends when its read does
             raise LifecycleError(
                 f"no batch within timeout={maker.options.timeout_s} s (step {task.picks.step}); is the storage responding? "
                 "`datapipe bench` measures the loader alone"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from datapipe.cores import num_usable_cores, positive_environment
 from datapipe.errors import OptionError
 from datapipe.plan import Tail
 
 MAX_BLOCK = 8  # samples whose pixels stay in a core's cache while they are worked on
+
+FIELD_NAMES = ("image", "label", "mask", "id")  # of a batch as a dict; not every batch has all
 
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
@@ -45,6 +47,10 @@ class LoaderOptions:
         _require(self.on_error in ("raise", "skip", "replace"), f"on_error is {self.on_error!r}; choose raise, skip or replace")
         _require(self.output in ("tuple", "dict"), f"output is {self.output!r}; choose tuple or dict")
         _require(not self.rename or self.output == "dict", "rename needs output='dict'")
+        unknown = [name for name in self.rename if name not in FIELD_NAMES]
+        _require(not unknown, f"rename has {unknown}, which no batch has; its fields are {', '.join(FIELD_NAMES)}")
+        renamed = [self.rename.get(name, name) for name in FIELD_NAMES]
+        _require(len(set(renamed)) == len(renamed), f"rename would give two fields one name: {', '.join(renamed)}")
         _require(-(2**63) <= self.seed < 2**64, f"seed is {self.seed}; it must fit 64 bits, as torch's seeds do")
 
     @property
@@ -61,10 +67,18 @@ class LoaderOptions:
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
 
 
+def whole_number(value: int, name: str) -> int:
+    """The int that `value` is, numpy's integers included: states are JSON. Raises OptionError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError as exc:
+        raise OptionError(f"{name} is {value!r}; it must be a whole number") from exc
+
+
 def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
     """torch's way to seed a loader is a generator: its initial seed counts."""
     if generator is None:
-        return seed
+        return whole_number(seed, "seed")
     _require(seed == 0, f"seed={seed} and generator exclude each other; pass one")
     return generator.initial_seed()
 
@@ -79,26 +93,7 @@ def refuse_unknown_backend(backend: str) -> None:
 
 def default_num_workers() -> int:
     """Threads for this process: the cores it may use, shared with the other ranks of its node."""
-    cores = min(len(os.sched_getaffinity(0)), _cgroup_cores(), _environment_count("SLURM_CPUS_PER_TASK", 1 << 30))
-    return max(1, cores // _environment_count("LOCAL_WORLD_SIZE", 1))
-
-
-def _environment_count(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() and int(text) > 0 else default
-
-
-def _cgroup_cores() -> int:
-    """The quota of cgroup v2 or v1, in whole cores, rounded up; very many where there is none."""
-    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
-        try:
-            words = Path(path).read_text().split()
-            period = words[1] if len(words) > 1 else Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-            if words[0] != "max" and int(words[0]) > 0:
-                return max(1, -(-int(words[0]) // int(period)))
-        except (OSError, ValueError, IndexError):
-            continue
-    return 1 << 30
+    return max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1))
 
 
 def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:

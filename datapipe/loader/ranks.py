@@ -7,6 +7,7 @@ import os
 import torch.distributed
 
 from datapipe.errors import OptionError
+from datapipe.loader.options import whole_number
 from datapipe.plan import Rank
 
 
@@ -15,7 +16,7 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
     if (rank is None) != (world_size is None):
         raise OptionError(f"rank={rank}, world_size={world_size}: pass both or neither")
     if rank is not None and world_size is not None:
-        return Rank(rank, world_size)
+        return Rank(whole_number(rank, "rank"), whole_number(world_size, "world_size"))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

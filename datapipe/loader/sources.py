@@ -55,9 +55,6 @@ class SampledSource:
         return full + (left > 0 and not self.drop_last)
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
-        set_epoch = getattr(self.batches, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(start.epoch)
         first = start.samples_done // self.global_batch
         for step, positions in enumerate(itertools.islice(self._lists(), first, None), first):
             yield Picks(

@@ -34,6 +34,8 @@ class LoaderState:
 
         Raises StateError naming what differs and the value to use.
         """
+        if not isinstance(saved, Mapping):
+            raise StateError(f"state is {saved!r:.80}: not a state of this loader; pass what state_dict() gave")
         if saved.get("version") != STATE_VERSION:
             raise StateError(f"state version {saved.get('version')!r}, expected {STATE_VERSION}: not a state of this loader")
         missing = [field.name for field in dataclasses.fields(self) if field.name not in saved]
@@ -55,4 +57,7 @@ class LoaderState:
                     f"the state was saved with {name}={saved[name]!r}, this loader has {getattr(self, name)!r}; "
                     f"pass the same {argument} as then"
                 )
-        return Cursor(int(saved["epoch"]), int(saved["samples_done"]))
+        place = saved["epoch"], saved["samples_done"]
+        if not all(isinstance(number, int) and number >= 0 for number in place):
+            raise StateError(f"state has epoch={place[0]!r}, samples_done={place[1]!r}: not a state of this loader, or damaged")
+        return Cursor(*place)

@@ -6,6 +6,7 @@ and its finaliser ends them. With no threads the consumer does the same work its
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -134,18 +135,28 @@ def start_threads(
         threading.Thread(target=_run, args=(board, maker, number, init, ready, errors), name=f"datapipe-{number}", daemon=True)
         for number in range(num_threads)
     ]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    torch.set_num_threads(num_intraop)
+    try:
+        for thread in threads:
+            thread.start()
+        ready.wait()
+    except BaseException:  # Ctrl-C, or no more threads to be had: those that run must not wait for the others
+        ready.abort()
+        raise
+    finally:
+        torch.set_num_threads(num_intraop)
     if errors:
-        stop_threads(board, threads)
+        stop_threads(board, threads, os.getpid())
         raise errors[0]
     return threads
 
 
-def stop_threads(board: Board, threads: list[threading.Thread]) -> None:
-    """Close the board and wait for the threads to end, unless called by one of them (from a collection)."""
+def stop_threads(board: Board, threads: list[threading.Thread], process: int) -> None:
+    """Close the board and wait for the threads to end, unless called by one of them (from a collection).
+
+    `process`: the one the threads belong to. In a forked child there are none, and the board's lock may be held for ever.
+    """
+    if os.getpid() != process:
+        return
     board.close()
     for thread in threads:
         if thread is not threading.current_thread():
@@ -169,7 +180,10 @@ def _run(
         worker = maker.borrow_worker()
     except BaseException as exc:
         errors.append(exc)
-    ready.wait()
+    try:
+        ready.wait()
+    except threading.BrokenBarrierError:  # the start was interrupted
+        return
     if worker is not None:
         board.work(worker)
         maker.return_worker(worker)

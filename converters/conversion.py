@@ -1,0 +1,296 @@
+"""A whole conversion: plan or take up the plan, write what is missing, finish.
+
+Nothing is kept in memory that another run would need: the plan, the notes of finished shards and the
+list of last steps are on disk, and each is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from converters import finalise
+from converters.admission import already_ended, free_nbytes, needed_nbytes, refuse_changed_options
+from converters.engine import run_shards
+from converters.inventory import find_sets, holds_dataset
+from converters.listing_store import first_difference
+from converters.locks import LockGoneError, hold, is_held
+from converters.options import ConvertOptions, OnError, Part
+from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, open_samples, read_plan
+from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
+from converters.samples import Treatment
+from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
+from converters.sources.image_folder import ClassTable, read_classes
+from converters.writers import TARGETS
+from converters.writers.webdataset import sample_key
+from datapipe.cores import num_usable_cores
+from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
+from datapipe.manifest import BUILDING_NAME, Manifest
+
+_PLAN_LOCK = "plan.lock"
+_COMMAND = "datapipe convert {source} DST/{name} --to webdataset"
+
+
+def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
+    """Convert a folder of images, or go on with a conversion that was interrupted.
+
+    The result depends on the source and the options only, not on workers, parts or interruptions.
+    Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too
+    many), IntegrityError (the source changed); whatever it raises, the same call resumes.
+    `on_progress` is called in the caller's thread.
+    """
+    started = time.monotonic()
+    destination = options.destination.absolute()
+    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND)
+    building = destination / BUILDING_NAME
+    manifests = already_ended(destination, options)
+    if manifests is None:
+        try:
+            (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
+            return _Conversion(options, destination, classes, on_progress, started).run()
+        except (LockGoneError, DatapipeError, OSError) as exc:
+            is_finished = not building.is_dir() and holds_dataset(destination)  # by another part, meanwhile
+            if not is_finished:
+                _raise_translated(destination, exc)
+        manifests = [(found.name, found.manifest) for found in find_sets(destination)]
+    return _report(destination, manifests, len(classes.names), (), (0, 0), started)
+
+
+def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
+    if isinstance(exc, LockGoneError):
+        raise StorageError(f"{destination}: another process gave up converting into it; run the same command again") from exc
+    if isinstance(exc, OSError) and not isinstance(exc, DatapipeError):
+        raise storage_error(destination, exc) from exc
+    raise exc
+
+
+def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
+    """What `convert` would do; writes nothing into the destination."""
+    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND)
+    with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
+        plan = _plan(Path(scratch) / PLAN_NAME, options, classes, on_progress)
+        sets = []
+        with open_samples(plan.path) as samples:
+            for planned in plan.sets:
+                shards = [shard for shard in plan.shards if shard.set_name == planned.name]
+                some = itertools.islice(samples(shards[0]), 3)
+                first = tuple((sample_key(sample.id), os.fsdecode(sample.source)) for sample in some)
+                nbytes = sum(shard.nbytes for shard in shards)
+                sets.append(SetPreview(planned.name, planned.num_slots, len(shards), nbytes, first))
+        return Preview(
+            sets=tuple(sets),
+            num_classes=len(plan.classes),
+            nbytes=plan.nbytes,
+            needed_nbytes=None if options.transcodes else needed_nbytes(plan.shards),
+            free_nbytes=free_nbytes(options.destination),
+            problems=plan.problems,
+            warnings=warnings_of(plan),
+        )
+
+
+class _Conversion:
+    """One run in an open building directory."""
+
+    def __init__(
+        self, options: ConvertOptions, destination: Path, classes: ClassTable, on_progress: OnProgress, started: float
+    ) -> None:
+        self.options = options
+        self.destination = destination
+        self.building = destination / BUILDING_NAME
+        self.classes = classes
+        self.on_progress = on_progress
+        self.started = started
+        self.target = TARGETS[options.to]
+        self.part = options.part or Part()
+
+    def run(self) -> Report:
+        with hold(self._part_lock(self.part), wait=False) as is_mine:
+            if not is_mine:
+                raise StorageError(
+                    f"{self.destination}: another process is converting part {self.part} into it; wait for it, or stop it first"
+                )
+            plan = self._take_up_plan()
+            if not (self.building / finalise.FINAL_NAME).exists():
+                num_written, num_resumed = self._write_shards(plan)
+            else:
+                num_written, num_resumed = 0, len(plan.shards)
+            return self._finish_if_complete(plan, num_written, num_resumed)
+
+    def _part_lock(self, part: Part) -> Path:
+        return self.building / f"part-{part.index}-of-{part.count}.lock"
+
+    def _take_up_plan(self) -> Plan:
+        """The plan of this destination: made now, or found and checked."""
+        path = self.building / PLAN_NAME
+        with hold(self.building / _PLAN_LOCK, wait=True):
+            self._refuse_other_division()
+            if not path.exists():
+                if holds_dataset(self.destination) and not self.options.overwrite:  # finished since this run began
+                    shutil.rmtree(self.building)
+                    raise LockGoneError
+                return self._make_plan(path)
+        plan = read_plan(path)
+        refuse_changed_options(plan, self.options, self.classes, self.destination)
+        if not (self.building / finalise.FINAL_NAME).exists():
+            self._refuse_changed_source(plan)
+        return plan
+
+    def _make_plan(self, path: Path) -> Plan:
+        """A new plan; if none can be made, the destination is left as it was found."""
+        try:
+            plan = _plan(path, self.options, self.classes, self.on_progress)
+            self._refuse_unlisted(plan)
+        except BaseException:
+            shutil.rmtree(self.building, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it stays if it held something before
+                self.destination.rmdir()
+            raise
+        return plan
+
+    def _refuse_unlisted(self, plan: Plan) -> None:
+        """Under "fail", raise StorageError for directories that could not be listed."""
+        if plan.problems and self.options.on_error is OnError.FAIL:
+            source, reason = plan.problems[0]
+            raise StorageError(
+                f"{self.options.source}/{source}: {reason} ({len(plan.problems)} such directories in all);"
+                " repair, or leave them out with --on-error skip"
+            )
+
+    def _refuse_other_division(self) -> None:
+        """Raise StorageError while runs that divide the shards otherwise are under way."""
+        for path in sorted(self.building.glob("part-*.lock")):
+            if not path.name.endswith(f"-of-{self.part.count}.lock") and is_held(path):
+                raise StorageError(
+                    f"{self.destination}: a run that divides the work otherwise is under way ({path.stem});"
+                    " wait for it, or give every run the same N in --part I/N"
+                )
+
+    def _refuse_changed_source(self, plan: Plan) -> None:
+        with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
+            fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.classes, self.on_progress)
+            difference = first_difference(plan.path, fresh.path)
+            if difference is None and fresh.problems != plan.problems:
+                difference = "other directories than before cannot be read"
+        if difference is not None:
+            raise IntegrityError(
+                f"{self.options.source}: changed since the conversion began: {difference};"
+                f" restore it, or delete {self.building} to begin anew"
+            )
+
+    def _write_shards(self, plan: Plan) -> tuple[int, int]:
+        """Write this part's missing shards; how many were written, and how many were there."""
+        self._refuse_unlisted(plan)
+        missing: list[PlannedShard] = []
+        num_errors = len(plan.problems)
+        for shard in filter(self._owns, plan.shards):
+            done = read_done(self.building, shard)
+            if done is not None and not self._is_still_valid(shard, done):
+                forget_done(self.building, shard)
+                done = None
+            if done is None:
+                clear_leftovers(self.building, shard)
+                missing.append(shard)
+            else:
+                num_errors += len(done.errors)
+        self._refuse_full_disk(missing)
+        self._refuse_too_many(plan, num_errors)
+        total = sum(shard.num_slots for shard in missing)
+        self.on_progress(Advance(Phase.WRITE, 0, num_errors, total))
+
+        def on_samples(num_samples: int, num_bad: int) -> None:
+            nonlocal num_errors
+            num_errors += num_bad
+            self.on_progress(Advance(Phase.WRITE, num_samples, num_bad, total))
+            if num_bad:
+                self._refuse_too_many(plan, num_errors)
+
+        run_shards(self._job(), missing, num_workers=self.options.num_workers or num_usable_cores(), on_samples=on_samples)
+        return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
+
+    def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
+        """Not if bad samples were dealt with by another policy, or if somebody deleted the shard's files."""
+        is_same_policy = not done.errors or done.on_error is self.options.on_error
+        return is_same_policy and all((self.building / name).exists() for name in shard_files(shard.stem, self.target))
+
+    def _owns(self, shard: PlannedShard) -> bool:
+        return self.part.owns(shard.number)
+
+    def _job(self) -> ShardJob:
+        options = self.options
+        treatment = Treatment(options.check, options.resize, options.encode)
+        return ShardJob(self.building, options.source.absolute(), options.to, treatment, options.on_error)
+
+    def _refuse_full_disk(self, missing: list[PlannedShard]) -> None:
+        needed, free = needed_nbytes(missing), free_nbytes(self.destination)
+        if not self.options.transcodes and needed > free:
+            raise StorageError(
+                f"{self.destination}: needs {needed / 1e9:.2f} GB more and has {free / 1e9:.2f} GB free;"
+                " free space and run the same command again"
+            )
+
+    def _refuse_too_many(self, plan: Plan, num_errors: int) -> None:
+        limit = self.options.max_errors
+        if limit is not None and num_errors > limit.of(plan.num_samples):
+            raise DecodeError(
+                f"{self.options.source}: {num_errors} bad samples exceed --max-errors {limit} of {plan.num_samples};"
+                " look at the source, or run again with a higher limit"
+            )
+
+    def _finish_if_complete(self, plan: Plan, num_written: int, num_resumed: int) -> Report:
+        """Whoever finds every shard done finishes the dataset; the lock lets one do so."""
+        with hold(self.building / _PLAN_LOCK, wait=True):
+            done: dict[int, DoneShard] = {}
+            for shard in plan.shards:
+                noted = read_done(self.building, shard)
+                if noted is not None:
+                    done[shard.number] = noted
+            num_waiting = len(plan.shards) - len(done)
+            if num_waiting:
+                elapsed_s = time.monotonic() - self.started
+                counts = (num_written, num_resumed, num_waiting)
+                return Report(self.destination, (), len(plan.classes), *counts, warnings_of(plan), elapsed_s)
+            if not (self.building / finalise.FINAL_NAME).exists():
+                self._refuse_too_many(plan, len(plan.problems) + sum(len(shard.errors) for shard in done.values()))
+                finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
+            manifests = finalise.finish(self.destination, plan, done, target=self.target)
+        num_shards = (num_written, num_resumed)
+        return _report(self.destination, manifests, len(plan.classes), warnings_of(plan), num_shards, self.started)
+
+
+def _plan(path: Path, options: ConvertOptions, classes: ClassTable, on_progress: OnProgress) -> Plan:
+    num_told = 0
+
+    def on_files(num_files: int) -> None:
+        nonlocal num_told
+        on_progress(Advance(Phase.SCAN, num_files - num_told))
+        num_told = num_files
+
+    return build_plan(path, options, classes, on_files=on_files)
+
+
+def _report(
+    destination: Path,
+    manifests: list[tuple[str, Manifest]],
+    num_classes: int,
+    warnings: tuple[str, ...],
+    num_shards: tuple[int, int],
+    started: float,
+) -> Report:
+    sets = tuple(
+        SetReport(
+            name=name,
+            directory=destination / name,
+            num_samples=manifest.num_samples,
+            num_shards=len(manifest.shards),
+            nbytes=sum(shard.nbytes for shard in manifest.shards),
+            num_errors=manifest.num_slots - manifest.num_samples,
+        )
+        for name, manifest in manifests
+    )
+    return Report(destination, sets, num_classes, num_shards[0], num_shards[1], 0, warnings, time.monotonic() - started)

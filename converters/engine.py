@@ -1,0 +1,190 @@
+"""Runs shard jobs on this machine: in this process, or in workers of its own.
+
+A worker is a fresh interpreter (`converters.worker`) that reads jobs as JSON lines and answers in
+JSON lines. It imports neither the caller's main module nor torch, starts in about 0.2 s, works when
+the caller is a notebook or a script without a main guard, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converters.options import Check, Encode, OnError, Resize
+from converters.planning import PLAN_NAME, PlannedShard, open_samples, read_plan
+from converters.samples import Treatment
+from converters.shards import ShardJob, build_shard
+from converters.writers import TARGETS
+from datapipe import errors
+from datapipe.errors import DatapipeError, StorageError
+
+OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
+
+
+def run_shards(job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples) -> None:
+    """Build `shards`. Raises what the first failing one raised; the others are stopped.
+
+    `on_samples` is called in the caller's thread, and may raise to stop everything.
+    """
+    num_workers = min(num_workers, len(shards))
+    if num_workers <= 1:
+        build_shards(job, shards, on_samples=on_samples)
+        return
+    workers: list[_Worker] = []
+    try:
+        workers.extend(_start(job) for _ in range(num_workers))
+        _dispatch(workers, deque(shard.number for shard in shards), on_samples)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples) -> None:
+    """Build `shards` one after the other in this process."""
+    target = TARGETS[job.target]
+    with open_samples(job.building / PLAN_NAME) as samples:
+        for shard in shards:
+            build_shard(job, target, shard, samples(shard), on_samples=on_samples)
+
+
+def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples) -> None:
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.answers, selectors.EVENT_READ, worker)
+            worker.give(waiting.popleft())
+        num_busy = len(workers)
+        while num_busy:
+            for key, _ in selector.select():
+                worker = key.data
+                for answer in worker.read():
+                    if "samples" in answer:
+                        on_samples(*answer["samples"])
+                    elif "error" in answer:
+                        raise _rebuilt(answer)
+                    elif waiting:
+                        worker.give(waiting.popleft())
+                    else:
+                        num_busy -= 1
+                        selector.unregister(worker.answers)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process and what it has said so far."""
+
+    process: subprocess.Popen[bytes]
+    building: Path
+    answers: int  # file descriptor
+    partial: bytes = b""
+    shard_number: int = -1
+
+    def give(self, shard_number: int) -> None:
+        self.shard_number = shard_number
+        self._say(str(shard_number))
+
+    def tell(self, value: Any) -> None:
+        self._say(json.dumps(value))
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died: reading its answers says so
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The answers that have arrived. Raises StorageError if the process is dead."""
+        data = os.read(self.answers, 1 << 16)
+        if not data:
+            raise StorageError(
+                f"{self.building.parent}: a worker died while it wrote shard {self.shard_number} ({_death(self.process.wait())});"
+                " run the same command again, with fewer --workers if memory ran out"
+            )
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        return map(json.loads, lines)
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing: what it was writing is not marked as done."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _death(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _start(job: ShardJob) -> _Worker:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "converters.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        cwd="/",  # the working directory comes first on a worker's path, and may hold anything
+        start_new_session=True,  # Ctrl-C reaches this process only, which then stops its workers
+    )
+    assert process.stdout is not None
+    worker = _Worker(process, job.building, process.stdout.fileno())
+    worker.tell(job_to_json(job))
+    return worker
+
+
+def job_to_json(job: ShardJob) -> dict[str, Any]:
+    treatment = job.treatment
+    return {
+        "building": os.fspath(job.building),
+        "source": os.fspath(job.source),
+        "target": job.target,
+        "check": treatment.check.value,
+        "resize": None if treatment.resize is None else str(treatment.resize),
+        "encode": str(treatment.encode),
+        "on_error": job.on_error.value,
+    }
+
+
+def job_from_json(value: dict[str, Any]) -> ShardJob:
+    resize = None if value["resize"] is None else Resize.parse(value["resize"])
+    treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]))
+    return ShardJob(Path(value["building"]), Path(value["source"]), value["target"], treatment, OnError(value["on_error"]))
+
+
+def error_to_json(exc: BaseException) -> dict[str, Any]:
+    """An exception as a worker reports it."""
+    if isinstance(exc, DatapipeError):
+        return {"error": type(exc).__name__, "message": str(exc)}
+    return {"error": "", "message": "".join(traceback.format_exception(exc))}
+
+
+def _rebuilt(answer: dict[str, Any]) -> Exception:
+    """The exception that a worker reported; one that is not ours is a bug and keeps its traceback as text."""
+    if answer["error"]:
+        kind: type[Exception] = getattr(errors, answer["error"])
+        return kind(answer["message"])
+    return RuntimeError(f"a worker failed:\n{answer['message']}")
+
+
+def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
+    """The life of a worker: the first line is the job, every further one the number of a shard."""
+    job = job_from_json(json.loads(next(jobs)))
+    shards = read_plan(job.building / PLAN_NAME).shards
+    target = TARGETS[job.target]
+    with open_samples(job.building / PLAN_NAME) as samples:
+        for line in jobs:
+            shard = shards[int(line)]
+            build_shard(job, target, shard, samples(shard), on_samples=lambda num, bad: answer({"samples": [num, bad]}))
+            answer({"done": shard.number})

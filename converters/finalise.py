@@ -1,0 +1,140 @@
+"""The last act: shards move from the building directory into place, the manifest follows, the marker goes.
+
+Every step can be repeated, and the first one writes down what the others do, so a run that finds
+`final.json` continues wherever another one was killed. Readers refuse the directory until the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
+from converters.options import OnError
+from converters.planning import Plan, PlannedSet
+from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, Target
+from datapipe import atomic
+from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
+
+FINAL_NAME = "final.json"
+_REMOVED_NAME = "old-removed"
+
+
+def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target, options: dict[str, Any]) -> None:
+    """Decide what the finished destination will be, and write it down.
+
+    `done`: by shard number, all of them. `options`: as the manifests shall tell.
+    """
+    sets = []
+    for planned in plan.sets:
+        mine = [done[shard.number] for shard in plan.shards if shard.set_name == planned.name]
+        sets.append({"name": planned.name, "manifest": _manifest(plan, planned, mine, target, options).to_json()})
+    old = [os.path.join(found.name, name) for found in find_sets(destination) for name in (*found.files(), QUARANTINE_NAME)]
+    atomic.write_json(destination / BUILDING_NAME / FINAL_NAME, {"sets": sets, "remove": old})
+
+
+def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target) -> list[tuple[str, Manifest]]:
+    """Carry out what `prepare` wrote down; the manifests by set."""
+    building = destination / BUILDING_NAME
+    final = json.loads((building / FINAL_NAME).read_bytes())
+    _remove_old(destination, building, final["remove"])
+    manifests = []
+    for value in final["sets"]:
+        name, manifest = value["name"], Manifest.from_json(value["manifest"], str(building / FINAL_NAME))
+        directory = destination / name
+        directory.mkdir(exist_ok=True)
+        (directory / BUILDING_NAME).mkdir(exist_ok=True)  # marks the directory of a split as unfinished, too
+        shards = [shard for shard in plan.shards if shard.set_name == name]
+        for shard in shards:
+            for file in shard_files(shard.stem, target):
+                _move(building / file, directory / file)
+        quarantine = building / QUARANTINE_NAME / name
+        if OnError(manifest.options["on_error"]) is OnError.QUARANTINE and quarantine.is_dir():
+            _move_quarantine(quarantine, directory / QUARANTINE_NAME)
+        errors = _errors_of(plan, name, [done[shard.number] for shard in shards])
+        if errors:
+            _write_errors(building / ERRORS_NAME, errors)
+            os.replace(building / ERRORS_NAME, directory / ERRORS_NAME)
+        atomic.sync_directory(directory)
+        write_manifest(building, manifest)  # not in place: a temporary file would be left there by a kill
+        atomic.move(building / MANIFEST_NAME, directory / MANIFEST_NAME)
+        manifests.append((name, manifest))
+    for name, _ in manifests:
+        if name:
+            (destination / name / BUILDING_NAME).rmdir()
+    shutil.rmtree(destination / FINISHED_NAME, ignore_errors=True)
+    atomic.move(building, destination / FINISHED_NAME)
+    sweep(destination)
+    return manifests
+
+
+def sweep(destination: Path) -> bool:
+    """Delete what a finished conversion leaves behind; whether there was anything."""
+    leftover = destination / FINISHED_NAME
+    if not leftover.is_dir():
+        return False
+    shutil.rmtree(leftover, ignore_errors=True)
+    return True
+
+
+def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Target, options: dict[str, Any]) -> Manifest:
+    sizes = {size for shard in done for size in shard.image_sizes}
+    return Manifest(
+        container=target.container,
+        fields=(IMAGE_FIELD, LABEL_FIELD),
+        shards=tuple(shard.info for shard in done),
+        classes=plan.classes,
+        class_to_idx={name: label for label, name in enumerate(plan.classes)},
+        permutation_key=planned.permutation_key,
+        image_size=sizes.pop() if len(sizes) == 1 else None,
+        options=options,
+    )
+
+
+def _remove_old(destination: Path, building: Path, names: list[str]) -> None:
+    """Delete the dataset that is being replaced, its manifest first; once only, as new files take its names."""
+    if not names or (building / _REMOVED_NAME).exists():
+        return
+    for name in sorted(names, key=lambda name: os.path.basename(name) != MANIFEST_NAME):
+        path = destination / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for folder in {os.path.dirname(name) for name in names} - {""}:
+        with contextlib.suppress(OSError):  # of a split: goes if it is empty
+            (destination / folder).rmdir()
+    atomic.write_json(building / _REMOVED_NAME, True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename unless an earlier run did it. Raises FileNotFoundError if the file is in neither place."""
+    try:
+        os.replace(source, target)
+    except FileNotFoundError:
+        if not target.exists():
+            raise
+
+
+def _move_quarantine(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(source, target)
+
+
+def _errors_of(plan: Plan, set_name: str, done: list[DoneShard]) -> list[SampleError]:
+    """Directories that could not be listed first, then bad samples by id."""
+    planned = next(planned for planned in plan.sets if planned.name == set_name)
+    unlisted = [SampleError(source, None, reason) for source, reason in planned.problems]
+    return unlisted + sorted((error for shard in done for error in shard.errors), key=lambda error: error.id or 0)
+
+
+def _write_errors(path: Path, errors: list[SampleError]) -> None:
+    with atomic.atomic_writer(path) as file:
+        for error in errors:
+            line = json.dumps({"source": error.source, "id": error.id, "reason": error.reason}, ensure_ascii=False)
+            file.write(line.encode("utf-8", "backslashreplace") + b"\n")

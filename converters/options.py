@@ -1,0 +1,202 @@
+"""What a conversion is asked to do, parsed and checked once."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from datapipe.errors import OptionError
+
+TARGETS = ("webdataset",)
+_UNITS = {"": 1, "B": 1}
+for _power, _prefix in enumerate("KMGT", 1):
+    _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})
+
+
+class Check(enum.Enum):
+    """How closely each image is looked at."""
+
+    HEADER = "header"  # the header parses and the end marker is there
+    DECODE = "decode"  # and the whole image decodes
+
+
+class OnError(enum.Enum):
+    """What becomes of a bad sample."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    QUARANTINE = "quarantine"  # skipped, and the file copied aside
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Resizing before storage. `mode` "shorter" or "longer" scale that side to `size`; "exact" gives `size` x `width`."""
+
+    mode: str
+    size: int  # pixels; the height where the mode is exact
+    width: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Resize:
+        if match := re.fullmatch(r"(shorter|longer):([1-9]\d{0,4})", text):
+            return cls(match[1], int(match[2]))
+        if match := re.fullmatch(r"exact:([1-9]\d{0,4})x([1-9]\d{0,4})", text):
+            return cls("exact", int(match[1]), int(match[2]))
+        raise OptionError(f"--resize {text!r} is none of shorter:N, longer:N, exact:HxW (in pixels), such as shorter:256")
+
+    def __str__(self) -> str:
+        return f"{self.mode}:{self.size}" if self.width is None else f"{self.mode}:{self.size}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """How images are stored. "keep" copies the bytes as they are."""
+
+    form: str  # "keep", "jpeg", "png", "raw"
+    quality: int | None = None  # of jpeg, 1..100
+
+    @classmethod
+    def parse(cls, text: str) -> Encode:
+        if text in ("keep", "png", "raw"):
+            return cls(text)
+        if (match := re.fullmatch(r"jpeg:(\d{1,3})", text)) and 1 <= int(match[1]) <= 100:
+            return cls("jpeg", int(match[1]))
+        raise OptionError(f"--encode {text!r} is none of keep, jpeg:QUALITY (1 to 100), png, raw; for example --encode jpeg:90")
+
+    def __str__(self) -> str:
+        return self.form if self.quality is None else f"{self.form}:{self.quality}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One of several datasets that the source is divided into."""
+
+    name: str
+    share: Fraction
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Split, ...]:
+        """`train=0.9,val=0.1`: shares of 1, in all 1."""
+        splits = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*([A-Za-z0-9_-]+)\s*=\s*(\d*\.?\d+)\s*", part)
+            if match is None:
+                raise OptionError(f"--split {text!r}: {part!r} is not NAME=SHARE; for example --split train=0.9,val=0.1")
+            splits.append(cls(match[1], Fraction(match[2])))
+        total = sum((split.share for split in splits), Fraction(0))
+        if total != 1 or any(split.share <= 0 for split in splits):
+            raise OptionError(f"--split {text!r}: shares add up to {float(total):g}; they must be positive and add up to 1")
+        names = [split.name for split in splits]
+        if len(set(names)) < len(names) or "quarantine" in names:
+            raise OptionError(f"--split {text!r}: names must differ from each other and from 'quarantine'")
+        return tuple(splits)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many bad samples are bearable: a count, or a share of all."""
+
+    count: int | None = None
+    percent: Fraction | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        if re.fullmatch(r"\d+", text):
+            return cls(count=int(text))
+        if (match := re.fullmatch(r"(\d*\.?\d+)%", text)) and Fraction(match[1]) <= 100:
+            return cls(percent=Fraction(match[1]))
+        raise OptionError(f"--max-errors {text!r} is neither a count nor a percentage, such as 100 or 0.1%")
+
+    def of(self, num_samples: int) -> int:
+        """The number of bad samples that is still accepted."""
+        return self.count if self.count is not None else int((self.percent or Fraction(0)) * num_samples / 100)
+
+    def __str__(self) -> str:
+        return str(self.count) if self.count is not None else f"{float(self.percent or 0):g}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of `count` processes that share a conversion; `index` counts from 1."""
+
+    index: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise OptionError(f"--part {text!r} is not I/N with 1 <= I <= N; for example --part 1/4")
+        return cls(int(match[1]), int(match[2]))
+
+    def owns(self, shard_number: int) -> bool:
+        return shard_number % self.count == self.index - 1
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+def parse_nbytes(text: str) -> int:
+    """`256MB` (10^6), `256MiB` (2^20), `1.5GB` or plain bytes."""
+    match = re.fullmatch(r"(\d*\.?\d+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS or (nbytes := int(Fraction(match[1]) * _UNITS[match[2].upper()])) < 1:
+        raise OptionError(f"--shard-size {text!r} is not a size; for example --shard-size 256MB")
+    return nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """A conversion. Paths may be relative to the working directory."""
+
+    source: Path
+    destination: Path
+    to: str = "webdataset"
+    shard_nbytes: int = 256_000_000  # of source bytes: a target, not a limit
+    resize: Resize | None = None
+    encode: Encode = Encode("keep")
+    num_workers: int | None = None  # None: the cores this process may use
+    seed: int | None = 0  # of the write shuffle; None: listing order
+    split: tuple[Split, ...] = ()
+    class_map: Path | None = None
+    check: Check = Check.HEADER
+    on_error: OnError = OnError.FAIL
+    max_errors: Limit | None = None
+    part: Part | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.to not in TARGETS:
+            raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
+        if self.shard_nbytes < 1:
+            raise OptionError(f"--shard-size is {self.shard_nbytes} bytes; it must be positive")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise OptionError(f"--workers is {self.num_workers}; it must be at least 1")
+        if self.max_errors is not None and self.on_error is OnError.FAIL:
+            raise OptionError("--max-errors means nothing with --on-error fail, which stops at the first; add --on-error skip")
+        source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
+        if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
+            raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
+
+    @property
+    def transcodes(self) -> bool:
+        """Whether images may be stored as other bytes than the source's."""
+        return self.resize is not None or self.encode.form != "keep"
+
+    def as_typed(self) -> dict[str, Any]:
+        """What decides about the bytes that are written: JSON-safe, without paths and workers."""
+        return {
+            "to": self.to,
+            "shard_size": self.shard_nbytes,
+            "resize": None if self.resize is None else str(self.resize),
+            "encode": str(self.encode),
+            "seed": self.seed,
+            "split": {split.name: str(split.share) for split in self.split} or None,
+            "check": self.check.value,
+            "on_error": self.on_error.value,
+            "max_errors": None if self.max_errors is None else str(self.max_errors),
+        }

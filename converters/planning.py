@@ -1,0 +1,295 @@
+"""The plan of a conversion: which sample goes where, kept in `plan.db` while shards are built.
+
+The listing numbers the source's files; a hash of (seed, number) assigns each to a split; within a
+split samples are numbered again, and these numbers are the ids. The write order is a recorded
+permutation of the ids; shards are cut from it so that each holds about as many source bytes. The plan
+is written once, beside, and renamed: a run either finds all of it or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.listing_store import ListingSummary, open_database, open_read_only, write_listing
+from converters.options import ConvertOptions
+from converters.sources.image_folder import ClassTable
+from datapipe import atomic
+from datapipe.draws import Draws, key64
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.order import Permutation
+
+PLAN_NAME = "plan.db"
+WHOLE = "shard"  # what shards are called where there is no split
+_SHUFFLE_PURPOSE = 0x73687566  # keeps the write order's key apart from those of epochs
+_SPLIT_OPERATION = 0x73706C74
+_BATCH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSet:
+    """One dataset that comes out: all of the source, or one split of it."""
+
+    name: str  # "" for the whole
+    num_slots: int
+    permutation_key: int | None
+    problems: tuple[tuple[str, str], ...] = ()  # (source, reason) of directories that could not be listed
+
+    @property
+    def shard_prefix(self) -> str:
+        return self.name or WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """One shard to write."""
+
+    number: int  # over all sets, from 0
+    stem: str  # file name without suffix
+    set_name: str
+    first_position: int  # over all sets
+    first_slot: int  # within the set
+    num_slots: int
+    nbytes: int  # of its source files
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSample:
+    """One slot of a shard."""
+
+    slot: int
+    id: int
+    label: int
+    directory: bytes
+    name: bytes
+    nbytes: int
+    mtime_ns: int
+    problem: str | None
+
+    @property
+    def source(self) -> bytes:
+        """Path relative to the source's root."""
+        return self.directory + b"/" + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A finished plan; its samples stay on disk."""
+
+    path: Path
+    options: dict[str, Any]  # ConvertOptions.as_typed() of the run that planned
+    sets: tuple[PlannedSet, ...]
+    shards: tuple[PlannedShard, ...]
+    classes: tuple[str, ...]
+    num_ignored: int
+    num_junk: int
+    num_loops: int
+    empty_classes: tuple[str, ...]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(planned.num_slots for planned in self.sets)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all source files."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        return tuple(problem for planned in self.sets for problem in planned.problems)
+
+
+def build_plan(
+    path: Path, options: ConvertOptions, classes: ClassTable, *, on_files: Callable[[int], None], should_sync: bool = True
+) -> Plan:
+    """Scan the source and write the plan to `path`, whole or not at all.
+
+    Raises MissingDataError for a source without images, OptionError for a split that gets none,
+    StorageError where the plan cannot be written.
+    """
+    temporary = path.with_name(path.name + atomic.TEMPORARY_SUFFIX)
+    temporary.unlink(missing_ok=True)
+    with open_database(temporary, temporary=path.parent) as connection:
+        summary = write_listing(connection, options.source, classes, scratch=path.parent, on_files=on_files)
+        if not summary.num_files:
+            reason = f"; {summary.notes.problems[0].reason}" if summary.notes.problems else ""
+            raise MissingDataError(
+                f"{options.source}: no images in its {len(classes.folders)} class folders"
+                f" ({summary.notes.num_ignored} other files){reason}; images are told by suffix: .jpg, .jpeg, .png, ..."
+            )
+        sets = _plan_sets(options, summary)
+        _write_slots(connection, options, sets, scratch=path.parent)
+        _write_shards(connection, options, sets)
+        _write_facts(connection, options, sets, summary, classes)
+    if should_sync:
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+    atomic.move(temporary, path)
+    return read_plan(path)
+
+
+def split_of(ordinals: NDArray[np.int64], *, seed: int, shares: tuple[Fraction, ...]) -> NDArray[np.int64]:
+    """(n,) the split of each place in the listing: a hash decides, so it depends on nothing else."""
+    uniform = Draws(seed, 0, ordinals).uniform(_SPLIT_OPERATION, 1)[:, 0]
+    edges = [float(sum(shares[: number + 1])) for number in range(len(shares) - 1)]
+    return np.searchsorted(np.array(edges), uniform, side="right").astype(np.int64)
+
+
+def _shares(options: ConvertOptions) -> tuple[Fraction, ...]:
+    return tuple(split.share for split in options.split) or (Fraction(1),)
+
+
+def _plan_sets(options: ConvertOptions, summary: ListingSummary) -> list[PlannedSet]:
+    names = [split.name for split in options.split] or [""]
+    counts = np.zeros(len(names), np.int64)
+    for ordinals in _batches(summary.num_files):
+        counts += np.bincount(split_of(ordinals, seed=options.seed or 0, shares=_shares(options)), minlength=len(names))
+    for name, count in zip(names, counts.tolist(), strict=True):
+        if not count:
+            raise OptionError(f"--split: {name} gets none of {summary.num_files} samples; give it a larger share")
+    key = None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE))
+    problems = tuple(sorted((os.fsdecode(problem.source), problem.reason) for problem in summary.notes.problems))
+    return [
+        PlannedSet(name, count, key, problems if number == 0 else ())
+        for number, (name, count) in enumerate(zip(names, counts.tolist(), strict=True))
+    ]
+
+
+def _batches(count: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, count, _BATCH):
+        yield np.arange(start, min(start + _BATCH, count), dtype=np.int64)
+
+
+def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], *, scratch: Path) -> None:
+    """`slots(position, ordinal, id, nbytes)`: the write order, the sets one after the other."""
+    unsorted = scratch / f"slots.{os.getpid()}.db"
+    unsorted.unlink(missing_ok=True)
+    connection.execute("ATTACH ? AS staged", (os.fspath(unsorted),))
+    try:
+        for pragma in ("journal_mode=OFF", "synchronous=OFF"):
+            connection.execute(f"PRAGMA staged.{pragma}")
+        connection.execute("CREATE TABLE staged.slots (position INTEGER, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
+        connection.execute("CREATE TABLE slots (position INTEGER PRIMARY KEY, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
+        connection.execute("BEGIN")
+        sizes = connection.execute("SELECT nbytes FROM listing ORDER BY ordinal")
+        sizes.arraysize = _BATCH
+        num_seen = [0] * len(sets)
+        first_positions = np.cumsum([0] + [planned.num_slots for planned in sets])
+        for ordinals in _batches(sum(planned.num_slots for planned in sets)):
+            nbytes = np.array(sizes.fetchmany(len(ordinals)), np.int64)[:, 0]
+            splits = split_of(ordinals, seed=options.seed or 0, shares=_shares(options))
+            for number, planned in enumerate(sets):
+                mine = np.flatnonzero(splits == number)
+                ids = num_seen[number] + np.arange(len(mine), dtype=np.int64)
+                num_seen[number] += len(mine)
+                slots = ids
+                if planned.permutation_key is not None:
+                    slots = Permutation(planned.num_slots, planned.permutation_key).inverse(ids)
+                rows = np.stack([first_positions[number] + slots, ordinals[mine], ids, nbytes[mine]], axis=1)
+                connection.executemany("INSERT INTO staged.slots VALUES (?, ?, ?, ?)", rows.tolist())
+        connection.execute("INSERT INTO slots SELECT position, ordinal, id, nbytes FROM staged.slots ORDER BY position")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("DETACH staged")
+        unsorted.unlink(missing_ok=True)
+
+
+def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet]) -> None:
+    """Cut each set where its bytes, counted along the write order, pass an equal share of its total."""
+    connection.execute(
+        "CREATE TABLE shards (number INTEGER PRIMARY KEY, stem TEXT, set_name TEXT,"
+        " first_position INTEGER, first_slot INTEGER, num_slots INTEGER, nbytes INTEGER)"
+    )
+    connection.execute("BEGIN")
+    number = start = 0
+    for planned in sets:
+        span = (start, start + planned.num_slots)
+        total = connection.execute("SELECT sum(nbytes) FROM slots WHERE position >= ? AND position < ?", span).fetchone()[0]
+        share = -(-total // max(1, -(-total // options.shard_nbytes))) or 1
+        cursor = connection.execute("SELECT nbytes FROM slots WHERE position >= ? AND position < ? ORDER BY position", span)
+        done, in_set, first, in_shard = 0, 0, 0, 0
+        for slot, (nbytes,) in enumerate(cursor):
+            if slot > first and done // share > (done - in_shard) // share:
+                _insert_shard(connection, number, in_set, planned, start, (first, slot), in_shard)
+                number, in_set, first, in_shard = number + 1, in_set + 1, slot, 0
+            done += nbytes
+            in_shard += nbytes
+        _insert_shard(connection, number, in_set, planned, start, (first, planned.num_slots), in_shard)
+        number, start = number + 1, span[1]
+    connection.execute("COMMIT")
+
+
+def _insert_shard(
+    connection: sqlite3.Connection, number: int, in_set: int, planned: PlannedSet, start: int, slots: tuple[int, int], nbytes: int
+) -> None:
+    first, end = slots
+    stem = f"{planned.shard_prefix}-{in_set:06d}"
+    row = (number, stem, planned.name, start + first, first, end - first, nbytes)
+    connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _write_facts(
+    connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], summary: ListingSummary, classes: ClassTable
+) -> None:
+    facts = {
+        "options": options.as_typed(),
+        "sets": [[planned.name, planned.num_slots, planned.permutation_key, planned.problems] for planned in sets],
+        "classes": classes.names,
+        "num_ignored": summary.notes.num_ignored,
+        "num_junk": summary.notes.num_junk,
+        "num_loops": summary.notes.num_loops,
+        "empty_classes": summary.empty_classes,
+    }
+    connection.execute("CREATE TABLE facts (value TEXT)")
+    connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
+
+
+def read_plan(path: Path) -> Plan:
+    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged."""
+    with open_read_only(path) as connection:
+        facts = json.loads(connection.execute("SELECT value FROM facts").fetchone()[0])
+        shards = tuple(PlannedShard(*row) for row in connection.execute("SELECT * FROM shards ORDER BY number"))
+    return Plan(
+        path=path,
+        options=facts["options"],
+        sets=tuple(
+            PlannedSet(name, num_slots, key, tuple((source, reason) for source, reason in problems))
+            for name, num_slots, key, problems in facts["sets"]
+        ),
+        shards=shards,
+        classes=tuple(facts["classes"]),
+        num_ignored=facts["num_ignored"],
+        num_junk=facts["num_junk"],
+        num_loops=facts["num_loops"],
+        empty_classes=tuple(facts["empty_classes"]),
+    )
+
+
+@contextlib.contextmanager
+def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[PlannedSample]]]:
+    """Open the plan at `path` and hand out a function that lists a shard's samples in write order."""
+    with open_read_only(path) as connection:
+
+        def samples(shard: PlannedShard) -> Iterator[PlannedSample]:
+            rows = connection.execute(
+                "SELECT position - ?, id, label, path, name, listing.nbytes, mtime_ns, problem"
+                " FROM slots CROSS JOIN listing USING (ordinal) CROSS JOIN directories USING (directory)"
+                " WHERE position >= ? AND position < ? ORDER BY position",
+                (shard.first_position - shard.first_slot, shard.first_position, shard.first_position + shard.num_slots),
+            )
+            return (PlannedSample(*row) for row in rows)
+
+        yield samples

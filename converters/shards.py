@@ -1,0 +1,205 @@
+"""One shard from plan to disk: its bytes, its index, and a note that it is done.
+
+Everything lies in the building directory. The shard is written under a name that no other process
+uses, flushed and renamed; then its sidecar, its companions, and at last the note in `done/`. A shard
+without a note is written again, so a process may die anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converters.options import OnError
+from converters.planning import PlannedSample, PlannedShard
+from converters.samples import BadSample, Treatment, read_samples
+from converters.writers import Target
+from datapipe import atomic
+from datapipe.errors import DatapipeError, DecodeError, StorageError
+from datapipe.manifest import ShardInfo
+from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
+
+DONE_NAME = "done"
+QUARANTINE_NAME = "quarantine"
+_REPORT_EVERY = 64  # samples
+
+
+@dataclass(frozen=True, slots=True)
+class SampleError:
+    """A line of errors.jsonl."""
+
+    source: str  # relative to the source's root; bytes that are not UTF-8 as surrogate escapes
+    id: int | None  # None for a directory that could not be listed
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoneShard:
+    """What is noted of a finished shard."""
+
+    info: ShardInfo
+    errors: tuple[SampleError, ...]
+    on_error: OnError  # the policy that left the bad samples out
+    image_sizes: tuple[tuple[int, int], ...]  # (height, width) of its images: two of them where they differ, else one or none
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What every shard of a run has in common."""
+
+    building: Path
+    source: Path
+    target: str  # a key of converters.writers.TARGETS
+    treatment: Treatment
+    on_error: OnError
+
+
+def build_shard(
+    job: ShardJob,
+    target: Target,
+    shard: PlannedShard,
+    samples: Iterator[PlannedSample],
+    *,
+    on_samples: Callable[[int, int], None],
+) -> DoneShard:
+    """Write `shard` and note it as done. `on_samples` hears (samples, errors) since its last call.
+
+    Raises DecodeError for a bad sample under the policy "fail", IntegrityError for a source that
+    changed, StorageError where the operating system refuses.
+    """
+    name = shard.stem + target.suffix
+    temporary = job.building / f"{name}.{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
+    root = os.fsencode(job.source)
+    errors: list[SampleError] = []
+    skipped: list[int] = []
+    sizes: set[tuple[int, int]] = set()
+    with _translating(job.building):
+        temporary.unlink(missing_ok=True)  # of a killed process that had this number
+        writer = target.open_shard(temporary)
+        try:
+            since = bad_since = 0
+            for planned, result in read_samples(root, samples, job.treatment):
+                if isinstance(result, BadSample):
+                    errors.append(_set_aside(job, shard, root, result))
+                    skipped.append(planned.slot)
+                    bad_since += 1
+                else:
+                    writer.append(result)
+                    if len(sizes) < 2:
+                        sizes.add((result.header.height, result.header.width))
+                since += 1
+                if since == _REPORT_EVERY:
+                    on_samples(since, bad_since)
+                    since = bad_since = 0
+            written = writer.finish()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                writer.abandon()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        os.replace(temporary, job.building / name)
+        index_sha256 = write_sidecar(job.building / (name + SIDECAR_SUFFIX), written.rows, name)
+        for suffix, data in written.companions.items():
+            with atomic.atomic_writer(job.building / (shard.stem + suffix)) as file:
+                file.write(data)
+        info = ShardInfo(
+            name=name,
+            num_samples=shard.num_slots - len(skipped),
+            nbytes=written.nbytes,
+            first_slot=shard.first_slot,
+            num_slots=shard.num_slots,
+            sha256=written.sha256,
+            index_sha256=index_sha256,
+            skipped=tuple(skipped),
+        )
+        done = DoneShard(info, tuple(errors), job.on_error, tuple(sorted(sizes)))
+        atomic.write_json(_note_path(job.building, shard), _to_json(done))
+    on_samples(since, bad_since)
+    return done
+
+
+def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
+    """The note of a finished shard, or None."""
+    try:
+        value = json.loads(_note_path(building, shard).read_bytes())
+    except FileNotFoundError:
+        return None
+    return DoneShard(
+        info=ShardInfo(**{**value["info"], "skipped": tuple(value["info"]["skipped"])}),
+        errors=tuple(SampleError(**error) for error in value["errors"]),
+        on_error=OnError(value["on_error"]),
+        image_sizes=tuple((height, width) for height, width in value["image_sizes"]),
+    )
+
+
+def forget_done(building: Path, shard: PlannedShard) -> None:
+    """Drop the note, so that the shard is written again."""
+    _note_path(building, shard).unlink(missing_ok=True)
+
+
+def clear_leftovers(building: Path, shard: PlannedShard) -> None:
+    """Delete what killed processes left of a shard that is not done."""
+    for path in building.glob(f"*{shard.stem}*{atomic.TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def shard_files(stem: str, target: Target) -> tuple[str, ...]:
+    """The names of all files that belong to a shard."""
+    name = stem + target.suffix
+    return (name, name + SIDECAR_SUFFIX, *(stem + suffix for suffix in target.companion_suffixes))
+
+
+def _note_path(building: Path, shard: PlannedShard) -> Path:
+    return building / DONE_NAME / f"{shard.stem}.json"
+
+
+def _to_json(done: DoneShard) -> dict[str, Any]:
+    return {**dataclasses.asdict(done), "on_error": done.on_error.value}
+
+
+def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) -> SampleError:
+    """Apply the policy to a bad sample. Raises DecodeError under "fail"."""
+    source = os.fsdecode(bad.planned.source)
+    if job.on_error is OnError.FAIL:
+        raise DecodeError(
+            f"{os.fsdecode(root)}/{source}: bad sample: {bad.reason};"
+            f" run again with --on-error skip or quarantine; or repair it, delete {job.building} and begin anew"
+        )
+    if job.on_error is OnError.QUARANTINE and bad.data is not None:
+        copy = job.building / QUARANTINE_NAME / shard.set_name / source
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(bad.data)
+    return SampleError(source, bad.planned.id, bad.reason)
+
+
+@contextlib.contextmanager
+def _translating(building: Path) -> Iterator[None]:
+    """Turn what the operating system says about the destination into a StorageError with a remedy."""
+    try:
+        yield
+    except DatapipeError:
+        raise
+    except OSError as exc:
+        raise storage_error(building.parent, exc) from exc
+
+
+def storage_error(destination: Path, exc: OSError) -> StorageError:
+    """What to tell the user about a refused write."""
+    remedies = {
+        errno.ENOSPC: "free space there",
+        errno.EDQUOT: "free space within the quota",
+        errno.EACCES: "check its permissions",
+        errno.EROFS: "choose a file system that is not read-only",
+    }
+    remedy = remedies.get(exc.errno or 0, "see to it")
+    where = f" ({exc.filename})" if exc.filename else ""
+    what = f"cannot be written: {exc.strerror or exc}{where}"
+    return StorageError(f"{destination}: {what}; {remedy} and run the same command again: it resumes")

@@ -1,0 +1,81 @@
+"""Images to other bytes: resized with Pillow's antialiased bilinear filter, encoded anew.
+
+EXIF and colour profiles are dropped; EXIF orientation is not applied, as in torchvision's loaders.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.options import Encode, Resize
+from datapipe.probe import ImageHeader, probe
+
+if TYPE_CHECKING:
+    from datapipe.decode import Decoder
+
+_RESIZED_QUALITY = 90  # of JPEG where --encode keep meets --resize
+
+
+@functools.cache
+def decoder() -> Decoder:
+    """This process's decoder: converters decode in one thread."""
+    from datapipe.decode import open_decoder
+
+    return open_decoder()
+
+
+def resized_size(resize: Resize, height: int, width: int) -> tuple[int, int]:
+    """(height, width) after resizing; torchvision's rounding (down) of the side that follows."""
+    if resize.mode == "exact":
+        return resize.size, resize.width or resize.size
+    scaled, other = (min, max) if resize.mode == "shorter" else (max, min)
+    follows = max(1, math.floor(resize.size * other(height, width) / scaled(height, width)))
+    return (resize.size, follows) if scaled(height, width) == height else (follows, resize.size)
+
+
+def transcode(data: bytes, header: ImageHeader, *, resize: Resize | None, encode: Encode) -> tuple[bytes, ImageHeader]:
+    """The bytes to store for an image, and their header.
+
+    `encode` "keep" keeps the bytes of an image that has its size already, and otherwise stores JPEG of
+    quality 90, or PNG if the source is PNG. Raises DecodeError if the image does not decode.
+    """
+    size = (header.height, header.width)
+    wanted = size if resize is None else resized_size(resize, *size)
+    if encode.form == "keep":
+        if wanted == size:
+            return data, header
+        encode = Encode("png") if header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
+    pixels = decoder()(data, header)
+    stored = encode_image(_resize(pixels, wanted), encode)
+    return stored, probe(stored)
+
+
+def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    if pixels.shape[:2] == size:
+        return pixels
+    from PIL import Image
+
+    resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(resized)
+
+
+def encode_image(pixels: NDArray[np.uint8], encode: Encode) -> bytes:
+    """(h, w, 3) uint8 RGB to bytes: "jpeg" (4:2:0), "png", or "raw", which is a version 1 .npy file."""
+    sink = io.BytesIO()
+    if encode.form == "raw":
+        np.lib.format.write_array(sink, np.ascontiguousarray(pixels), version=(1, 0), allow_pickle=False)
+        return sink.getvalue()
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    if encode.form == "png":
+        image.save(sink, "PNG")
+    else:
+        image.save(sink, "JPEG", quality=encode.quality or _RESIZED_QUALITY)
+    return sink.getvalue()

@@ -1,0 +1,229 @@
+"""Checks a converted dataset against its manifest: every byte, and nothing beside.
+
+Shards are hashed as a whole; where a hash differs, the checksums of single fields name the samples
+that are damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from crc32c import crc32c
+
+from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from converters.writers import IMAGE_FIELD, LABEL_FIELD
+from datapipe.containers.tar_format import DALI_INDEX_SUFFIX, LABEL_SUFFIX, Member, dali_index
+from datapipe.cores import num_usable_cores
+from datapipe.errors import FormatError, MissingDataError
+from datapipe.manifest import ShardInfo, read_manifest, refuse_unfinished
+from datapipe.probe import ImageHeader
+from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+
+_READ_NBYTES = 4 << 20
+_MAX_NAMED = 20  # damaged samples that are named per shard
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as the manifest says."""
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check found."""
+
+    num_samples: int
+    num_shards: int
+    nbytes: int  # read
+    elapsed_s: float
+    problems: tuple[Problem, ...]
+
+
+def verify(
+    directory: Path, *, num_workers: int | None = None, on_bytes: Callable[[int], None] = lambda nbytes: None
+) -> VerifyReport:
+    """Check the dataset in `directory`, or all of its splits.
+
+    `on_bytes` hears how many bytes were read since its last call, from several threads, one at a time.
+    Raises MissingDataError where there is no dataset, UnfinishedError for a half-made one, FormatError
+    for a manifest that does not parse.
+    """
+    started = time.monotonic()
+    refuse_unfinished(directory)
+    if not directory.is_dir():
+        raise MissingDataError(f"{directory}: no such directory")
+    if not holds_dataset(directory):
+        read_manifest(directory)  # says what is missing
+    sets = find_sets(directory)
+    for found in sets:
+        refuse_unfinished(found.directory)
+    problems = [
+        Problem(str(directory / name), "not part of the dataset; move it away") for name in strange_files(directory, sets)
+    ]
+    meter = _Meter(on_bytes)
+    with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
+        jobs = [pool.submit(_check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
+        try:
+            for job in jobs:
+                problems += job.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for found in sets:
+        problems += _check_errors(found)
+    return VerifyReport(
+        num_samples=sum(found.manifest.num_samples for found in sets),
+        num_shards=sum(len(found.manifest.shards) for found in sets),
+        nbytes=meter.nbytes,
+        elapsed_s=time.monotonic() - started,
+        problems=tuple(problems),
+    )
+
+
+class _Meter:
+    """Counts bytes over threads."""
+
+    def __init__(self, on_bytes: Callable[[int], None]) -> None:
+        self.nbytes = 0
+        self._on_bytes = on_bytes
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+            self._on_bytes(nbytes)
+
+
+def _check_shard(found: FoundSet, shard: ShardInfo, meter: _Meter) -> list[Problem]:
+    path = found.directory / shard.name
+    try:
+        sidecar, problems = _check_sidecar(path, shard)
+        problems += _check_bytes(path, shard, sidecar, meter)
+        if sidecar is not None:
+            problems += _check_dali_index(found, shard, sidecar)
+    except OSError as exc:
+        return [Problem(exc.filename or str(path), f"cannot be read ({exc.strerror})")]
+    return problems
+
+
+def _check_sidecar(path: Path, shard: ShardInfo) -> tuple[Sidecar | None, list[Problem]]:
+    index = path.with_name(path.name + SIDECAR_SUFFIX)
+    try:
+        digest = hashlib.sha256(index.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None, [Problem(str(index), "missing")]
+    if digest != shard.index_sha256:
+        return None, [Problem(str(index), "differs from what was written (sha256); convert again")]
+    try:
+        sidecar = Sidecar(index)
+    except FormatError as exc:
+        return None, [Problem(str(index), str(exc))]
+    expected = shard.num_slots - len(shard.skipped)
+    if not sidecar.num_samples == shard.num_samples == expected:
+        counts = f"{sidecar.num_samples} samples, the manifest {shard.num_samples}, its slots give {expected}"
+        return sidecar, [Problem(str(index), f"counts differ: it has {counts}")]
+    return sidecar, []
+
+
+def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: _Meter) -> list[Problem]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            digest = _sha256(file.fileno(), meter)
+    except FileNotFoundError:
+        return [Problem(str(path), "missing")]
+    if digest == shard.sha256:
+        return []
+    if nbytes != shard.nbytes:
+        kind = "truncated" if nbytes < shard.nbytes else "too long"
+        whole = Problem(str(path), f"{kind}: {nbytes} bytes, {shard.nbytes} were written")
+    else:
+        whole = Problem(str(path), "differs from what was written (sha256)")
+    if sidecar is None:
+        return [whole]
+    damaged = list(_damaged_fields(path, sidecar))
+    if not damaged:
+        return [whole, Problem(str(path), "every field of every sample is intact; headers, padding or the end differ")]
+    more = [f"and {len(damaged) - _MAX_NAMED} more damaged fields"] if len(damaged) > _MAX_NAMED else []
+    return [whole, *(Problem(str(path), text) for text in damaged[:_MAX_NAMED] + more)]
+
+
+def _sha256(descriptor: int, meter: _Meter) -> str:
+    digest, buffer = hashlib.sha256(), bytearray(_READ_NBYTES)
+    view = memoryview(buffer)
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(view[:count])
+        meter.add(count)
+    return digest.hexdigest()
+
+
+def _damaged_fields(path: Path, sidecar: Sidecar) -> Iterator[str]:
+    with path.open("rb", buffering=0) as file:
+        for name in sidecar.field_names:
+            offsets, sizes, checksums = sidecar.offsets(name), sidecar.nbytes(name), sidecar.crc32c(name)
+            for row in range(sidecar.num_samples):
+                data = os.pread(file.fileno(), int(sizes[row]), int(offsets[row]))
+                if len(data) < sizes[row] or crc32c(data) != checksums[row]:
+                    source = sidecar.source(row).decode(errors="backslashreplace")
+                    what = "is cut off" if len(data) < sizes[row] else "differs (crc32c)"
+                    yield f"sample {sidecar.ids[row]} ({source}): field {name!r} {what}"
+
+
+def _check_dali_index(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> list[Problem]:
+    target = target_of(found.manifest)
+    path = found.directory / (stem_of(shard.name, target) + DALI_INDEX_SUFFIX)
+    if DALI_INDEX_SUFFIX not in target.companion_suffixes:
+        return []
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [Problem(str(path), "missing")]
+    if data != dali_index(_members(sidecar), sidecar.num_samples):
+        return [Problem(str(path), "does not fit its shard; convert again")]
+    return []
+
+
+def _members(sidecar: Sidecar) -> Iterator[tuple[Member, Member]]:
+    image, label = IMAGE_FIELD.name, LABEL_FIELD.name
+    columns = [sidecar.offsets(image), sidecar.nbytes(image), sidecar.offsets(label), sidecar.nbytes(label)]
+    for row, (image_at, image_nbytes, label_at, label_nbytes) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        key = sidecar.key(row).decode()
+        suffix = _suffix(sidecar.encoding(image, row))
+        yield (
+            Member(suffix, image_at, image_nbytes, f"{key}.{suffix}"),
+            Member(LABEL_SUFFIX, label_at, label_nbytes, f"{key}.{LABEL_SUFFIX}"),
+        )
+
+
+def _suffix(encoding: str) -> str:
+    return ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
+
+
+def _check_errors(found: FoundSet) -> list[Problem]:
+    """errors.jsonl must name as many bad samples as the shards left out."""
+    num_skipped = found.manifest.num_slots - found.manifest.num_samples
+    path = found.directory / ERRORS_NAME
+    if not path.exists():
+        return [Problem(str(path), f"missing, though {num_skipped} samples were left out")] if num_skipped else []
+    try:
+        named = [json.loads(line)["id"] is not None for line in path.read_bytes().splitlines()]
+    except (ValueError, KeyError, TypeError):
+        return [Problem(str(path), "does not parse")]
+    num_named = sum(named)
+    return [] if num_named == num_skipped else [Problem(str(path), f"names {num_named} bad samples, {num_skipped} were left out")]

@@ -1,0 +1,244 @@
+"""`datapipe convert`: a folder of images to shards."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from datapipe.cli.progress import Progress
+from datapipe.errors import OptionError
+
+if TYPE_CHECKING:
+    from converters import Advance, ConvertOptions, Preview, Report
+
+_EPILOG = """\
+example:
+  datapipe convert photos/train shards/train --to webdataset --resize shorter:256 --encode jpeg:90
+
+A killed or interrupted run is resumed by the same command. Several machines share the work with
+--part 1/4, --part 2/4, ... into one destination. Sizes take MB, GB, MiB, GiB. With --resize, images
+that need resizing are stored as JPEG of quality 90 (PNG if they were PNG) unless --encode says otherwise;
+shorter:N and longer:N also enlarge, as torchvision's Resize does. EXIF orientation is not applied.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the program's parser."""
+    parser = subparsers.add_parser(
+        "convert",
+        help="repack a folder of images into shards",
+        description="Repack a folder of class folders of images into shards: atomically, resumably, checked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="folder with one folder per class")
+    parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
+    parser.add_argument("--to", required=True, choices=("webdataset",), help="format of the shards")
+    parser.add_argument(
+        "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
+    )
+    parser.add_argument("--resize", type=_resize, metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels")
+    parser.add_argument("--encode", default="keep", type=_encode, metavar="FORM", help="keep (default), jpeg:90, png or raw")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores this process may use)")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--seed", type=int, default=0, help="of the order in which samples are written (0)")
+    order.add_argument("--no-shuffle", action="store_true", help="write samples in the order of the listing")
+    parser.add_argument(
+        "--split", type=_split, default=(), metavar="train=0.9,val=0.1", help="divide into datasets DST/train, DST/val"
+    )
+    parser.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"folder": index} or lines `folder index`')
+    parser.add_argument(
+        "--check", default="header", choices=("header", "decode"), help="look at headers and ends, or decode all of it"
+    )
+    parser.add_argument("--on-error", default="fail", choices=("fail", "skip", "quarantine"), help="what becomes of a bad sample")
+    parser.add_argument("--max-errors", type=_limit, metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%")
+    parser.add_argument("--part", type=_part, metavar="I/N", help="write only every N-th shard; other processes write the others")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset in DST")
+    parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked; 0, or 130 when interrupted. Raises what `converters.convert` raises."""
+    import converters
+
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may be any bytes
+    options = _options(args)
+    try:
+        with _terminable(), _Display() as display:
+            if args.dry_run:
+                preview = converters.preview(options, display)
+            else:
+                report = converters.convert(options, display)
+    except KeyboardInterrupt:
+        print("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
+        return 130
+    if args.dry_run:
+        _print_preview(preview, options, as_json=args.json)
+    else:
+        _print_report(report, as_json=args.json)
+    return 0
+
+
+def _options(args: argparse.Namespace) -> ConvertOptions:
+    from converters import Check, ConvertOptions, OnError
+
+    return ConvertOptions(
+        source=args.source,
+        destination=args.destination,
+        to=args.to,
+        shard_nbytes=args.shard_size,
+        resize=args.resize,
+        encode=args.encode,
+        num_workers=args.workers,
+        seed=None if args.no_shuffle else args.seed,
+        split=args.split,
+        class_map=args.class_map,
+        check=Check(args.check),
+        on_error=OnError(args.on_error),
+        max_errors=args.max_errors,
+        part=args.part,
+        overwrite=args.overwrite,
+    )
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does, so that workers are stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: whoever called handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Display:
+    """Shows a conversion's progress: one bar per phase."""
+
+    def __init__(self) -> None:
+        self._phase: Any = None
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> _Display:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._close()
+
+    def __call__(self, advance: Advance, /) -> None:
+        if advance.phase is not self._phase:
+            self._close()
+            self._phase = advance.phase
+            unit = "files" if advance.total is None else "samples"
+            self._progress = Progress(advance.total, unit, advance.phase.value).__enter__()
+        if self._progress is not None:
+            self._progress.update(advance.num_samples, errors=advance.num_errors)
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
+
+
+def _print_report(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        value = {**dataclasses.asdict(report), "is_finished": report.is_finished, "num_samples": report.num_samples}
+        print(json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str))
+        return
+    for warning in report.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not report.is_finished:
+        print(
+            f"{report.destination}: this part is done ({report.num_written} shards written, {report.num_resumed} there before);"
+            f" {report.num_waiting} shards of other parts are missing; whoever comes last finishes the dataset"
+        )
+        return
+    for one in report.sets:
+        bad = f", {one.num_errors} bad samples left out (see {one.directory / 'errors.jsonl'})" if one.num_errors else ""
+        print(
+            f"{one.directory}: {one.num_samples} samples of {report.num_classes} classes"
+            f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
+        )
+    rate = report.num_samples / max(report.elapsed_s, 1e-9)
+    resumed = f", {report.num_resumed} shards were there already" if report.num_resumed else f", {rate:.0f} samples/s"
+    print(f"done in {report.elapsed_s:.1f} s{resumed}")
+
+
+def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(preview), indent=1))
+        return
+    for warning in preview.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for source, reason in preview.problems:
+        print(f"warning: {source}: {reason}", file=sys.stderr)
+    for one in preview.sets:
+        print(
+            f"{options.destination / one.name}: would hold {one.num_samples} samples of {preview.num_classes} classes,"
+            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
+        )
+        for key, source in one.first:
+            print(f"  {key}  {source}")
+    needed = "unknown, as images are encoded anew" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
+    print(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Let argparse report what a parser refuses as a usage error."""
+    try:
+        return parse(text)
+    except OptionError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+def _nbytes(text: str) -> Any:
+    from converters.options import parse_nbytes
+
+    return _parsed(parse_nbytes, text)
+
+
+def _resize(text: str) -> Any:
+    from converters.options import Resize
+
+    return _parsed(Resize.parse, text)
+
+
+def _encode(text: str) -> Any:
+    from converters.options import Encode
+
+    return _parsed(Encode.parse, text)
+
+
+def _split(text: str) -> Any:
+    from converters.options import Split
+
+    return _parsed(Split.parse_all, text)
+
+
+def _limit(text: str) -> Any:
+    from converters.options import Limit
+
+    return _parsed(Limit.parse, text)
+
+
+def _part(text: str) -> Any:
+    from converters.options import Part
+
+    return _parsed(Part.parse, text)

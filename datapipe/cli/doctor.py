@@ -1,0 +1,100 @@
+"""`datapipe doctor`: what this machine has, what the loader will use, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import sys
+from typing import Any
+
+_PACKAGES = (
+    "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
+    "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
+    "cudf-cu12", "cudf-cu13", "webdataset", "h5py",
+)  # fmt: skip
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="show what this machine has, and what to install",
+        description="Report cores, memory, limits, GPU, and the packages the loader can use; say what would help.",
+        epilog="example: datapipe doctor",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    facts = examine()
+    print(json.dumps(facts, indent=1) if args.json else as_text(facts))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """The facts of this machine, JSON-safe."""
+    import torch
+
+    from datapipe.decode import default_decoder_name
+    from datapipe.loader.options import default_num_workers
+
+    cuda = torch.version.cuda
+    facts: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "cores_usable": len(os.sched_getaffinity(0)),
+        "decode_threads": default_num_workers(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "torch_cuda": cuda,
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "decoder": default_decoder_name(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    }
+    facts["advice"] = _advise(facts)
+    return facts
+
+
+def _advise(facts: dict[str, Any]) -> list[str]:
+    advice, packages = [], facts["packages"]
+    if facts["decoder"] != "nvimgcodec":
+        advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
+    if facts["gpus"]:
+        major = str(facts["torch_cuda"]).split(".", maxsplit=1)[0]
+        if f"nvidia-dali-cuda{major}0" not in packages:
+            advice.append(f"this torch is a CUDA {major} build; its extra is 'gpu-datapipe[gpu-cu{major}]'")
+    if facts["open_files_limit"] < 1024:
+        advice.append(f"ulimit -n is {facts['open_files_limit']}; 4096 keeps more shards open")
+    if facts["decode_threads"] == 1:
+        advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
+    if importlib.util.find_spec("PIL._imagingft") is None:
+        advice.append("Pillow lacks FreeType: contact sheets will use a coarse font")
+    return advice
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The facts for people."""
+    gpus = ", ".join(facts["gpus"]) or "none visible to torch"
+    lines = [
+        f"python    {facts['python']} on {facts['platform']}",
+        f"cores     {facts['cores_usable']} usable of {facts['cores']}; {facts['decode_threads']} decode threads by default",
+        f"memory    {facts['memory_gib']} GiB; {facts['open_files_limit']} open files allowed",
+        f"GPU       {gpus} (torch built for CUDA {facts['torch_cuda'] or '-: CPU only'})",
+        f"decoder   {facts['decoder']}",
+        "packages  " + ", ".join(f"{name} {version}" for name, version in facts["packages"].items()),
+    ]
+    lines += [f"advice    {text}" for text in facts["advice"]] or ["advice    nothing to add"]
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""`datapipe inspect`: what a dataset holds, in words and as a contact sheet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datapipe.index import SampleIndex
+
+_LOOKED_AT = 200  # samples opened to describe encodings and sizes
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what a dataset holds; --grid draws a contact sheet",
+        description="Describe a converted dataset, WebDataset shards or an image folder: samples, classes, shards, encodings, "
+        f"sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
+        epilog="example: datapipe inspect shards/ --grid sheet.png",
+    )
+    parser.add_argument("path", help="dataset")
+    parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
+    parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from datapipe.containers import open_index
+    from datapipe.errors import OptionError
+
+    if args.num < 1:
+        raise OptionError(f"--num is {args.num}; it must be at least 1")
+    index = open_index(args.path)
+    facts = describe(index)
+    if args.grid is not None:
+        from datapipe.cli.contact_sheet import draw_sheet
+
+        facts["grid"] = str(args.grid)
+        draw_sheet(index, args.grid, num_images=args.num)
+    print(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
+    return 0
+
+
+def describe(index: SampleIndex) -> dict[str, Any]:
+    """The facts of a dataset, JSON-safe."""
+    import numpy as np
+
+    from datapipe.backends.images_cpu import checked_header
+    from datapipe.errors import DecodeError, IntegrityError
+    from datapipe.fetch.local import LocalFiles
+
+    files, num = LocalFiles(), len(index)
+    ids = index.ids(np.unique(np.linspace(0, num - 1, min(num, _LOOKED_AT)).astype(np.int64)))
+    entries = index.look_up(ids, "image")
+    encodings: Counter[str] = Counter()
+    sizes: list[tuple[int, int]] = []
+    nbytes: list[int] = []
+    bad: list[str] = []
+    for row in range(len(ids)):
+        try:
+            data = files.read(entries.extents, row)
+            header = checked_header(data)
+        except (DecodeError, IntegrityError) as exc:
+            bad.append(f"{index.describe(int(ids[row]))}: {exc}")
+            continue
+        encodings[header.encoding] += 1
+        sizes.append((header.height, header.width))
+        nbytes.append(len(data))
+    manifest = index.manifest
+    return {
+        "container": manifest.container,
+        "samples": num,
+        "fields": {field.name: field.kind.value for field in manifest.fields},
+        "classes": None if manifest.classes is None else len(manifest.classes),
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.nbytes for shard in manifest.shards),
+        "options": manifest.options,
+        "looked_at": {
+            "samples": len(ids),
+            "encodings": dict(encodings.most_common()),
+            "median_size": [int(value) for value in np.median(np.array(sizes), axis=0)] if sizes else None,
+            "median_bytes": int(np.median(nbytes)) if nbytes else None,
+            "bad": bad,
+        },
+        "first": str(index.describe(int(ids[0]))) if num else None,
+    }
+
+
+def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
+    """The facts for people."""
+    seen = facts["looked_at"]
+    encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
+    fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
+    parts = f"{facts['shards']:,} " + ("index parts" if facts["container"] == "folder" else "shards")
+    lines = [
+        f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
+        f"  fields   {fields}",
+        f"  classes  {facts['classes'] if facts['classes'] is not None else 'not named'}",
+        f"  images   {encodings or 'none readable'} among {seen['samples']} looked at",
+    ]
+    if seen["median_size"]:
+        height, width = seen["median_size"]
+        lines.append(f"  median   {height} x {width} pixels (height x width), {seen['median_bytes'] / 1e3:,.1f} kB")
+    lines.append(f"  first    {facts['first']}")
+    lines += [f"  bad      {text}" for text in seen["bad"]]
+    if "grid" in facts:
+        lines.append(f"  sheet    {facts['grid']}")
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""The `datapipe` command: parses, dispatches, and turns errors into one line and an exit status.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from datapipe import __version__
+from datapipe.errors import DatapipeError, OptionError
+
+COMMANDS = ("convert", "verify", "inspect", "index", "bench", "doctor", "demo")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except OptionError as exc:
+        return _fail(str(exc), 2)
+    except DatapipeError as exc:
+        return _fail(str(exc), 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="datapipe",
+        description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",
+        epilog="example: datapipe convert photos/ shards/ --to webdataset",
+    )
+    parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"datapipe.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"datapipe: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,208 @@
+"""The listing of an image folder: which files are samples, and in which order.
+
+A folder of class folders is read in the order of torchvision's `ImageFolder`: classes by name; within
+a class by (path of the directory, file name), all compared as bytes. A sample's id is its place in
+that listing, so the folder itself and whatever was converted from it agree on ids.
+
+What differs from `ImageFolder`, each for safety: hidden files and folders, `Thumbs.db` and macOS's
+`._*` are no samples; a symbolic link that leads out of the root is not followed; a link to one of its
+own parent directories is not descended into; a file with an image's name that cannot be a sample (a
+named pipe, a dangling link) keeps its place in the listing, with a `problem` instead of contents.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datapipe.errors import MissingDataError, StorageError
+
+IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
+_JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
+_TRAIN_NAMES = (b"train", b"training")
+_HELD_OUT_NAMES = (b"val", b"valid", b"validation", b"test")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """One file that the listing counts as a sample."""
+
+    class_name: bytes
+    directory: bytes  # path relative to the root, starting with the class; no slash at either end
+    name: bytes
+    nbytes: int
+    mtime_ns: int
+    problem: str | None = None  # why it cannot be read, known without opening it
+
+    @property
+    def source(self) -> bytes:
+        """Path relative to the root."""
+        return self.directory + b"/" + self.name
+
+    @property
+    def sort_key(self) -> tuple[bytes, bytes, bytes]:
+        """Sorting by this gives the listing's order."""
+        return self.class_name, self.directory, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ScanProblem:
+    """A directory whose files are not in the listing though they should be."""
+
+    source: bytes  # relative to the root
+    reason: str
+
+
+@dataclass(slots=True)
+class ScanNotes:
+    """What a scan saw beside samples; filled while `scan_class` runs."""
+
+    num_ignored: int = 0  # files that are neither images by name nor junk
+    num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
+    num_loops: int = 0  # links to a parent directory, not descended into
+    problems: list[ScanProblem] = field(default_factory=list)
+    directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
+
+
+def is_junk(name: bytes) -> bool:
+    """Whether a file or folder of this name is left behind by a desktop, not put there as data."""
+    return name.startswith(b".") or name.lower() in _JUNK
+
+
+def is_image_name(name: bytes) -> bool:
+    """Whether the name ends like an image's; what the bytes are is another question (`datapipe.probe`)."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def list_classes(root: Path) -> list[bytes]:
+    """The class folders under `root`, in order.
+
+    Raises MissingDataError where `root` is no directory or holds none, StorageError where it cannot be read.
+    """
+    top = os.fsencode(root)
+    try:
+        with os.scandir(top) as entries:
+            classes = sorted(entry.name for entry in entries if not is_junk(entry.name) and _is_folder(entry))
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{root}: no such directory; check the path of the source") from exc
+    except NotADirectoryError as exc:
+        raise MissingDataError(f"{root}: not a directory; pass a folder that holds one folder per class") from exc
+    except OSError as exc:
+        raise StorageError(f"{root}: cannot be read ({exc.strerror}); check its permissions") from exc
+    if not classes:
+        raise MissingDataError(f"{root}: no class folders; expected one folder per class, with the images in it")
+    return classes
+
+
+def held_apart(root: Path, classes: list[bytes]) -> tuple[bytes, ...]:
+    """The names of `classes` that are whole sets, as in a folder of `train/` and `val/`; empty if it is one set."""
+    lowered = {name.lower(): name for name in classes}
+    sets = [lowered[name] for name in (*_TRAIN_NAMES, *_HELD_OUT_NAMES) if name in lowered]
+    sets = [name for name in sets if _has_folders(os.path.join(os.fsencode(root), name))]
+    is_train = any(name.lower() in _TRAIN_NAMES for name in sets)
+    is_held_out = any(name.lower() in _HELD_OUT_NAMES for name in sets)
+    return tuple(sets) if is_train and is_held_out else ()
+
+
+def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
+    """The samples of one class, as the file system hands them out: sort by `sort_key`.
+
+    Streams: memory grows with the number of directories waiting to be read, not with the number of files.
+    """
+    top = os.fsencode(os.path.realpath(root))
+    start = os.path.join(top, class_name)
+    waiting: list[tuple[bytes, tuple[tuple[int, int], ...]]] = []
+    if _may_descend(start, top, (), class_name, notes, is_link=os.path.islink(start)):
+        waiting.append((class_name, ()))
+    while waiting:
+        directory, parents = waiting.pop()
+        path = os.path.join(top, directory)
+        try:
+            status = os.stat(path)
+            here = (*parents, (status.st_dev, status.st_ino))
+            notes.directories[directory] = status.st_mtime_ns
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if is_junk(entry.name):
+                        notes.num_junk += 1
+                    elif _is_folder(entry):
+                        child = directory + b"/" + entry.name
+                        if _may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
+                            waiting.append((child, here))
+                    elif not is_image_name(entry.name):
+                        notes.num_ignored += 1
+                    else:
+                        yield _listed(entry, top, class_name, directory)
+        except OSError as exc:
+            notes.problems.append(ScanProblem(directory, f"directory cannot be read: {exc.strerror}"))
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    """Whether it is a directory or leads to one; a link that leads to itself does not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _may_descend(
+    path: bytes, top: bytes, parents: tuple[tuple[int, int], ...], source: bytes, notes: ScanNotes, *, is_link: bool
+) -> bool:
+    """Whether the walk enters a directory: always, unless a link leads out of the root or back up."""
+    if not is_link:
+        return True
+    status = os.stat(path)
+    if (status.st_dev, status.st_ino) in parents:
+        notes.num_loops += 1
+        return False
+    target = os.path.realpath(path)
+    if not _is_inside(target, top):
+        notes.problems.append(ScanProblem(source, _leads_out(target)))
+        return False
+    return True
+
+
+def _listed(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
+    problem = None
+    try:
+        status = entry.stat()
+    except OSError as exc:
+        reason = "dangling symbolic link" if entry.is_symlink() else f"cannot be examined: {exc.strerror}"
+        return ListedFile(class_name, directory, entry.name, 0, 0, reason)
+    if not stat.S_ISREG(status.st_mode):
+        problem = f"not a regular file but a {_file_type(status.st_mode)}"
+    elif entry.is_symlink():
+        target = os.path.realpath(entry.path)
+        if not _is_inside(target, top):
+            problem = _leads_out(target)
+    if problem is not None:
+        return ListedFile(class_name, directory, entry.name, 0, 0, problem)
+    return ListedFile(class_name, directory, entry.name, status.st_size, status.st_mtime_ns)
+
+
+def _leads_out(target: bytes) -> str:
+    shown = target.decode(errors="backslashreplace")
+    return f"symbolic link leads out of the source, to {shown}; copy or bind-mount what it points to"
+
+
+def _is_inside(path: bytes, top: bytes) -> bool:
+    return path == top or path.startswith(top.rstrip(b"/") + b"/")
+
+
+def _file_type(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "named pipe"
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "device"
+
+
+def _has_folders(path: bytes) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return any(_is_folder(entry) and not is_junk(entry.name) for entry in entries)
+    except OSError:
+        return False

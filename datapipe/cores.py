@@ -1,0 +1,32 @@
+"""How many cores this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_UNLIMITED = 1 << 30
+
+
+def num_usable_cores() -> int:
+    """The least of what affinity, the cgroup's quota and SLURM allow; at least 1."""
+    return max(1, min(len(os.sched_getaffinity(0)), _cgroup_cores(), positive_environment("SLURM_CPUS_PER_TASK", _UNLIMITED)))
+
+
+def positive_environment(name: str, default: int) -> int:
+    """A count in the environment, or `default` where there is none above 0."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and int(text) > 0 else default
+
+
+def _cgroup_cores() -> int:
+    """The quota of cgroup v2 or v1, in whole cores, rounded up; very many where there is none."""
+    for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
+        try:
+            words = Path(path).read_text().split()
+            period = words[1] if len(words) > 1 else Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+            if words[0] != "max" and int(words[0]) > 0:
+                return max(1, -(-int(words[0]) // int(period)))
+        except (OSError, ValueError, IndexError):
+            continue
+    return _UNLIMITED

@@ -1,0 +1,43 @@
+"""Progress: lines every ten seconds where there is no terminal, a bar where there is one."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from datapipe.cli.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    with Progress(1000, "samples", "write", stream=stream) as progress:
+        for _ in range(25):
+            now += 1.0
+            progress.update(20, errors=1)
+    assert stream.getvalue().splitlines() == [
+        "write: 200 of 1000 samples (20%), 20 samples/s, 40 s left, 10 errors",
+        "write: 400 of 1000 samples (40%), 20 samples/s, 30 s left, 20 errors",
+    ]
+
+
+def test_bytes_have_prefixes_and_totals_may_be_unknown() -> None:
+    progress = Progress(None, "B", "verify", stream=io.StringIO())
+    progress.update(2_500_000)
+    assert progress.line(elapsed_s=2.0) == "verify: 2.5 MB, 1.25 MB/s"
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    stream = Terminal()
+    with Progress(10, "samples", "write", stream=stream) as progress:
+        progress.update(10, errors=3)
+    assert "write" in stream.getvalue()
+    assert "errors=3" in stream.getvalue()

@@ -1,0 +1,248 @@
+"""Imports go one way: a module may use what lies before it in the order of rooms, never after.
+
+The checker reads every module's imports, those inside functions and under TYPE_CHECKING too; planted
+violations at the end show that it sees what it is for.
+"""
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A room's level: imports go to the same or a lower level.
+LEVELS: dict[str, int] = {
+    room: level
+    for level, rooms in enumerate(
+        (
+            ("errors", "observe", "atomic", "cores", "probe", "decode"),
+            ("manifest", "sidecar", "index", "order", "draws", "plan", "transforms"),
+            ("containers", "fetch"),
+            ("backends",),
+            ("loader",),
+            ("adapt",),
+            ("diagnostics",),
+            ("training",),
+            ("",),  # the public namespace, `datapipe` itself
+            ("cli", "samples", "__main__"),
+        )
+    )
+    for room in rooms
+}
+CONVERTERS_MAY_USE = LEVELS["containers"]
+
+# Rooms whose members do not import each other, and the members that all of them may use.
+FORMATS = ("folder", "tar", "tfrecord", "hdf5", "parquet")
+BACKENDS = ("images_cpu", "images_dali", "tables_arrow", "tables_cudf")
+
+# Heavy or optional packages and the only modules (by prefix) that may import them.
+OWN_ROOMS: dict[str, tuple[str, ...]] = {
+    "nvidia.dali": ("datapipe.backends.images_dali",),
+    "nvidia.nvimgcodec": ("datapipe.decode", "datapipe.backends.images_dali"),
+    "cudf": ("datapipe.backends.tables_cudf",),
+    "pylibcudf": ("datapipe.backends.tables_cudf",),
+    "rmm": ("datapipe.backends.tables_cudf",),
+    "cupy": ("datapipe.backends.tables_cudf",),
+    "ray": ("converters.engine",),
+    "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
+    "torchvision": ("datapipe.adapt",),
+    "webdataset": (),
+}
+TORCH_FREE = (
+    "converters",
+    *(f"datapipe.{room}" for room in ("errors", "observe", "atomic", "cores", "probe", "decode")),
+    *(f"datapipe.{room}" for room in ("manifest", "sidecar", "index", "order", "draws", "plan", "containers")),
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """`importer` uses `imported`: dotted names, the second down to the module."""
+
+    importer: str
+    imported: str
+    line: int
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name -> file of everything in the two packages."""
+    found = {}
+    for package in ("datapipe", "converters"):
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(name: str, source: str, known: set[str], *, is_package: bool) -> Iterator[Import]:
+    """Every import in `source`; `from package import member` counts as the member where that is a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = name.split(".")[: None if is_package and node.level == 1 else -(node.level - is_package)]
+                base = ".".join([*up, *filter(None, [node.module])])
+            for alias in node.names:
+                member = f"{base}.{alias.name}"
+                is_module = member in known or member in OWN_ROOMS or base == "nvidia"
+                yield Import(name, member if is_module else base, node.lineno)
+
+
+def violations(found: list[Import]) -> list[str]:
+    """One line for each import that goes the wrong way."""
+    wrong = []
+    for use in found:
+        reason = _reason(use)
+        if reason:
+            wrong.append(f"{use.importer}:{use.line} imports {use.imported}: {reason}")
+    return wrong
+
+
+def _reason(use: Import) -> str | None:
+    importer, imported = use.importer, use.imported
+    for package, owners in OWN_ROOMS.items():
+        if _inside(imported, package) and not any(importer.startswith(owner) for owner in owners):
+            return f"only {' and '.join(owners) or 'tests and benchmarks'} may"
+    if _inside(imported, "torch") and any(_inside(importer, room) for room in TORCH_FREE):
+        return "this room works without torch"
+    if _inside(imported, "converters"):
+        if _inside(importer, "datapipe") and _room(importer) != "cli":
+            return "of datapipe only cli imports converters"
+        return None
+    if not _inside(imported, "datapipe"):
+        return None
+    used = _level(imported)
+    if used is None:
+        return "a room without a level: give it one in tests/test_imports.py"
+    if _inside(importer, "converters"):
+        return None if used <= CONVERTERS_MAY_USE else "converters use datapipe only up to containers"
+    own = _level(importer)
+    if own is None:
+        return "a room without a level: give it one in tests/test_imports.py"
+    if used > own:
+        return "imports go to lower rooms only"
+    return _sibling_reason(importer, imported)
+
+
+def _sibling_reason(importer: str, imported: str) -> str | None:
+    for room, members in (("containers", FORMATS), ("backends", BACKENDS)):
+        if _room(importer) == room == _room(imported):
+            ours, theirs = _member(importer), _member(imported)
+            if ours in members and theirs in members and ours != theirs:
+                return f"{room} do not import each other"
+    if _room(importer) == "backends" and _room(imported) == "containers":
+        return "backends do not know containers"
+    return None
+
+
+def _inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def _room(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _member(name: str) -> str:
+    parts = name.split(".")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def _level(name: str) -> int | None:
+    return LEVELS.get(_room(name))
+
+
+def all_imports(root: Path) -> list[Import]:
+    known = modules(root)
+    names = set(known)
+    return [
+        use
+        for name, path in known.items()
+        for use in imports_of(name, path.read_text(), names, is_package=path.name == "__init__.py")
+    ]
+
+
+def test_imports_go_one_way() -> None:
+    found = all_imports(ROOT)
+    assert any(use.imported.startswith("datapipe.") for use in found), "the walk found no imports at all"
+    assert violations(found) == []
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_converters_run_without_torch() -> None:
+    names = [name for name in modules(ROOT) if _inside(name, "converters")]
+    assert "converters" in names
+    code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+def test_importing_datapipe_is_light() -> None:
+    heavy = ("torch", "pyarrow", "PIL", *OWN_ROOMS)
+    assert run_python(f"import sys, datapipe\nprint([name for name in {heavy!r} if name in sys.modules])") == "[]"
+
+
+def test_rooms_of_optional_packages_are_entered_late() -> None:
+    """Everything but the optional packages' own rooms imports without loading them."""
+    optional = tuple(name for name in OWN_ROOMS if name != "nvidia.nvimgcodec")
+    owners = tuple(owner for name in optional for owner in OWN_ROOMS[name])
+    names = [name for name in modules(ROOT) if not name.startswith(owners) and not name.endswith("__main__")]
+    code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\n"
+    assert run_python(code + f"print([name for name in {optional!r} if name in sys.modules])") == "[]"
+
+
+PLANTED = {
+    "a higher room": ("datapipe.plan", "from datapipe.loader.options import LoaderOptions"),
+    "a higher room, inside a function": ("datapipe.fetch.local", "def f():\n    from datapipe import backends"),
+    "a higher room, relatively": ("datapipe.containers.tar", "from ..loader import options"),
+    "a higher room, for typing only": ("datapipe.order", "if TYPE_CHECKING:\n    import datapipe.cli.main"),
+    "another format": ("datapipe.containers.tar", "from datapipe.containers.folder import FOLDER"),
+    "another format, relatively": ("datapipe.containers.tar", "from .folder import FOLDER"),
+    "another backend": ("datapipe.backends.images_dali.graph", "from datapipe.backends.images_cpu.block import write"),
+    "containers from a backend": ("datapipe.backends.images_cpu", "import datapipe.containers.tar"),
+    "the public namespace from below": ("datapipe.loader.facade", "from datapipe import DataLoader"),
+    "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
+    "torch from a container": ("datapipe.containers.tar", "import torch"),
+    "the loader from a converter": ("converters.engine", "from datapipe.loader import facade"),
+    "converters from the loader": ("datapipe.loader.facade", "import converters.engine"),
+    "DALI outside its room": ("datapipe.loader.facade", "from nvidia import dali"),
+    "DALI's parts outside its room": ("datapipe.backends.images_cpu", "from nvidia.dali import fn"),
+    "h5py outside its room": ("datapipe.containers.tar", "import h5py"),
+    "webdataset anywhere": ("datapipe.containers.tar", "import webdataset as wds"),
+    "a command from the public namespace": ("datapipe", "from datapipe.cli import main"),
+    "a room nobody placed": ("datapipe.helpers", "import datapipe.errors"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_checker_sees_planted_violation(case: str) -> None:
+    name, source = PLANTED[case]
+    known = {*modules(ROOT), "datapipe.backends", "datapipe.loader", "datapipe.loader.options"}
+    assert len(violations(list(imports_of(name, source, known, is_package=False)))) == 1
+
+
+def test_checker_passes_what_is_allowed() -> None:
+    allowed = {
+        "datapipe.loader.facade": "from datapipe.backends import images_cpu\nfrom datapipe import plan\nimport torch",
+        "datapipe.containers.parquet": "from .parquet_pages import offsets\nfrom datapipe.containers.listing import listing",
+        "datapipe.backends.images_dali.graph": "from nvidia import dali\nfrom datapipe.backends.slabs import Slab",
+        "datapipe.cli.convert": "import datapipe as dp\ndef run():\n    import converters",
+        "datapipe": "from datapipe.loader import DataLoader",
+        "converters.engine": "from datapipe.containers import tar_format\nimport ray",
+    }
+    for name, source in allowed.items():
+        assert violations(list(imports_of(name, source, set(modules(ROOT)), is_package=False))) == []
