@@ -12,9 +12,10 @@ import functools
 import io
 import os
 import struct
+import threading
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import simplejpeg
@@ -24,14 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from datapipe.errors import DecodeError, DependencyError, OptionError
 from datapipe.probe import ImageHeader, npy_pixels_offset
 
-
-class Region(NamedTuple):
-    """A box of an image, in pixels: rows top <= y < top + height, columns likewise."""
-
-    top: int
-    left: int
-    height: int
-    width: int
+Region = Sequence[int]  # top, left, height, width of a box of an image, in pixels
 
 
 class Decoder(Protocol):
@@ -132,7 +126,7 @@ class NvImageCodecDecoder:
             return self._pillow(data, header, region)
         try:
             stream = self._codec.CodeStream(data)
-            if region is not None and (region.height != header.height or region.width != header.width):
+            if region is not None and (region[2] != header.height or region[3] != header.width):
                 top, left, height, width = region
                 stream = stream.get_sub_code_stream(0, self._codec.Region(top, left, top + height, left + width))
             image = self._decoder.decode(stream, image=self._image, params=self._params)
@@ -144,18 +138,23 @@ class NvImageCodecDecoder:
         return np.asarray(image)
 
 
+_import_lock = threading.Lock()
+
+
+@functools.cache
 def _import_nvimgcodec() -> Any:
     """nvImageCodec, told not to print a line for every image that does not decode: Pillow gives the reason."""
-    unset = "PYNVIMGCODEC_VERBOSITY" not in os.environ
-    if unset:
-        os.environ["PYNVIMGCODEC_VERBOSITY"] = "0"
-    try:
-        from nvidia import nvimgcodec
-    except ImportError as exc:
-        raise DependencyError(f"nvImageCodec is not installed ({exc}); pip install 'gpu-datapipe[nvimgcodec]'") from exc
-    finally:
+    with _import_lock:  # decode threads start together, and the environment is everybody's
+        unset = "PYNVIMGCODEC_VERBOSITY" not in os.environ
         if unset:
-            del os.environ["PYNVIMGCODEC_VERBOSITY"]
+            os.environ["PYNVIMGCODEC_VERBOSITY"] = "0"
+        try:
+            from nvidia import nvimgcodec
+        except ImportError as exc:
+            raise DependencyError(f"nvImageCodec is not installed ({exc}); pip install 'gpu-datapipe[nvimgcodec]'") from exc
+        finally:
+            if unset:
+                del os.environ["PYNVIMGCODEC_VERBOSITY"]
     return nvimgcodec
 
 

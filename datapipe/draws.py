@@ -12,7 +12,7 @@ The generator is a counter hashed by `mix64`, the finaliser of SplitMix64 (Steel
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,19 +63,22 @@ def _counters(count: int) -> NDArray[np.uint64]:
 class Draws:
     """The random numbers of some samples in one epoch.
 
-    `ids`: (n,) int64 sample ids, or for draws of a whole batch a single key in place of an id.
+    `ids`: (n,) int64 sample ids, or for draws of a whole batch a single key in place of an id. What is drawn
+    for a batch is kept and shared by its slices, so blocks of it cost next to nothing. Thread-safe.
     """
 
     seed: int
     epoch: int
     ids: NDArray[np.int64]  # (n,)
+    _part_of: tuple[Draws, slice] | None = field(default=None, repr=False, compare=False)
+    _drawn: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Draws:
         """The draws of some of the samples: what they draw does not change."""
-        return Draws(self.seed, self.epoch, self.ids[rows])
+        return Draws(self.seed, self.epoch, self.ids[rows], (self, rows) if isinstance(rows, slice) else None)
 
     def words(self, operation: int, count: int) -> NDArray[np.uint64]:
         """(n, count) uniform 64-bit words for the operation at that position of the recipe."""
@@ -84,5 +87,13 @@ class Draws:
         return mix64(streams[:, None] + _counters(count))
 
     def uniform(self, operation: int, count: int) -> NDArray[np.float64]:
-        """(n, count) float64, uniform in [0, 1)."""
-        return to_unit(self.words(operation, count))
+        """(n, count) float64, uniform in [0, 1); read-only."""
+        if self._part_of is not None:
+            whole, rows = self._part_of
+            return whole.uniform(operation, count)[rows]
+        drawn = self._drawn.get((operation, count))
+        if drawn is None:
+            drawn = to_unit(self.words(operation, count))
+            drawn.setflags(write=False)
+            self._drawn[operation, count] = drawn
+        return drawn

@@ -35,7 +35,7 @@ SCALES: dict[str, tuple[tuple[tuple[int, int], float], ...]] = {
     "small": (((80, 60), 0.5), ((60, 80), 0.2), ((96, 64), 0.3)),
 }  # fmt: skip
 
-_CANVAS = 1536  # side of the textures that pictures are cut from, pixels
+_CANVAS = {"imagenet": 1536, "small": 384}  # side of the textures that pictures are cut from, pixels
 _NUM_CANVASES = 3
 _QUALITY = 90
 _Pixel = TypeVar("_Pixel", bound=np.generic)
@@ -77,11 +77,11 @@ def make_image_folder(
         raise OptionError(f"{root}: is not empty; choose a new directory for the generated images")
     for label in range(min(num_classes, num_images)):
         (root / class_name(label)).mkdir(parents=True, exist_ok=True)
-    canvases = _make_canvases(seed)
+    canvases = _make_canvases(seed, _CANVAS[scale])
 
     def write(number: int) -> None:
         label = number % num_classes
-        data = encode_image(draw_image(number, label=label, seed=seed, scale=scale, canvases=canvases), number)
+        data = _encode_image(_draw_image(number, label=label, seed=seed, scale=scale, canvases=canvases), number)
         (root / class_name(label) / f"{number:06d}.jpg").write_bytes(data)
         if on_progress is not None:
             on_progress(1)
@@ -97,11 +97,8 @@ def class_name(label: int) -> str:
     return f"class_{label:03d}"
 
 
-def draw_image(
-    number: int, *, label: int, seed: int = 0, scale: str = "imagenet", canvases: _Canvases | None = None
-) -> NDArray[np.uint8]:
-    """The picture of that number and class, (height, width, 3) uint8 RGB."""
-    canvases = canvases or _make_canvases(seed)
+def _draw_image(number: int, *, label: int, seed: int, scale: str, canvases: _Canvases) -> NDArray[np.uint8]:
+    """The picture of that number and class, (height, width, 3) RGB."""
     rng = np.random.default_rng((seed, number))
     sizes, shares = zip(*SCALES[scale], strict=True)
     width, height = sizes[rng.choice(len(sizes), p=shares)]
@@ -119,7 +116,7 @@ def draw_image(
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def encode_image(pixels: NDArray[np.uint8], number: int) -> bytes:
+def _encode_image(pixels: NDArray[np.uint8], number: int) -> bytes:
     """JPEG bytes; every third picture keeps full chroma, as about a third of ImageNet does."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=_QUALITY, subsampling=0 if number % 3 == 2 else 2)
@@ -165,9 +162,9 @@ _OUTLINES = ((0, 1.0), (3, 0.5), (4, 0.7071), (5, 0.45), (6, 0.866), (4, 0.3))
 # -- textures ------------------------------------------------------------------------------------
 
 
-def _make_canvases(seed: int) -> _Canvases:
+def _make_canvases(seed: int, side: int) -> _Canvases:
     rngs = [np.random.default_rng((seed, 0x5EED, part)) for part in range(_NUM_CANVASES)]
-    return _Canvases([_dead_leaves(rng) for rng in rngs], [_pink_noise(rng) for rng in rngs])
+    return _Canvases([_dead_leaves(rng, side) for rng in rngs], [_pink_noise(rng, side) for rng in rngs])
 
 
 def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int, width: int) -> NDArray[_Pixel]:
@@ -178,30 +175,30 @@ def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int,
     return window[:, ::-1] if rng.random() < 0.5 else window
 
 
-def _dead_leaves(rng: np.random.Generator) -> NDArray[np.uint8]:
+def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
     """Discs with radii distributed as r^-3, the small ones as likely on top as the large ones."""
-    canvas = Image.new("RGB", (_CANVAS, _CANVAS))
+    canvas = Image.new("RGB", (side, side))
     draw = ImageDraw.Draw(canvas)
-    number = 5_000
+    number = round(5_000 * (side / 1536) ** 2)  # enough to cover it several times
     smallest, largest = 14.0, 300.0
     share = rng.random(number)
     radii = (smallest**-2 - share * (smallest**-2 - largest**-2)) ** -0.5
-    places = rng.uniform(0, _CANVAS, (number, 2))
+    places = rng.uniform(0, side, (number, 2))
     grey = rng.uniform(40, 215, (number, 1))
     colors = np.clip(grey + rng.normal(0, 22, (number, 3)), 0, 255).astype(int)
-    draw.rectangle((0, 0, _CANVAS, _CANVAS), fill=(110, 115, 120))
+    draw.rectangle((0, 0, side, side), fill=(110, 115, 120))
     for (x, y), r, color in zip(places.tolist(), radii.tolist(), colors.tolist(), strict=True):
         draw.ellipse((x - r, y - r, x + r, y + r), fill=tuple(color))
     return np.asarray(canvas)
 
 
-def _pink_noise(rng: np.random.Generator) -> NDArray[np.float32]:
+def _pink_noise(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
     """Zero-mean noise whose amplitude falls as 1/f; mostly grey, as light varies more than colour."""
-    frequency = np.hypot(np.fft.fftfreq(_CANVAS)[:, None], np.fft.rfftfreq(_CANVAS)[None, :])
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = np.inf
     planes = []
     for _ in range(4):
-        spectrum = np.fft.rfft2(rng.standard_normal((_CANVAS, _CANVAS))) / frequency
-        plane = np.fft.irfft2(spectrum, (_CANVAS, _CANVAS))
+        spectrum = np.fft.rfft2(rng.standard_normal((side, side))) / frequency
+        plane = np.fft.irfft2(spectrum, (side, side))
         planes.append((plane / plane.std()).astype(np.float32))
     return np.stack([planes[0] * 30 + planes[channel] * 10 for channel in (1, 2, 3)], axis=-1)

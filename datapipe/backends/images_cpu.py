@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from datapipe.decode import Decoder, Region, open_decoder
+from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import cut_through
+from datapipe.transforms.execute import cut_through, row_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,10 @@ class BlockWorker:
             sizes = np.array([(header.height, header.width) for _, _, header in samples], np.int64)
             kept = draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples])]
             chain = self._recipe.draw_cuts(kept, sizes)
-            regions = chain[0].region.tolist()
-            for place, (row, data, header) in enumerate(samples):
+            for (row, data, header), *steps in zip(samples, *map(row_cuts, chain), strict=True):
                 try:
-                    image = self._decoder(data, header, Region(*regions[place]))
-                    cut_through(image, chain, place, block[row])
+                    image = self._decoder(data, header, steps[0].region)
+                    cut_through(image, steps, block[row])
                 except DecodeError as exc:
                     report.bad.append(BadRow(row, exc))
         augment_ns = time.perf_counter_ns()
@@ -89,8 +88,9 @@ class BlockWorker:
             chain = self._recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
             _, _, height, width = chain[-1].window[0].tolist()
             block = torch.empty((1, height, width, 3), dtype=torch.uint8)
+            steps = [row_cuts(cuts)[0] for cuts in chain]
             try:
-                cut_through(self._decoder(data, header, Region(*chain[0].region[0].tolist())), chain, 0, block[0])
+                cut_through(self._decoder(data, header, steps[0].region), steps, block[0])
             except DecodeError as exc:
                 report.bad.append(BadRow(row, exc))
                 continue

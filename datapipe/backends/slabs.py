@@ -7,6 +7,7 @@ used again without a page fault, and nothing a user still holds is ever overwrit
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any
 
@@ -23,19 +24,16 @@ class SlabPool:
 
     def __init__(self, nbytes: int, *, max_free: int, pinned: bool = False) -> None:
         self.nbytes = nbytes
-        self._max_free = max_free
         self._pinned = pinned
-        self._free: deque[NDArray[np.uint8]] = (
-            deque()
-        )  # append and pop are atomic: leases end in any thread, even in a collection
+        self._free: deque[_Return] = deque(maxlen=max_free)  # append and pop are atomic: leases end in any thread
 
     def lease(self) -> NDArray[np.uint8]:
         """(nbytes,) uint8, uninitialised, the caller's until the last view of it dies."""
         try:
-            slab = self._free.pop()
+            slab = self._free.pop().slab
         except IndexError:
             slab = self._allocate()
-        return np.asarray(_Lease(slab, self._free, self._max_free))
+        return np.asarray(_Lease(slab, self._free))
 
     @property
     def num_free(self) -> int:
@@ -49,14 +47,23 @@ class SlabPool:
 
 
 class _Lease:
-    """Owns a slab for as long as an array made from it lives."""
+    """Owns a slab for as long as an array made from it lives.
 
-    __slots__ = ("__array_interface__", "_free", "_max_free", "_slab")
+    What returns the slab is a weak reference's callback that is C throughout. In a finaliser written in
+    Python a Ctrl-C that happens to be handled there would be lost, and a training loop drops a batch at every step.
+    """
 
-    def __init__(self, slab: NDArray[np.uint8], free: deque[NDArray[np.uint8]], max_free: int) -> None:
-        self._slab, self._free, self._max_free = slab, free, max_free
+    __slots__ = ("__array_interface__", "__weakref__", "_return")
+
+    def __init__(self, slab: NDArray[np.uint8], free: deque[_Return]) -> None:
         self.__array_interface__: dict[str, Any] = slab.__array_interface__
+        self._return = _Return(self, free.append)
+        self._return.slab = slab
 
-    def __del__(self) -> None:
-        if len(self._free) < self._max_free:
-            self._free.append(self._slab)
+
+class _Return(weakref.ref["_Lease"]):
+    """Refers to a lease and holds its slab; the lease's end puts it among the free ones."""
+
+    __slots__ = ("slab",)
+
+    slab: NDArray[np.uint8]

@@ -58,7 +58,7 @@ class BatchMaker:
     size: tuple[int, int] | None  # (height, width) of every image; None where they differ
     labelled: bool
     memory_format: torch.memory_format
-    _pools: dict[int, SlabPool] = field(default_factory=dict)
+    _pools: list[SlabPool] = field(default_factory=list)  # one, once the first batch is made
     _workers: list[BlockWorker] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,7 +93,7 @@ class BatchMaker:
 
     def blocks(self, batch: Batch) -> list[range]:
         """The rows of each block."""
-        size = self.options.block_size
+        size = self.options.block_size_of(len(batch))
         return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
     def load_block(self, batch: Batch, rows: range, worker: BlockWorker) -> None:
@@ -148,14 +148,14 @@ class BatchMaker:
         assert self.size is not None
         height, width = self.size
         dtype = self.recipe.output_dtype
-        capacity = max(num_images, self.options.batch_size)
-        nbytes = capacity * 3 * height * width * dtype.itemsize
+        image_nbytes = 3 * height * width * dtype.itemsize
+        nbytes = max(num_images, self.options.batch_size) * image_nbytes
         with self._lock:
-            pool = self._pools.get(nbytes)
-            if pool is None:
+            if not self._pools or self._pools[0].nbytes < nbytes:  # a batch sampler gave a larger batch than all before
                 pinned = self.options.pin_memory and torch.cuda.is_available()
-                pool = self._pools[nbytes] = SlabPool(nbytes, max_free=self.options.depth + 2, pinned=pinned)
-        return torch.from_numpy(pool.lease()).view(dtype).view(capacity, height, width, 3)[:num_images]
+                self._pools[:] = [SlabPool(nbytes, max_free=self.options.depth + 2, pinned=pinned)]
+            pool = self._pools[0]
+        return torch.from_numpy(pool.lease()[: num_images * image_nbytes]).view(dtype).view(num_images, height, width, 3)
 
     def _collate(self, batch: Batch) -> Any:
         fields = self._fields(batch)

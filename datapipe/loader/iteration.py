@@ -130,10 +130,10 @@ class BatchIterator(Iterator[Any]):
         self._steps = parts.source.steps(parts.epochs.claim())
 
     def _top_up(self) -> None:
-        """Have `depth` batches in the making."""
+        """Have as many batches in the making as the options say."""
         assert self._steps is not None
         maker = self._parts.maker
-        while len(self._tasks) < maker.options.depth:
+        while not maker.options.is_ahead(len(task.picks.positions) for task in self._tasks):
             try:
                 picks = next(self._steps, None)
             except Exception as exc:

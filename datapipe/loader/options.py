@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,17 +53,27 @@ class LoaderOptions:
         _require(len(set(renamed)) == len(renamed), f"rename would give two fields one name: {', '.join(renamed)}")
         _require(-(2**63) <= self.seed < 2**64, f"seed is {self.seed}; it must fit 64 bits, as torch's seeds do")
 
-    @property
-    def block_size(self) -> int:
-        """Samples per unit of work: enough for every thread to have one, few enough for its cache."""
-        return max(1, min(MAX_BLOCK, -(-self.batch_size // max(1, self.num_workers))))
+    def block_size_of(self, num_samples: int) -> int:
+        """Samples per unit of work in a batch of so many: enough for every thread to have one, few enough for its cache."""
+        return max(1, min(MAX_BLOCK, -(-num_samples // max(1, self.num_workers))))
+
+    def is_ahead(self, batches: Iterable[int]) -> bool:
+        """Whether enough is in the making, given the number of samples of each batch that is.
+
+        That is `prefetch_factor` batches, or more where they are too small to busy all threads.
+        """
+        sizes = list(batches)
+        if not self.num_workers:
+            return len(sizes) >= 1
+        num_blocks = sum(max(1, -(-size // self.block_size_of(size))) for size in sizes)
+        return len(sizes) >= self.prefetch_factor and num_blocks >= 2 * self.num_workers
 
     @property
     def depth(self) -> int:
-        """Batches in the making at once: `prefetch_factor`, or more where batches are too small to busy all threads."""
+        """Batches of `batch_size` in the making at once."""
         if not self.num_workers:
             return 1
-        blocks_per_batch = -(-self.batch_size // self.block_size)
+        blocks_per_batch = -(-self.batch_size // self.block_size_of(self.batch_size))
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
 
 

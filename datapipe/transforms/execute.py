@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,48 +24,60 @@ from datapipe.transforms.protocols import Cuts
 _resize_into: Callable[..., torch.Tensor] = torch._C._nn._upsample_bilinear2d_aa
 
 
-def cut(image: NDArray[np.uint8], cuts: Cuts, row: int, out: torch.Tensor) -> None:
-    """Write what `cuts` makes of one sample into `out`.
+class RowCut(NamedTuple):
+    """One sample's row of a `Cuts`, as plain numbers: reading arrays one number at a time would cost more than it."""
 
-    `image`: (h, w, 3) uint8, the pixels of `cuts.region[row]` only; not changed, copied first unless it is
+    region: list[int]  # top, left, height, width
+    size: list[int]  # height, width
+    window: list[int]  # top, left, height, width
+    flip: list[bool]  # vertically, horizontally
+    fill: tuple[int, int, int]
+
+
+def row_cuts(cuts: Cuts) -> list[RowCut]:
+    """The rows of `cuts`, in order."""
+    columns = cuts.region.tolist(), cuts.size.tolist(), cuts.window.tolist(), cuts.flip.tolist()
+    return [RowCut(*row, cuts.fill) for row in zip(*columns, strict=True)]
+
+
+def cut(image: NDArray[np.uint8], how: RowCut, out: torch.Tensor) -> None:
+    """Write what `how` makes of one sample into `out`.
+
+    `image`: (h, w, 3) uint8, the pixels of `how.region` only; not changed, copied first unless it is
     contiguous and writable. `out`: contiguous (h, w, 3) uint8 tensor of the window's size, not overlapping
-    `image`.
-
-    Raises DecodeError if the image has not the region's size, ValueError if `out` has not the window's.
+    `image`. Raises DecodeError if the image is not of the region's size, ValueError if `out` is not of the window's.
     """
-    _, _, region_height, region_width = cuts.region[row].tolist()
-    height, width = cuts.size[row].tolist()
-    top, left, window_height, window_width = cuts.window[row].tolist()
+    _, _, region_height, region_width = how.region
+    height, width = how.size
+    top, left, window_height, window_width = how.window
     if image.shape != (region_height, region_width, 3):
-        wanted = (region_height, region_width, 3)
-        raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was {wanted}")
+        raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was ({region_height}, {region_width}, 3)")
     if out.shape != (window_height, window_width, 3) or not out.is_contiguous():
         wanted = (window_height, window_width, 3)
         raise ValueError(f"the destination must be contiguous and {wanted}; it is {tuple(out.shape)} with strides {out.stride()}")
     if height == region_height and width == region_width:
-        _place(image, top, left, out, cuts.fill)
+        _place(image, top, left, out, how.fill)
     elif top == 0 and left == 0 and height == window_height and width == window_width:
         _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(out))
     else:
         resized = torch.empty((height, width, 3), dtype=torch.uint8)
         _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(resized))
-        _place(resized.numpy(), top, left, out, cuts.fill)
-    vertically, horizontally = cuts.flip[row].tolist()
+        _place(resized.numpy(), top, left, out, how.fill)
+    vertically, horizontally = how.flip
     if horizontally or vertically:
         # torch.flip has a SIMD path for pixels of three bytes; a copy with negative strides takes 18 times as long.
         batch = _as_batch(out)
         batch.copy_(torch.flip(batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
 
 
-def cut_through(image: NDArray[np.uint8], chain: Sequence[Cuts], row: int, out: torch.Tensor) -> None:
-    """As `cut`, for a chain of at least one Cuts; `image` holds the pixels of the first one's region."""
-    for cuts, following in itertools.pairwise(chain):
-        _, _, height, width = cuts.window[row].tolist()
-        between = torch.empty((height, width, 3), dtype=torch.uint8)
-        cut(image, cuts, row, between)
-        top, left, height, width = following.region[row].tolist()
+def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: torch.Tensor) -> None:
+    """As `cut`, for one sample's row of every Cuts of a chain; `image` holds the pixels of the first one's region."""
+    for how, following in itertools.pairwise(steps):
+        between = torch.empty((how.window[2], how.window[3], 3), dtype=torch.uint8)
+        cut(image, how, between)
+        top, left, height, width = following.region
         image = between.numpy()[top : top + height, left : left + width]
-    cut(image, chain[-1], row, out)
+    cut(image, steps[-1], out)
 
 
 def _tensor(image: NDArray[np.uint8]) -> torch.Tensor:

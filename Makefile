@@ -1,0 +1,94 @@
+# Every target makes the environment it needs; from a bare clone nothing else has to be typed.
+#
+#   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
+#   make test    the test suite
+#   make lint    ruff            make types      mypy --strict
+#   make bench   all benchmarks and the README's table (hours: close other programs)
+#   make resolve does pip find a consistent set for each extra? (network)
+#   make constraints   pin anew what CI runs (TORCH=... and TORCHVISION=... to move those two)
+#   make check-clean   is the work tree as committed?
+#
+# PYTHON=... chooses the interpreter (3.11 or newer), VENV=... the environment's place, PIP_ARGS=... further
+# arguments for pip, such as --index-url, or `--extra-index-url https://download.pytorch.org/whl/cpu`
+# for the small build of torch on a machine without a GPU.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+PIP_ARGS ?=
+PYTEST_ARGS ?= -n auto --maxprocesses 8
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+NEEDS := pyproject.toml constraints.txt
+EXTRAS := cpu nvimgcodec dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 ray bench dev
+
+.PHONY: demo test lint types bench resolve constraints check-clean
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/datapipe demo $(DEMO_ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.images --set photos $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.images --set 256 $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.images --set raw $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.open_large
+	$(BIN)/python -m benchmarks.gil
+	$(BIN)/python -m benchmarks.parity
+	$(BIN)/python -m benchmarks.table
+
+# Since 2.11 PyPI's torch is built for CUDA 13 and excludes RAPIDS for CUDA 12, so the CUDA 12 extras
+# resolve with an older torch, or with one from torch's own CUDA 12 index.
+resolve: $(VENV)/.made
+	@failed=; for extra in $(EXTRAS); do \
+		case $$extra in cpu) what=.;; *) what=".[$$extra]";; esac; \
+		case $$extra in *-cu12) torch='torch<2.11';; *) torch='torch';; esac; \
+		if $(PIP) install --dry-run --ignore-installed --no-input $(PIP_ARGS) "$$what" "$$torch" >$(VENV)/resolve-$$extra.log 2>&1; \
+		then echo "resolves       $$extra ($$torch)"; \
+		else echo "does NOT resolve $$extra ($$torch): $(VENV)/resolve-$$extra.log"; failed=1; fi; \
+	done; test -z "$$failed"
+
+constraints:
+	rm -rf $(VENV)-constraints
+	$(MAKE) --no-print-directory VENV=$(VENV)-constraints $(VENV)-constraints/.made
+	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev]' '$(TORCH)'
+	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) --no-deps '$(TORCHVISION)'
+	@{ echo '# What CI runs, pinned by `make constraints`. Local builds such as +cpu satisfy a pin.'; \
+	   $(VENV)-constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } >constraints.txt
+	rm -rf $(VENV)-constraints
+
+check-clean:
+	@test -z "$$(git status --porcelain)" || { git status --short; echo 'the work tree differs from the commit'; exit 1; }
+
+# -- environments: a stamp is newer than what it was made from, so a second run installs nothing -------
+
+$(VENV)/.made:
+	@test -n '$(PYTHON)' || { echo 'no Python >= 3.11 found; name one: make PYTHON=/path/to/python3.11'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo '$(PYTHON) cannot make environments (on Debian and Ubuntu: apt install python3-venv)'; rm -rf $(VENV); exit 1; }
+	@touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.made $(NEEDS)
+	@echo 'Installing datapipe into $(VENV) ...'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[nvimgcodec]'
+	@touch $@
+
+# torchvision is the reference of the transforms' tests. Without its dependencies it goes with any build of torch.
+$(VENV)/.installed-dev: $(VENV)/.made $(NEEDS)
+	@echo 'Installing datapipe and its test tools into $(VENV) ...'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt --no-deps torchvision
+	@touch $@ $(VENV)/.installed-demo

@@ -1,0 +1,34 @@
+"""datapipe's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import datapipe
+from benchmarks.contenders import endlessly
+from benchmarks.task import CROP, Task
+
+
+def make(task: Task, *, part: str = "shards", dtype: str = "float32", device: str = "cpu") -> Iterator[Sized]:
+    """Shuffled in full; batches are channels_last."""
+    transform: list[Any] = [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()]
+    if dtype == "float32":
+        transform += [
+            datapipe.ToDtype(torch.float32, scale=True),
+            datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD),
+        ]
+    loader = datapipe.DataLoader(
+        Path(task.data) / part,
+        batch_size=task.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=task.num_threads,
+        transform=transform,
+        device=device,
+        seed=task.seed,
+    )
+    return endlessly(lambda: (images for images, _ in loader))

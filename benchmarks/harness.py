@@ -1,0 +1,88 @@
+"""Alternated rounds: every contender once per round, each in a fresh process; medians and ratios to a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.environment import ROOT, command_of, describe_environment
+from benchmarks.ratios import ratio_of, rotated
+from benchmarks.task import Task
+
+RESULTS = Path(__file__).parent / "results"
+_LIMIT_S = 600  # of one round of one contender
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contender with the data that it reads."""
+
+    name: str  # in the result
+    task: Task
+    python: str = sys.executable
+
+
+def run_rounds(entries: list[Entry], num_rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """name -> one measurement per round. Raises SystemExit with a contender's own words if it fails."""
+    by_name = {entry.name: entry for entry in entries}
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
+    for number in range(num_rounds):
+        for name in rotated(list(by_name), number):
+            measured = _run(by_name[name])
+            rounds[name].append(measured)
+            print(f"round {number + 1}/{num_rounds}  {name:<16} {measured['images_per_s']:8.0f} images/s", flush=True)
+    return rounds
+
+
+def _run(entry: Entry) -> dict[str, Any]:
+    command = [entry.python, "-m", "benchmarks.measure", entry.task.to_json()]
+    # A thread pool per decoding thread would fight for the cores, so libraries get one thread each.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as exc:
+        raise SystemExit(f"{entry.name}: no result within {_LIMIT_S} s") from exc
+    if done.returncode != 0 or not done.stdout.strip():
+        raise SystemExit(f"{entry.name} failed (exit {done.returncode}):\n{done.stderr[-3000:]}")
+    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return measured
+
+
+def summarise(rounds: dict[str, list[dict[str, Any]]], *, against: str) -> dict[str, Any]:
+    """Medians, spreads, and the ratio of `against` to each other contender."""
+    rates = {name: [measured["images_per_s"] for measured in of_one] for name, of_one in rounds.items()}
+    contenders = {
+        name: {
+            "title": CONTENDERS[name].title if name in CONTENDERS else name,
+            "median": round(statistics.median(values), 1),
+            "lowest": round(min(values), 1),
+            "highest": round(max(values), 1),
+            "rounds": [round(value, 1) for value in values],
+            "own_cpu_s_per_1000": round(statistics.median(m["own_cpu_s"] / m["num_images"] for m in rounds[name]) * 1000, 3),
+            "first_batch_s": round(statistics.median(m["first_batch_s"] for m in rounds[name]), 3),
+            "peak_rss_mb": round(statistics.median(m["peak_rss_mb"] for m in rounds[name])),
+            "versions": rounds[name][0]["versions"],
+        }
+        for name, values in rates.items()
+    }
+    others = {name: values for name, values in rates.items() if name != against}
+    ratios = {f"{against} / {name}": dataclasses.asdict(ratio_of(rates[against], values)) for name, values in others.items()}
+    return {"contenders": contenders, "ratios": ratios}
+
+
+def save(name: str, module: str, result: dict[str, Any], *, results: Path = RESULTS) -> Path:
+    """Write `results/NAME.json` with the machine and the command that makes it anew."""
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"{name}.json"
+    value = {"name": name, "command": command_of(module), "environment": describe_environment(), **result}
+    path.write_text(json.dumps(value, indent=1) + "\n")
+    print(f"wrote {path}")
+    return path

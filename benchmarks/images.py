@@ -1,0 +1,123 @@
+"""JPEG -> RandomResizedCrop(224) -> flip -> normalise -> float32 on some cores, beside the peers.
+
+python -m benchmarks.images --set photos --ffcv-python .venv-ffcv/bin/python
+python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python
+python -m benchmarks.images --set raw
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.contenders import CONTENDERS
+from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
+from benchmarks.plots import plot_rates
+from benchmarks.task import Task
+
+_PEERS = ("ours", "ours-again", "ours-folder", "ours-uint8", "torch", "webdataset", "dali-file", "dali-webdataset", "ffcv")
+_LINE_UPS = {
+    "photos": (*_PEERS, "limit-whole", "limit-region"),
+    "256": (*_PEERS, "limit-whole", "limit-region"),
+    "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
+}
+_TITLES = {
+    "photos": "Photographs of ImageNet's sizes",
+    "256": "The same at 256 pixels, JPEG",
+    "raw": "The same at 256 pixels, decoded in advance",
+}
+
+
+def main() -> None:
+    arguments = _parse()
+    names = arguments.contenders.split(",") if arguments.contenders else list(_LINE_UPS[arguments.set])
+    unknown = [name for name in names if name not in CONTENDERS]
+    if unknown:
+        raise SystemExit(f"--contenders: no {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
+    if arguments.ffcv_python is None:
+        names = [name for name in names if CONTENDERS[name].interpreter != "ffcv"]
+        print("without --ffcv-python FFCV is left out; benchmarks/README.md says how to install it")
+    image_set = ImageSet(
+        name="256" if arguments.set == "raw" else arguments.set,
+        source=arguments.source,
+        num_files=arguments.files,
+        copies=arguments.copies,
+    )
+    parts = tuple(CONTENDERS[name].needs for name in names)
+    root = prepare(Workshop(arguments.data, arguments.ffcv_python), image_set, parts)
+    result = measure(root, names, arguments)
+    path = harness.save(arguments.name or f"images-{arguments.set}", "benchmarks.images", result, results=arguments.results)
+    cores = f"{arguments.threads} cores"
+    plot_rates(result, path.with_suffix(".png"), title=f"{_TITLES[arguments.set]}: crop, flip, normalise on {cores}")
+    show(result)
+
+
+def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Warm the page cache, run the rounds, sum up."""
+    warm([root / part for part in dict.fromkeys(CONTENDERS[name].needs for name in names)])
+    cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])
+    entries = [
+        harness.Entry(
+            name,
+            Task(
+                contender=name,
+                data=str(root.resolve()),
+                batch_size=arguments.batch_size,
+                num_threads=arguments.threads,
+                warmup_images=arguments.warmup_images,
+                num_images=arguments.images,
+                cores=cores,
+            ),
+            python=_interpreter(name, arguments.ffcv_python),
+        )
+        for name in names
+    ]
+    settings = {
+        "batch_size": arguments.batch_size,
+        "num_threads": arguments.threads,
+        "warmup_images": arguments.warmup_images,
+        "num_images": arguments.images,
+        "num_rounds": arguments.rounds,
+    }
+    rounds = harness.run_rounds(entries, arguments.rounds)
+    return {"dataset": describe(root), "settings": settings, **harness.summarise(rounds, against=names[0])}
+
+
+def _interpreter(name: str, ffcv_python: str | None) -> str:
+    return str(Path(ffcv_python).absolute()) if ffcv_python and CONTENDERS[name].interpreter == "ffcv" else sys.executable
+
+
+def show(result: dict[str, Any]) -> None:
+    """The medians, and the first contender's lead over each."""
+    print()
+    ratios = {name.split(" / ")[1]: ratio for name, ratio in result["ratios"].items()}
+    for name, entry in result["contenders"].items():
+        lead = f"{ratios[name]['ratio']:6.2f} [{ratios[name]['low']:.2f}, {ratios[name]['high']:.2f}]" if name in ratios else ""
+        print(f"{entry['title']:<40} {entry['median']:8.0f} images/s  {lead}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--set", choices=list(_LINE_UPS), required=True)
+    parser.add_argument("--source", default="generated", help="image folder to take JPEGs from (default: generated photographs)")
+    parser.add_argument("--files", type=int, default=3000, help="different images")
+    parser.add_argument("--copies", type=int, default=4, help="links to each, so that an epoch outlasts a round")
+    parser.add_argument("--contenders", help="comma-separated; the first is what the others are compared with")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--images", type=int, default=8192, help="measured in each round")
+    parser.add_argument("--warmup-images", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2, help="decoding threads or workers, and cores")
+    parser.add_argument("--ffcv-python", help="interpreter of the environment that has FFCV")
+    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
+    parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    parser.add_argument("--name", help="of the result file (default: images-SET)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Write the README's figures from the committed results, so that they are never typed by hand.
+
+python -m benchmarks.table            # between the markers in README.md
+python -m benchmarks.table --check    # exit 1 if README.md says anything else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import ROOT
+from benchmarks.harness import RESULTS
+
+BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+_ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
+_RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README differs")
+    arguments = parser.parse_args()
+    text = arguments.readme.read_text()
+    updated = replace_between(text, as_markdown(arguments.results), where=str(arguments.readme))
+    if arguments.check and updated != text:
+        raise SystemExit(f"{arguments.readme}: its figures are not those of {arguments.results}; run python -m benchmarks.table")
+    if not arguments.check:
+        arguments.readme.write_text(updated)
+        print(f"wrote {arguments.readme}")
+
+
+def replace_between(text: str, table: str, *, where: str) -> str:
+    """`text` with `table` between its markers. Raises SystemExit where it has none."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{where}: has no lines `{BEGIN}` and `{END}`; put them where the figures belong")
+    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+
+
+def as_markdown(results: Path) -> str:
+    """The tables of all results that are there. Raises SystemExit where there are none."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+    parts = [
+        _peers(found),
+        _raw(found),
+        _sentence(found, "convert", _convert_sentence),
+        _sentence(found, "open-large", _open_sentence),
+        _sentence(found, "gil-256", _gil_sentence),
+    ]
+    parts = [part for part in parts if part]
+    if not parts:
+        raise SystemExit(f"{results}: holds no results; run make bench")
+    return "\n\n".join(parts)
+
+
+def _peers(found: dict[str, Any]) -> str:
+    sets = [name for name in ("images-photos", "images-256") if name in found]
+    if not sets:
+        return ""
+    titles = {"images-photos": "photos", "images-256": "256 px"}
+    lines = [_row("images/s (datapipe's lead, 95% interval)", [titles[name] for name in sets]), "|---|" + "--:|" * len(sets)]
+    for row in _ROWS:
+        present = [found[name]["contenders"].get(row) for name in sets]
+        if any(present):
+            title = next(entry["title"] for entry in present if entry)
+            lines.append(_row(title, [_cell(found[name], row) for name in sets]))
+    noise = ", ".join(f"{titles[name]} {_interval(found[name]['ratios']['ours / ours-again'])}" for name in sets)
+    return "\n".join(lines) + f"\n\nThe same loader against itself: {noise}. {_conditions(found[sets[0]])}"
+
+
+def _raw(found: dict[str, Any]) -> str:
+    if "images-raw" not in found:
+        return ""
+    result = found["images-raw"]
+    rows = [row for row in _RAW_ROWS if row in result["contenders"]]
+    lines = ["| 256 px, decoded in advance | images/s |", "|---|--:|"]
+    lines += [f"| {result['contenders'][row]['title']} | {result['contenders'][row]['median']:,.0f} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(result: dict[str, Any], row: str) -> str:
+    entry = result["contenders"].get(row)
+    if entry is None:
+        return "-"
+    ratio = None if row.startswith("ours") else result["ratios"].get(f"ours / {row}")
+    return f"{entry['median']:,.0f}" + (f" ({_interval(ratio)})" if ratio else "")
+
+
+def _interval(ratio: dict[str, float]) -> str:
+    return f"{ratio['ratio']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def _row(title: str, cells: list[str]) -> str:
+    return "| " + " | ".join([title, *cells]) + " |"
+
+
+def _conditions(result: dict[str, Any]) -> str:
+    environment, settings, dataset = result["environment"], result["settings"], result["dataset"]
+    source = "generated photographs" if dataset["source"] == "generated" else "photographs"
+    return (
+        f"JPEG to RandomResizedCrop(224), flip, normalise, float32, batches of {settings['batch_size']} "
+        f"on {settings['num_threads']} cores of an {environment['cpu']}; {dataset['num_files']:,} {source} "
+        f"of {dataset['mean_nbytes'] / 1000:.0f} KB on average; medians of {settings['num_rounds']} alternated rounds, "
+        f"{environment['date'][:10]}."
+    )
+
+
+def _sentence(found: dict[str, Any], name: str, sentence: Any) -> str:
+    return str(sentence(found[name])) if name in found else ""
+
+
+def _convert_sentence(result: dict[str, Any]) -> str:
+    ours, (few, many) = result["contenders"]["ours"], result["memory"]
+    return (
+        f"Converting {result['dataset']['nbytes'] / 1e9:.1f} GB of loose files took {_interval(result['ratios']['ours / tar'])} "
+        f"the time of `tar cf` and `sha256sum` ({ours['median_s']:.1f} s), with {few['peak_anonymous_mb']:.0f} MB of memory "
+        f"for {few['num_files']:,} files and {many['peak_anonymous_mb']:.0f} MB for {many['num_files']:,}."
+    )
+
+
+def _open_sentence(result: dict[str, Any]) -> str:
+    dataset, median = result["dataset"], result["median"]
+    return (
+        f"A dataset of {dataset['num_samples'] / 1e6:.0f} million samples in {dataset['num_shards']:,} shards opened and planned "
+        f"its first shuffled batch in {median['total_s']:.2f} s with {median['anonymous_mb']:.0f} MB of memory."
+    )
+
+
+def _gil_sentence(result: dict[str, Any]) -> str:
+    return f"Python's global lock is held for {result['median']['held_us_per_image']:.0f} us per image at 256 px."
+
+
+if __name__ == "__main__":
+    main()

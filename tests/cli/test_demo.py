@@ -1,0 +1,51 @@
+"""`datapipe demo` from start to end, small; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from datapipe.cli.main import main
+
+
+def test_whole_way(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = [sys.executable, "-c", "import sys; from datapipe.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    done = subprocess.run(
+        [*command, "demo", "--out", str(out), "--images", "130", "--workers", "1"], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "130 generated JPEGs" in done.stdout
+    assert "loader alone, images/s" in done.stdout
+    result = json.loads((out / "result.json").read_text())
+    for name in ("torch", "datapipe"):
+        one = result["contenders"][name]
+        assert one["loader_images_per_s"] > 0
+        assert 0 <= one["share_waiting_for_data"] <= 1
+        assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
+    with Image.open(out / "result.png") as picture:
+        assert picture.size == (1200, 460)
+    # A second run keeps the photographs, and says so if they are not as many as asked for.
+    again = subprocess.run([*command, "demo", "--out", str(out), "--images", "131"], capture_output=True, text=True, timeout=240)
+    assert again.returncode == 2
+    assert "holds 130 photographs, not 131" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--images", "5"], "at least 100"),
+        (["--data", "x", "--images", "500"], "give one of them"),
+        (["--workers", "0"], "at least 1"),
+    ],
+)
+def test_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

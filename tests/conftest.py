@@ -1,0 +1,32 @@
+"""What every test can rely on: one torch thread per worker, and no settings from outside."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# The suite runs in parallel processes on few cores; torch would start a thread per core in each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_FROM_OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Ranks and caches of the machine that runs the tests must not reach them."""
+    for name in _FROM_OUTSIDE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, with the reason, where torch sees no device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU that torch can use"))

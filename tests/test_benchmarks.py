@@ -1,0 +1,91 @@
+"""What turns measurements into figures: order of rounds, ratios, the README's table, the data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.data import ImageSet, Workshop, describe, prepare
+from benchmarks.gil import address_of_holder
+from benchmarks.harness import save, summarise
+from benchmarks.ratios import ratio_of, rotated
+from benchmarks.table import BEGIN, END, as_markdown, replace_between
+from benchmarks.task import Task
+
+
+def test_everyone_goes_first_and_last() -> None:
+    names = ["a", "b", "c"]
+    orders = [rotated(names, number) for number in range(6)]
+    assert all(sorted(order) == names for order in orders)
+    assert {order[0] for order in orders} == {order[-1] for order in orders} == set(names)
+    assert len({tuple(order) for order in orders}) > 3
+
+
+def test_ratio_pairs_rounds() -> None:
+    """A machine that halves its speed in some rounds halves both: the ratio is as sure as before."""
+    theirs = [100.0, 50.0, 101.0, 49.0, 99.0, 50.5, 100.5]
+    ratio = ratio_of([2 * value for value in theirs], theirs)
+    assert (ratio.ratio, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+    unsure = ratio_of([100.0, 150.0, 200.0, 120.0, 180.0], [100.0] * 5)
+    assert unsure.low < unsure.ratio == 1.5 < unsure.high
+    with pytest.raises(ValueError, match="zip"):
+        ratio_of([1.0], [1.0, 2.0])
+
+
+def measured(rate: float) -> dict[str, object]:
+    times = {"wall_s": 1.0, "own_cpu_s": 2.0, "first_batch_s": 0.1}
+    return {"images_per_s": rate, "num_images": 128, "peak_rss_mb": 300.0, "versions": {}, **times}
+
+
+def test_table_comes_from_results(tmp_path: Path) -> None:
+    rounds = {name: [measured(rate)] * 3 for name, rate in (("ours", 2000.0), ("ours-again", 2010.0), ("torch", 800.0))}
+    dataset = {"name": "photos", "source": "generated", "num_files": 30, "copies": 1, "num_images": 30, "mean_nbytes": 78_000}
+    settings = {"batch_size": 128, "num_threads": 2, "warmup_images": 1, "num_images": 128, "num_rounds": 3}
+    result = {"dataset": dataset, "settings": settings, **summarise(rounds, against="ours")}
+    save("images-photos", "test", result, results=tmp_path)
+    table = as_markdown(tmp_path)
+    assert "| torch DataLoader + PIL | 800 (2.50x [2.50, 2.50]) |" in table
+    assert "30 generated photographs of 78 KB" in table
+    assert replace_between(f"head\n{BEGIN}\nold\n{END}\ntail\n", table, where="x") == f"head\n{BEGIN}\n{table}\n{END}\ntail\n"
+    with pytest.raises(SystemExit, match="has no lines"):
+        replace_between("no markers", table, where="x")
+    with pytest.raises(SystemExit, match="no results"):
+        as_markdown(tmp_path / "empty")
+
+
+def test_tasks_travel_as_json() -> None:
+    task = Task("ours", "/data", cores=(0, 3))
+    assert Task.from_json(task.to_json()) == task
+
+
+def test_contenders_are_named_once_and_complete() -> None:
+    assert all(name == contender.name for name, contender in CONTENDERS.items())
+    assert {"ours", "ours-again", "torch", "webdataset", "dali-file", "ffcv"} <= set(CONTENDERS)
+
+
+def test_sets_are_made_once_and_not_mixed_up(tmp_path: Path) -> None:
+    source = Path(prepare(Workshop(tmp_path / "a"), ImageSet("photos", num_files=3, copies=1), ()), "folder")
+    workshop = Workshop(tmp_path / "b")
+    image_set = ImageSet("256", source=str(source), num_files=4, copies=2)
+    root = prepare(workshop, image_set, ("webdataset",))
+    made = sorted(path.name for path in (root / "folder").glob("*/*"))
+    assert len(made) == describe(root)["num_images"] == 8  # three files, in turn to four, twice each
+    before = (root / "webdataset").stat().st_mtime_ns
+    prepare(workshop, image_set, ("webdataset",))
+    assert (root / "webdataset").stat().st_mtime_ns == before
+    indexed = [int(path.read_text().split()[1]) for path in (root / "webdataset").glob("*.idx")]
+    assert sum(indexed) == 8
+    with pytest.raises(SystemExit, match="holds another set"):
+        prepare(workshop, ImageSet("256", source=str(source), num_files=5, copies=2), ())
+    assert json.loads((root / "set.json").read_text())["num_files"] == 4
+
+
+def test_holder_of_the_lock_is_found() -> None:
+    import sys
+
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("CPython 3.11 alone names the holder of its lock in one place")
+    assert address_of_holder() > 0

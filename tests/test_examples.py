@@ -1,0 +1,42 @@
+"""The examples run as their texts say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from converters import ConvertOptions, convert
+from datapipe.samples import make_image_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("examples")
+    photos = make_image_folder(root / "photos", num_images=80, num_classes=4, scale="small")
+    convert(ConvertOptions(photos, root / "shards", num_workers=1))
+    return root / "shards"
+
+
+def run_example(*arguments: str, launcher: tuple[str, ...] = ()) -> str:
+    command = [sys.executable, *launcher, str(ROOT / "examples" / "train.py"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_training_stops_and_goes_on(shards: Path, tmp_path: Path) -> None:
+    """80 samples are five steps of 16: two before the stop, three after it, on twice the processes with half the batch."""
+    arguments = [str(shards), "--checkpoint", str(tmp_path / "run.pt")]
+    assert "step 2 of 5" in run_example(*arguments, "--batch-size", "16", "--max-steps", "2")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    out = run_example(*arguments, "--batch-size", "8", launcher=launcher)
+    assert "going on after step 2" in out
+    assert "step 5 of 5" in out
+    assert "step 10 of 10" in run_example(*arguments, "--batch-size", "16", "--epochs", "2")
