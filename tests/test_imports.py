@@ -3,6 +3,7 @@
 The checker reads every module's imports, those inside functions and under TYPE_CHECKING too; planted
 violations at the end show that it sees what it is for.
 """
+
 from __future__ import annotations
 
 import ast

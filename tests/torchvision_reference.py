@@ -1,4 +1,5 @@
 """torchvision, to compare with. Its compiled part need not fit this torch; see benchmarks.contenders."""
+
 from __future__ import annotations
 
 import importlib

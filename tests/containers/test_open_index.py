@@ -1,0 +1,142 @@
+"""What a path may be, and what is said of one that is nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures import NUM_SAMPLES, convert, entry_of, jpeg, listing, make_folder, write_webdataset
+
+from datapipe.containers import open_index
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, StorageError
+from datapipe.fetch.local import LocalFiles
+
+
+@pytest.fixture(scope="session")
+def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_webdataset(folder, tmp_path_factory.mktemp("shards") / "set")
+
+
+def test_a_path_a_string_a_file_and_a_pattern(shards: Path) -> None:
+    assert len(open_index(shards)) == len(open_index(str(shards))) == NUM_SAMPLES
+    assert len(open_index(shards / "set-001.tar")) == 10
+    assert len(open_index(f"{shards}/set-00[01].tar")) == 20
+    assert len(open_index(f"{shards}/*.tar")) == NUM_SAMPLES
+
+
+def test_relative_paths(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shards.parent)
+    index = open_index("set")
+    monkeypatch.chdir("/")
+    assert LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+def test_a_name_with_pattern_characters_is_a_name_first(folder: Path, tmp_path: Path) -> None:
+    shards = write_webdataset(folder, tmp_path / "set[1]")
+    assert len(open_index(shards)) == NUM_SAMPLES
+    assert len(open_index(shards / "set-000.tar")) == 10
+
+
+@pytest.mark.parametrize(("make", "error", "said"), [
+    (lambda root: root / "nowhere", MissingDataError, "no such file or directory"),
+    (lambda root: root / "*.tar", MissingDataError, "no file matches"),
+    (lambda root: root, MissingDataError, "no class folders"),
+    (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, "not a .tar file"),
+    (lambda root: (root / "x.tar").write_bytes(b"") or root, FormatError, "empty file"),
+    (lambda root: (root / "ant").mkdir() or root, MissingDataError, "no images in its class folders"),
+    (lambda root: (root / "a.jpg").write_bytes(b"") or root, MissingDataError, "no class folders"),
+    (lambda root: (make_folder(root / "s/train"), make_folder(root / "s/val"))[0].parent, FormatError, "train, val"),
+], ids=["nothing", "pattern", "empty", "zip", "empty tar", "empty class", "no folders", "two sets"])  # fmt: skip
+def test_what_is_no_dataset_is_refused(make, error: type[DatapipeError], said: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=said):
+        open_index(make(tmp_path))
+
+
+def test_converted_sets_of_a_split_are_named(folder: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        convert(folder, tmp_path / "out" / name)
+    with pytest.raises(FormatError, match=r"datasets train, val; open one of them, e\.g\. .*out/train"):
+        open_index(tmp_path / "out")
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "own", num=6)
+
+
+def test_desktop_files_are_no_samples(own: Path) -> None:
+    for name in ("ant/.DS_Store", "ant/._0000.jpg", "ant/Thumbs.db", "bee/notes.txt"):
+        (own / name).write_bytes(b"junk")
+    (own / ".ipynb_checkpoints").mkdir()
+    (own / ".ipynb_checkpoints" / "x.jpg").write_bytes(jpeg(0))
+    assert len(open_index(own)) == 6
+
+
+@pytest.mark.parametrize(
+    "name", [b"with space.jpg", b"two.dots.jpg", b"new\nline.jpg", b"\xff\xfe latin.jpg", "日本.JPEG".encode(), b"-rf.png"]
+)
+def test_any_name_is_read(own: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(own), b"ant", name)
+    with open(path, "wb") as file:
+        file.write(jpeg(99))
+    index = open_index(own)
+    assert len(index) == 7
+    place = listing(own).index(Path(os.fsdecode(path)))
+    assert LocalFiles().read(index.look_up(np.array([place]), "image").extents, 0) == jpeg(99)
+    str(index.describe(place)).encode(errors="surrogateescape")
+
+
+def test_nested_folders_belong_to_their_class(own: Path) -> None:
+    (own / "ant" / "deeper" / "still").mkdir(parents=True)
+    (own / "ant" / "deeper" / "still" / "x.jpg").write_bytes(jpeg(1))
+    index = open_index(own)
+    assert len(index) == 7
+    assert index.labels().tolist().count(0) == 4
+
+
+def test_changes_in_nested_folders_are_seen(own: Path) -> None:
+    (own / "ant" / "deeper").mkdir()
+    assert len(open_index(own)) == 6
+    (own / "ant" / "deeper" / "x.jpg").write_bytes(jpeg(1))
+    assert len(open_index(own)) == 7
+    (own / "dog").mkdir()
+    assert open_index(own).manifest.classes == ("ant", "bee", "cat", "dog")
+
+
+def test_a_loop_of_links_ends(own: Path) -> None:
+    (own / "ant" / "up").symlink_to("..")
+    (own / "ant" / "self").symlink_to(".")
+    assert {entry_of(open_index(own), 0)[0]} == {str(own / "ant" / "0000.jpg")}
+
+
+def test_links_within_the_folder_are_samples(own: Path) -> None:
+    (own / "ant" / "again.jpg").symlink_to("../bee/0001.jpg")
+    assert len(open_index(own)) == 7
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "class"])
+def test_links_that_lead_out_are_refused(own: Path, tmp_path: Path, what: str) -> None:
+    """Never read a file outside the folder one was given."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.jpg").write_bytes(jpeg(7))
+    link, target = {"file": ("ant/x.jpg", outside / "secret.jpg"), "folder": ("ant/x", outside), "class": ("dog", outside)}[what]
+    (own / link).symlink_to(target)
+    with pytest.raises(StorageError, match="leads out of the source"):
+        open_index(own)
+
+
+@pytest.mark.parametrize("what", ["dangling", "pipe"])
+def test_what_cannot_be_read_is_named(own: Path, what: str) -> None:
+    path = own / "ant" / "x.jpg"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("gone.jpg")
+    with pytest.raises(StorageError, match=r"ant/x\.jpg: (dangling symbolic link|not a regular file but a named pipe)"):
+        open_index(own)

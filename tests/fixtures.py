@@ -1,0 +1,122 @@
+"""Small deterministic pictures and datasets that several tests share."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
+from PIL import Image
+
+NUM_SAMPLES = 37
+CLASSES = ("ant", "bee", "cat")
+
+# The same examples at every run: a failure in CI is a failure at home.
+quick = settings(
+    derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+
+
+def picture(number: int, height: int = 40, width: int = 48) -> NDArray[np.uint8]:
+    """(height, width, 3) uint8: a gradient with some noise, another one for each number."""
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[:height, :width]
+    slopes = rng.uniform(-2, 2, (2, 3))
+    smooth = 128 + (y[:, :, None] - height / 2) * slopes[0] + (x[:, :, None] - width / 2) * slopes[1]
+    return np.clip(smooth + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def encode(pixels: NDArray[Any], form: str = "JPEG", *, mode: str | None = None, **options: Any) -> bytes:
+    """The pixels as a file of that form, converted to the Pillow mode first."""
+    image = Image.fromarray(pixels)
+    sink = io.BytesIO()
+    (image.convert(mode) if mode else image).save(sink, form, **options)
+    return sink.getvalue()
+
+
+def jpeg(number: int, height: int = 40, width: int = 48, **options: Any) -> bytes:
+    return encode(picture(number, height, width), "JPEG", **({"quality": 90} | options))
+
+
+def label_of(number: int) -> int:
+    """Classes of unequal sizes: 19, 12 and 6 of 37 samples."""
+    return (0, 1, 0, 1, 0, 2)[number % 6]
+
+
+def size_of(number: int) -> tuple[int, int]:
+    """(height, width) of sample `number` where sizes differ."""
+    return 32 + number % 5 * 4, 48 - number % 3 * 6
+
+
+def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | None = None) -> Path:
+    """An image folder of `num` JPEGs; of `size` (height, width) or of sizes that differ."""
+    for number in range(num):
+        directory = root / CLASSES[label_of(number)]
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number:04d}.jpg").write_bytes(jpeg(number, *(size or size_of(number))))
+    return root
+
+
+def listing(root: Path) -> list[Path]:
+    """The files of a folder in the order of sample ids."""
+    return sorted(root.glob("*/*"), key=lambda path: (os.fsencode(path.parent.name), os.fsencode(path.name)))
+
+
+def write_webdataset(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The folder's samples, in the order of ids, in shards written by webdataset itself."""
+    import webdataset
+
+    destination.mkdir(parents=True)
+    with webdataset.ShardWriter(str(destination / "set-%03d.tar"), maxcount=per_shard, verbose=0) as writer:
+        for path in listing(source):
+            key = f"{path.parent.name}/{path.stem}"
+            writer.write({"__key__": key, "jpg": path.read_bytes(), "cls": CLASSES.index(path.parent.name)})
+    return destination
+
+
+def convert(source: Path, destination: Path, **options: Any) -> Path:
+    """The folder as a converted dataset of several shards."""
+    import converters
+
+    converters.convert(
+        converters.ConvertOptions(
+            source=source, destination=destination, **({"shard_nbytes": 12_000, "num_workers": 1} | options)
+        )
+    )
+    return destination
+
+
+def entry_of(index: Any, position: int, field: str = "image") -> tuple[str, int, int]:
+    """(path, offset, nbytes) of one sample."""
+    extents = index.look_up(index.ids(np.array([position], np.int64)), field).extents
+    return extents.paths[0], int(extents.offset[0]), int(extents.nbytes[0])
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    """Damage one byte; the file's times stay."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def copies(loader: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """The batches of one pass, each tensor copied as soon as it is handed out."""
+    return [tuple(value.clone() for value in batch) for batch in loader]
+
+
+def same(first: list[Any], second: list[Any]) -> bool:
+    """Whether two passes gave the same tensors, bit for bit."""
+    return len(first) == len(second) and all(
+        len(a) == len(b)
+        and all(x.shape == y.shape and x.dtype == y.dtype and bool((x == y).all()) for x, y in zip(a, b, strict=True))
+        for a, b in zip(first, second, strict=True)
+    )

@@ -1,0 +1,74 @@
+"""The table of torch's arguments, and `python tests/loader/arguments_table.py`, which writes it into docs/loader.md."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import NamedTuple
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "loader.md"
+BEGIN, END = "<!-- arguments:begin -->", "<!-- arguments:end -->"
+
+
+class Status(enum.Enum):
+    HONOURED = "honoured"
+    BY_CONSTRUCTION = "satisfied by construction"
+    REFUSED = "refused"
+
+
+class Row(NamedTuple):
+    """One argument of torch's."""
+
+    status: Status
+    meaning: str  # or, where something is refused, the remedy
+
+
+ARGUMENTS: dict[str, Row] = {
+    "dataset": Row(
+        Status.HONOURED,
+        "a path, or `loader.dataset.select(...)`; another torch Dataset is refused: pass the path of its files "
+        "(for an `ImageFolder`: its root)",
+    ),
+    "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
+    "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`) and epoch, the same on all ranks"),
+    "sampler": Row(Status.HONOURED, "decides for its rank, as in torch; `loader.set_epoch` tells it the epoch"),
+    "batch_sampler": Row(Status.HONOURED, "excludes `batch_size`, `shuffle`, `sampler`, `drop_last` and `tail`"),
+    "num_workers": Row(
+        Status.HONOURED, "decode threads; by default the cores this process may use (torch: 0); 0: in the caller's thread"
+    ),
+    "collate_fn": Row(Status.HONOURED, "called, in a decode thread, with a list of `(image, label)`, the label an int"),
+    "pin_memory": Row(
+        Status.HONOURED, "images are made in page-locked memory where there is a GPU; nothing is copied to get there"
+    ),
+    "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` beside it is refused'),
+    "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
+    "worker_init_fn": Row(Status.HONOURED, "called in each decode thread with its number, at the start of each pass"),
+    "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads: nothing is forked or spawned"),
+    "generator": Row(Status.HONOURED, "its initial seed is the `seed`; both at once are refused"),
+    "prefetch_factor": Row(
+        Status.HONOURED, "batches in the making, in all (torch: per worker); more where they are too small to busy every thread"
+    ),
+    "persistent_workers": Row(
+        Status.BY_CONSTRUCTION, "threads are cheap to start; decoders and memory are kept from pass to pass"
+    ),
+    "pin_memory_device": Row(Status.BY_CONSTRUCTION, "page-locked memory serves every GPU (torch has deprecated the argument)"),
+    "in_order": Row(Status.BY_CONSTRUCTION, "batches always come in order"),
+}
+
+
+def table() -> str:
+    """The table, in Markdown."""
+    lines = ["| argument | here | |", "|---|---|---|"]
+    lines += [f"| `{name}` | {row.status.value} | {row.meaning} |" for name, row in ARGUMENTS.items()]
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """The document with the table between its markers."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(with_table(DOCUMENT.read_text()))

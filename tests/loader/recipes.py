@@ -1,0 +1,31 @@
+"""Transforms and loaders that several tests use."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import datapipe as dp
+
+SIZE = 24
+CROP = [dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip()]  # uint8
+TRAIN = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+EVAL = [dp.Resize((SIZE, SIZE))]
+
+
+def make(path: Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
+    """A loader of small uint8 batches, changed as asked."""
+    return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2} | changes))
+
+
+def ids_of(loader: dp.DataLoader) -> list[list[int]]:
+    """The ids of each batch of one pass, of a loader with output="dict"."""
+    return [batch["id"].tolist() for batch in loader]
+
+
+def own_threads() -> list[str]:
+    """The decode threads that are running."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("datapipe-")]

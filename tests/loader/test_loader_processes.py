@@ -1,0 +1,283 @@
+"""Other processes: spawned, forked, interrupted, and ranks under torchrun."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import NUM_SAMPLES, copies, same
+from recipes import CROP, TRAIN
+
+import datapipe as dp
+
+TESTS = Path(__file__).parent
+
+
+def write_script(path: Path, source: str) -> Path:
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """So that a script finds the package and this directory's recipes."""
+    roots = (str(TESTS.parents[1]), str(TESTS), str(TESTS.parent))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
+
+
+def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> int | None:
+    """Exit code of a forked child that calls the function; None if it hangs."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(within_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    return process.exitcode
+
+
+# -- fork --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_open_at_a_fork_raises_in_the_child(folder: Path, num_workers: int) -> None:
+    loader = dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+
+    def child() -> None:
+        with pytest.raises(dp.LifecycleError, match=r"made in another process .* iter\(loader\)"):
+            next(iterator)
+        iterator.close()
+
+    assert in_forked_child(child) == 0
+    assert len(list(iterator)) == 7, "the parent's goes on"
+
+
+def test_a_child_makes_an_iterator_of_its_own(folder: Path) -> None:
+    loader = dp.DataLoader(folder, batch_size=5, shuffle=True, transform=CROP, num_workers=2)
+    expected = copies(loader)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(0)
+
+    def child() -> None:
+        assert same(copies(loader), expected)
+
+    assert in_forked_child(child) == 0
+
+
+def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) -> None:
+    """Even if a thread held the board's lock at the moment of the fork: in the child nobody will release it."""
+    iterators = [iter(dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2))]
+    next(iterators[0])
+    board, held, release = iterators[0]._board, threading.Event(), threading.Event()
+    assert board is not None
+
+    def hold() -> None:
+        with board._condition:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def child() -> None:
+        iterators.clear()
+        gc.collect()
+
+    exit_code = in_forked_child(child)
+    release.set()
+    thread.join()
+    assert exit_code == 0
+
+
+# -- spawn -------------------------------------------------------------------------------------------
+
+
+def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -> None:
+    import pickle
+
+    import torch
+
+    loader = dp.DataLoader(folder, batch_size=5, shuffle=True, transform=TRAIN, num_workers=2, seed=4)
+    (tmp_path / "loader.pickle").write_bytes(pickle.dumps(loader))
+    script = write_script(
+        tmp_path / "child.py",
+        """
+        import pickle, sys, torch
+        loader = pickle.loads(open(sys.argv[1], "rb").read())
+        torch.save([tuple(batch) for batch in loader], sys.argv[2])
+        """,
+    )
+    subprocess.run(
+        [sys.executable, script, tmp_path / "loader.pickle", tmp_path / "batches.pt"], env=environment(), check=True, timeout=60
+    )
+    assert same(torch.load(tmp_path / "batches.pt"), copies(loader))
+
+
+def test_open_iterators_do_not_pickle(folder: Path) -> None:
+    import pickle
+
+    iterator = iter(dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2))
+    next(iterator)
+    with pytest.raises(TypeError):
+        pickle.dumps(iterator)
+
+
+# -- interrupts --------------------------------------------------------------------------------------
+
+_ENDLESS = """
+    import sys, datapipe as dp
+    crop = dp.RandomResizedCrop(24)
+    loader = dp.DataLoader(sys.argv[1], batch_size=3, shuffle=True, transform=crop, num_workers=int(sys.argv[2]))
+    kept = iter(loader)  # one more pass left open
+    next(kept)
+    try:
+        while True:
+            for batch in loader:
+                print("running", flush=True)
+    except KeyboardInterrupt:
+        if sys.argv[3] == "plain":
+            raise
+        loader.set_epoch(0)
+        print("after", len(list(loader)), flush=True)
+    """
+
+
+@pytest.mark.parametrize(("num_workers", "then"), [(2, "plain"), (0, "plain"), (2, "goes on")])
+def test_ctrl_c_ends_a_run_cleanly(folder: Path, tmp_path: Path, num_workers: int, then: str) -> None:
+    """One KeyboardInterrupt, in the main thread; no thread complains, nothing hangs."""
+    script = write_script(tmp_path / "endless.py", _ENDLESS)
+    process = subprocess.Popen(
+        [sys.executable, script, folder, str(num_workers), then],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert "Exception" not in err
+    if then == "plain":
+        assert process.returncode == -signal.SIGINT
+        assert err.count("Traceback") == 1
+        assert err.rstrip().endswith("KeyboardInterrupt")
+    else:
+        assert process.returncode == 0
+        assert err == ""
+        assert out.endswith("after 13\n")
+
+
+def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path) -> None:
+    """With iterators open, at the end of the script and by sys.exit."""
+    script = write_script(
+        tmp_path / "ends.py",
+        """
+        import sys, datapipe as dp
+        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=[dp.RandomResizedCrop(24)], num_workers=3)
+        iterator = iter(loader)
+        kept = next(iterator)
+        sys.exit(5)
+        """,
+    )
+    done = subprocess.run([sys.executable, script, folder], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
+
+
+# -- ranks -------------------------------------------------------------------------------------------
+
+_RANK = """
+    import json, multiprocessing, os, sys
+    import torch.distributed as dist
+    import datapipe as dp
+
+    path, state_path, out, stop_after, rendezvous = sys.argv[1:]
+
+    def run(*ranks):
+        dist.init_process_group("gloo", **(dict(zip(("rank", "world_size", "init_method"), ranks)) if ranks else {}))
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        for name in ("RANK", "WORLD_SIZE"):
+            os.environ[name] = "0"  # torch.distributed is asked before the environment
+        loader = dp.DataLoader(path, batch_size=8 // world_size, shuffle=True, seed=6, output="dict", num_workers=1,
+                               transform=dp.RandomResizedCrop(24))
+        if os.path.exists(state_path):
+            loader.load_state_dict(json.load(open(state_path)))
+        seen = []
+        for step, batch in enumerate(loader, 1):
+            seen.append([batch["id"].tolist(), batch["image"].sum((1, 2, 3)).tolist()])
+            if step == int(stop_after):
+                break
+        states, parts = [None] * world_size, [None] * world_size
+        dist.all_gather_object(states, loader.state_dict())
+        dist.all_gather_object(parts, {"length": len(loader), "seen": seen})
+        assert all(state == states[0] for state in states), states
+        if rank == 0:
+            json.dump(states[0], open(state_path, "w"))
+            json.dump(parts, open(out, "w"))
+        dist.destroy_process_group()
+
+    if "RANK" in os.environ:  # under torchrun
+        run()
+    else:  # as four processes, which share one import of torch
+        fork = multiprocessing.get_context("fork")
+        ranks = [fork.Process(target=run, args=(rank, 4, f"file://{rendezvous}")) for rank in range(4)]
+        [rank.start() for rank in ranks]
+        [rank.join() for rank in ranks]
+        sys.exit(any(rank.exitcode for rank in ranks))
+    """
+
+
+def test_two_ranks_under_torchrun_resume_as_four(converted: Path, tmp_path: Path) -> None:
+    """Every sample once, with the crop it would have had anyway."""
+    script, state = write_script(tmp_path / "rank.py", _RANK), tmp_path / "state.json"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    seen: dict[int, int] = {}
+    repeats = 0
+    for launcher, world_size, stop_after, num_steps in ((torchrun, 2, 2, 2), ([], 4, 0, 3)):
+        out = tmp_path / f"{world_size}.json"
+        command = [sys.executable, *launcher, script, converted, state, out, str(stop_after), tmp_path / "rendezvous"]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-3000:]
+        parts: list[dict[str, Any]] = json.loads(out.read_text())
+        assert [(part["length"], len(part["seen"])) for part in parts] == [(5, num_steps)] * world_size
+        for part in parts:
+            for ids, sums in part["seen"]:
+                repeats += sum(sample in seen for sample in ids)
+                seen.update(zip(ids, sums, strict=True))
+    assert sorted(seen) == list(range(NUM_SAMPLES))
+    assert repeats == -(NUM_SAMPLES % 8) % 4, "only the padding of the last step"
+    crop = dp.RandomResizedCrop(24)
+    alone = dp.DataLoader(converted, batch_size=37, shuffle=True, seed=6, output="dict", num_workers=0, transform=crop)
+    (batch,) = list(alone)
+    assert seen == dict(zip(batch["id"].tolist(), batch["image"].sum((1, 2, 3)).tolist(), strict=True))
+
+
+def test_importing_datapipe_imports_no_torch() -> None:
+    code = "import sys, datapipe; assert 'torch' not in sys.modules; datapipe.DataLoader; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)
+
+
+def test_opening_data_needs_no_torch(converted: Path, folder: Path) -> None:
+    code = (
+        "import sys, numpy as np\nfrom datapipe.containers import open_index\nfrom datapipe.decode import open_decoder\n"
+        "for path in sys.argv[1:]: assert len(open_index(path).look_up(np.arange(37), 'image')) == 37\n"
+        "open_decoder()\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, converted, folder], env=environment(), check=True, timeout=60)

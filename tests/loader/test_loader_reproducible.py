@@ -1,0 +1,113 @@
+"""The same seed gives the same batches, whatever the threads, the container or the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import NUM_SAMPLES, copies, same
+from recipes import CROP, EVAL, TRAIN
+
+import datapipe as dp
+
+RECIPES: dict[str, Any] = {"uint8": CROP, "float32": TRAIN, "eval": EVAL}
+
+
+def passes(path: Path, num: int = 2, **arguments: Any) -> list[tuple[torch.Tensor, ...]]:
+    loader = dp.DataLoader(path, **({"batch_size": 5, "shuffle": True, "seed": 9} | arguments))
+    return [batch for _ in range(num) for batch in copies(loader)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_threads_and_containers_make_no_difference(recipe: str, folder: Path, shards: Path, converted: Path) -> None:
+    transform = RECIPES[recipe]
+    expected = passes(folder, transform=transform, num_workers=0)
+    for path in (folder, shards, converted):
+        for num_workers in (0, 1, 2, 4):
+            assert same(passes(path, transform=transform, num_workers=num_workers), expected), (path, num_workers)
+    assert not same(passes(folder, transform=transform, seed=10), expected)
+    assert same(passes(folder, transform=transform, seed=0, generator=torch.Generator().manual_seed(9)), expected)
+
+
+def test_prefetching_makes_no_difference(folder: Path) -> None:
+    expected = passes(folder, transform=TRAIN, num_workers=2)
+    for prefetch_factor in (1, 3, 16):
+        assert same(passes(folder, transform=TRAIN, num_workers=2, prefetch_factor=prefetch_factor), expected)
+
+
+def samples(loader: dp.DataLoader) -> dict[int, torch.Tensor]:
+    return {int(sample): image.clone() for batch in loader for sample, image in zip(batch["id"], batch["image"], strict=True)}
+
+
+def test_a_samples_crop_depends_on_seed_epoch_and_id_only(folder: Path) -> None:
+    """Not on batch size, order, rank, or what else is selected."""
+    common: dict[str, Any] = {"transform": TRAIN, "output": "dict", "seed": 4}
+    expected = samples(dp.DataLoader(folder, batch_size=37, num_workers=0, **common))
+    assert len(expected) == NUM_SAMPLES
+    dataset = dp.DataLoader(folder).dataset
+    others = [
+        samples(dp.DataLoader(folder, batch_size=3, shuffle=True, num_workers=2, **common)),
+        samples(dp.DataLoader(folder, batch_size=11, sampler=range(36, -1, -1), num_workers=2, **common)),
+        *[samples(dp.DataLoader(folder, batch_size=4, shuffle=True, rank=rank, world_size=3, **common)) for rank in range(3)],
+        samples(dp.DataLoader(dataset.select([30, 2, 17]), batch_size=2, **common)),
+        samples(dp.DataLoader(folder, batch_size=1, sampler=[8, 8, 30], **common)),
+    ]
+    for found in others:
+        assert all(torch.equal(image, expected[sample]) for sample, image in found.items())
+    later = dp.DataLoader(folder, batch_size=37, num_workers=0, **common)
+    later.set_epoch(1)
+    assert not any(torch.equal(image, expected[sample]) for sample, image in samples(later).items())
+
+
+def test_an_id_shown_twice_in_an_epoch_is_cropped_the_same(folder: Path) -> None:
+    loader = dp.DataLoader(folder, batch_size=2, sampler=[5, 5], transform=CROP)
+    ((images, _),) = list(loader)
+    assert torch.equal(images[0], images[1])
+
+
+@pytest.mark.parametrize("operation", [dp.MixUp(num_classes=3), dp.CutMix(num_classes=3)], ids=repr)
+def test_mixing_is_drawn_per_batch(folder: Path, operation: object) -> None:
+    transform = [*TRAIN, operation]
+    expected = passes(folder, transform=transform, num_workers=0)
+    _, labels = expected[0]
+    assert (labels.dtype.is_floating_point, tuple(labels.shape)) == (True, (5, 3))
+    assert torch.allclose(labels.sum(1), torch.ones(5))
+    for num_workers in (1, 4):
+        assert same(passes(folder, transform=transform, num_workers=num_workers), expected)
+    resumed = dp.DataLoader(folder, batch_size=5, shuffle=True, seed=9, transform=transform)
+    iterator = iter(resumed)
+    next(iterator)
+    state = resumed.state_dict()
+    iterator.close()
+    resumed.load_state_dict(state)
+    assert same(copies(resumed), expected[1:8])
+    plain = passes(folder, transform=TRAIN)
+    assert not same([batch[:1] for batch in plain], [batch[:1] for batch in expected])
+
+
+def test_mixing_differs_between_ranks_and_steps(folder: Path) -> None:
+    """Keyed by (seed, epoch, step, rank): the shares differ from batch to batch."""
+    shares = []
+    for rank in range(2):
+        loader = dp.DataLoader(
+            folder,
+            batch_size=9,
+            shuffle=True,
+            transform=[*TRAIN, dp.MixUp(num_classes=3)],
+            rank=rank,
+            world_size=2,
+            drop_last=True,
+        )
+        for _ in range(4):
+            for _, labels in loader:
+                blended = labels[(labels > 0).sum(1) == 2]  # of two classes
+                assert len(blended)
+                shares.append(round(float(blended.max()), 5))
+    assert len(shares) == len(set(shares)) == 16
+
+
+def test_mixing_needs_labels_and_no_collate_fn(folder: Path) -> None:
+    with pytest.raises(dp.OptionError, match=r"MixUp.*no collate_fn"):
+        dp.DataLoader(folder, batch_size=4, transform=[*TRAIN, dp.MixUp(num_classes=3)], collate_fn=list)

@@ -1,0 +1,115 @@
+"""Decode threads: started, initialised, counted, timed out, and gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import NUM_SAMPLES
+from recipes import make, own_threads
+
+import datapipe as dp
+from datapipe.loader.options import default_num_workers
+
+
+def test_worker_init_fn_runs_in_each_thread(folder: Path) -> None:
+    seen: list[tuple[int, str]] = []
+    loader = make(folder, num_workers=3, worker_init_fn=lambda number: seen.append((number, threading.current_thread().name)))
+    assert seen == []
+    list(loader)
+    assert sorted(seen) == [(number, f"datapipe-{number}") for number in range(3)]
+    list(loader)
+    assert Counter(number for number, _ in seen) == {0: 2, 1: 2, 2: 2}
+
+
+def test_an_error_in_worker_init_fn_arrives_and_leaves_nothing(folder: Path) -> None:
+    def init(number: int) -> None:
+        if number == 1:
+            raise RuntimeError("no such device")
+
+    iterator = iter(make(folder, num_workers=3, worker_init_fn=init))
+    with pytest.raises(RuntimeError, match="no such device"):
+        next(iterator)
+    assert next(iterator, None) is None
+    assert own_threads() == []
+
+
+def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
+    import _thread
+
+    def init(number: int) -> None:
+        if number == 0:
+            _thread.interrupt_main()
+        time.sleep(0.3)
+
+    loader = make(folder, num_workers=2, worker_init_fn=init, output="dict")
+    before = torch.get_num_threads()
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert torch.get_num_threads() == before
+    deadline = time.monotonic() + 10
+    while own_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own_threads() == []
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_without_threads_work_is_done_by_the_caller(folder: Path) -> None:
+    """For debuggers: a breakpoint in collate_fn stops in the main thread."""
+    seen: set[str] = set()
+    loader = make(folder, num_workers=0, collate_fn=lambda _: seen.add(threading.current_thread().name))
+    before = threading.active_count()
+    for _ in loader:
+        assert threading.active_count() == before
+    assert seen == {threading.current_thread().name}
+
+
+def test_timeout_raises_in_time(folder: Path) -> None:
+    release = threading.Event()
+
+    def slow(samples: list[Any]) -> int:
+        release.wait(20)
+        return len(samples)
+
+    iterator = iter(make(folder, timeout=0.2, collate_fn=slow))
+    started = time.monotonic()
+    try:
+        with pytest.raises(dp.LifecycleError, match=r"no batch within timeout=0\.2 s \(step 0\)"):
+            next(iterator)
+        assert time.monotonic() - started < 5, "it must not wait for the thread that hangs"
+    finally:
+        release.set()
+    assert next(iterator, None) is None
+    deadline = time.monotonic() + 10
+    while own_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own_threads() == []
+
+
+def test_timeout_counts_one_batch_not_the_pass(folder: Path) -> None:
+    def slow(samples: list[Any]) -> int:
+        time.sleep(0.03)
+        return len(samples)
+
+    assert sum(make(folder, timeout=5, collate_fn=slow, num_workers=1)) == NUM_SAMPLES
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({}, None), ({"SLURM_CPUS_PER_TASK": "1"}, 1), ({"LOCAL_WORLD_SIZE": "1000"}, 1), ({"SLURM_CPUS_PER_TASK": "nonsense"}, None),
+])  # fmt: skip
+def test_default_number_of_threads(
+    environment: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert 1 <= default_num_workers() <= len(os.sched_getaffinity(0))
+    if expected is not None:
+        assert default_num_workers() == expected
+    assert make(folder, num_workers=None).num_workers == default_num_workers()
