@@ -278,7 +278,7 @@ def _cut(transforms: Any, photo: Pixels, number: int) -> torch.Tensor:
     chain = T.Recipe.of(transforms).draw_cuts(_draws(number), np.array([photo.shape[:2]]))
     top, left, height, width = chain[0].region[0].tolist()
     out = torch.empty((*chain[-1].window[0, 2:].tolist(), 3), dtype=torch.uint8)
-    cut_through(photo[top : top + height, left : left + width], [row_cuts(cuts)[0] for cuts in chain], out)
+    cut_through(photo[top : top + height, left : left + width], [row_cuts(cuts)[0] for cuts in chain], out.numpy())
     return out.permute(2, 0, 1)
 
 

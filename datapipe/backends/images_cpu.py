@@ -66,10 +66,11 @@ class BlockWorker:
             sizes = np.array([(header.height, header.width) for _, _, header in samples], np.int64)
             kept = draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples])]
             chain = self._recipe.draw_cuts(kept, sizes)
+            pixels = block.numpy()
             for (row, data, header), *steps in zip(samples, *map(row_cuts, chain), strict=True):
                 try:
                     image = self._decoder(data, header, steps[0].region)
-                    cut_through(image, steps, block[row])
+                    cut_through(image, steps, pixels[row])
                 except DecodeError as exc:
                     report.bad.append(BadRow(row, exc))
         augment_ns = time.perf_counter_ns()
@@ -90,7 +91,7 @@ class BlockWorker:
             block = torch.empty((1, height, width, 3), dtype=torch.uint8)
             steps = [row_cuts(cuts)[0] for cuts in chain]
             try:
-                cut_through(self._decoder(data, header, steps[0].region), steps, block[0])
+                cut_through(self._decoder(data, header, steps[0].region), steps, block.numpy()[0])
             except DecodeError as exc:
                 report.bad.append(BadRow(row, exc))
                 continue

@@ -40,29 +40,29 @@ def row_cuts(cuts: Cuts) -> list[RowCut]:
     return [RowCut(*row, cuts.fill) for row in zip(*columns, strict=True)]
 
 
-def cut(image: NDArray[np.uint8], how: RowCut, out: torch.Tensor) -> None:
+def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8]) -> None:
     """Write what `how` makes of one sample into `out`.
 
     `image`: (h, w, 3) uint8, the pixels of `how.region` only; not changed, copied first unless it is
-    contiguous and writable. `out`: contiguous (h, w, 3) uint8 tensor of the window's size, not overlapping
-    `image`. Raises DecodeError if the image is not of the region's size, ValueError if `out` is not of the window's.
+    contiguous and writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`.
+    Raises DecodeError if the image is not of the region's size, ValueError if `out` is not of the window's.
     """
     _, _, region_height, region_width = how.region
     height, width = how.size
     top, left, window_height, window_width = how.window
     if image.shape != (region_height, region_width, 3):
         raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was ({region_height}, {region_width}, 3)")
-    if out.shape != (window_height, window_width, 3) or not out.is_contiguous():
+    if out.shape != (window_height, window_width, 3) or not out.flags.c_contiguous:
         wanted = (window_height, window_width, 3)
-        raise ValueError(f"the destination must be contiguous and {wanted}; it is {tuple(out.shape)} with strides {out.stride()}")
+        raise ValueError(f"the destination must be contiguous and {wanted}; it is {out.shape} with strides {out.strides}")
     if height == region_height and width == region_width:
         _place(image, top, left, out, how.fill)
     elif top == 0 and left == 0 and height == window_height and width == window_width:
-        _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(out))
+        _resize_into(_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(out))
     else:
-        resized = torch.empty((height, width, 3), dtype=torch.uint8)
-        _resize_into(_as_batch(_tensor(image)), (height, width), False, None, None, out=_as_batch(resized))
-        _place(resized.numpy(), top, left, out, how.fill)
+        resized = np.empty((height, width, 3), np.uint8)
+        _resize_into(_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
+        _place(resized, top, left, out, how.fill)
     vertically, horizontally = how.flip
     if horizontally or vertically:
         # torch.flip has a SIMD path for pixels of three bytes; a copy with negative strides takes 18 times as long.
@@ -70,47 +70,48 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: torch.Tensor) -> None:
         batch.copy_(torch.flip(batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
 
 
-def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: torch.Tensor) -> None:
+def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8]) -> None:
     """As `cut`, for one sample's row of every Cuts of a chain; `image` holds the pixels of the first one's region."""
     for how, following in itertools.pairwise(steps):
-        between = torch.empty((how.window[2], how.window[3], 3), dtype=torch.uint8)
+        between = np.empty((how.window[2], how.window[3], 3), np.uint8)
         cut(image, how, between)
         top, left, height, width = following.region
-        image = between.numpy()[top : top + height, left : left + width]
+        image = between[top : top + height, left : left + width]
     cut(image, steps[-1], out)
 
 
-def _tensor(image: NDArray[np.uint8]) -> torch.Tensor:
+def _usable(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image in memory that torch takes as it is."""
     flags = image.flags
     # numpy calls an array with a side of 1 contiguous whatever that side's stride; torch does not take a negative one.
-    usable = flags.c_contiguous and flags.writeable and min(image.strides) > 0
-    return torch.from_numpy(image if usable else image.copy())
+    return image if flags.c_contiguous and flags.writeable and min(image.strides) > 0 else image.copy()
 
 
-def _as_batch(image: torch.Tensor) -> torch.Tensor:
-    """(h, w, 3) contiguous -> the same memory as (1, 3, h, w).
+def _as_batch(image: NDArray[np.uint8]) -> torch.Tensor:
+    """(h, w, 3) contiguous -> the same memory as a (1, 3, h, w) tensor.
 
     By explicit strides: for one image permute and unsqueeze leave a batch stride by which torch does not
-    recognise channels_last, and the resize then repacks what comes out (1.6 times as long).
+    recognise channels_last, and the resize then repacks what comes out (1.6 times as long). The view is made
+    in numpy, because each of torch's operators, views too, lets go of the GIL and has to win it back.
     """
     height, width, _ = image.shape
-    return image.as_strided((1, 3, height, width), (3 * height * width, 1, 3 * width, 3))
+    strides = (3 * height * width, 1, 3 * width, 3)
+    return torch.from_numpy(np.ndarray((1, 3, height, width), np.uint8, image, 0, strides))
 
 
-def _place(image: NDArray[np.uint8], top: int, left: int, out: torch.Tensor, fill: tuple[int, int, int]) -> None:
+def _place(image: NDArray[np.uint8], top: int, left: int, out: NDArray[np.uint8], fill: tuple[int, int, int]) -> None:
     """Copy the window at (top, left) of `image` to `out`; what lies beyond the image is `fill`."""
-    target = out.numpy()
-    height, width = target.shape[:2]
+    height, width = out.shape[:2]
     image_height, image_width = image.shape[:2]
     first_row, first_column = max(-top, 0), max(-left, 0)
     last_row, last_column = min(image_height - top, height), min(image_width - left, width)
     if last_row - first_row != height or last_column - first_column != width:
         if fill[0] == fill[1] == fill[2]:
-            target.fill(fill[0])
+            out.fill(fill[0])
         else:
-            target.reshape(height, width * 3)[:] = np.tile(np.array(fill, np.uint8), width)
+            out.reshape(height, width * 3)[:] = np.tile(np.array(fill, np.uint8), width)
         if last_row <= first_row or last_column <= first_column:
             return
-    target[first_row:last_row, first_column:last_column] = image[
+    out[first_row:last_row, first_column:last_column] = image[
         top + first_row : top + last_row, left + first_column : left + last_column
     ]

@@ -52,7 +52,7 @@ def carried_out(image: NDArray[np.uint8], chain: list[Cuts], row: int) -> NDArra
     region = image[top : top + height, left : left + width]
     assert region.shape == (height, width, 3), "the region lies inside the image"
     out = torch.empty((*chain[-1].window[row, 2:].tolist(), 3), dtype=torch.uint8)
-    cut_through(region, [row_cuts(cuts)[row] for cuts in chain], out)
+    cut_through(region, [row_cuts(cuts)[row] for cuts in chain], out.numpy())
     return out.numpy()
 
 

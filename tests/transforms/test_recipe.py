@@ -89,7 +89,7 @@ def test_an_empty_recipe_gives_the_image() -> None:
     image = block(1)[0].numpy()
     chain = recipe.draw_cuts(draws_of(0), np.array([image.shape[:2]]))
     out = torch.empty(image.shape, dtype=torch.uint8)
-    cut_through(image, [row_cuts(cuts)[0] for cuts in chain], out)
+    cut_through(image, [row_cuts(cuts)[0] for cuts in chain], out.numpy())
     assert (out.numpy() == image).all()
     assert recipe.output_dtype == torch.uint8
     assert not recipe.has_pixel_work
@@ -229,7 +229,7 @@ def test_moved_geometry_gives_the_pixels_of_the_written_order(transforms: list[A
     for row in range(8):
         steps = [row_cuts(cuts)[row] for cuts in chain]
         top, left, height, width = steps[0].region
-        cut_through(images[row].numpy()[top : top + height, left : left + width], steps, cut[row])
+        cut_through(images[row].numpy()[top : top + height, left : left + width], steps, cut[row].numpy())
     got = run(recipe, cut, ids).permute(0, 3, 1, 2)
     if any(step.op.__class__ is ScaleAndShift and len(step.stands_for) == 2 for step in recipe.pixels):
         torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)  # fused: rounded less often than one by one

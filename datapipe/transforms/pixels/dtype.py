@@ -131,32 +131,31 @@ class ScaleAndShift:
     def apply_into(self, images: torch.Tensor, out: torch.Tensor) -> None:
         """Write the result for `images` (n, h, w, 3), uint8, to `out` of that shape; both NHWC-contiguous, on one device."""
         source, target = images.reshape(-1, images.shape[2] * 3), _as_rows(out)
-        if self.dtype not in _HALVES:
-            self._compute(source, target)
-        elif images.is_cuda:
-            wide = torch.empty(source.shape, dtype=torch.float32, device=source.device)
-            self._compute(source, wide)
-            target.copy_(wide)
-        else:  # image by image, so that the float32 values stay in cache
+        if images.is_cuda or self.dtype == torch.float64:
+            wide = target if self.dtype not in _HALVES else torch.empty(source.shape, dtype=torch.float32, device=source.device)
+            self._compute(source, wide, target)
+        else:  # image by image: what lies between stays in cache, and `out` is written once
             wide = _scratch_rows(images.shape[1], source.shape[1])
             for first in range(0, len(source), len(wide)):
-                self._compute(source[first : first + len(wide)], wide)
-                target[first : first + len(wide)].copy_(wide)
+                self._compute(source[first : first + len(wide)], wide, target[first : first + len(wide)])
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         if dtype != torch.uint8:
             raise OptionError(f"{self!r} takes uint8 images, got {dtype}")
         return self.dtype
 
-    def _compute(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def _compute(self, source: torch.Tensor, wide: torch.Tensor, target: torch.Tensor) -> None:
+        """Rows in, rows out, by way of `wide`: of the dtype to compute in, and `target` itself if need be."""
         width = source.shape[1] // 3
-        target.copy_(source)
+        wide.copy_(source)
+        result = target if target.dtype == wide.dtype else wide
+        factor = _tiled(self.factor, width, wide.dtype, wide.device)
         if any(self.shift):
-            factor = _tiled(self.factor, width, target.dtype, target.device)
-            shift = _tiled(self.shift, width, target.dtype, target.device)
-            torch.addcmul(shift, target, factor, out=target)
-        elif self.factor != (1.0, 1.0, 1.0):
-            target.mul_(_tiled(self.factor, width, target.dtype, target.device))
+            torch.addcmul(_tiled(self.shift, width, wide.dtype, wide.device), wide, factor, out=result)
+        else:
+            torch.mul(wide, factor, out=result)
+        if result is not target:
+            target.copy_(result)
 
 
 def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAndShift:
