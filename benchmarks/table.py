@@ -51,7 +51,7 @@ def as_markdown(results: Path) -> str:
         _raw(found),
         _sentence(found, "convert", _convert_sentence),
         _sentence(found, "open-large", _open_sentence),
-        _sentence(found, "gil-256", _gil_sentence),
+        _sentence(found, "gil", _gil_sentence),
     ]
     parts = [part for part in parts if part]
     if not parts:
@@ -133,7 +133,7 @@ def _open_sentence(result: dict[str, Any]) -> str:
 
 
 def _gil_sentence(result: dict[str, Any]) -> str:
-    return f"Python's global lock is held for {result['median']['held_us_per_image']:.0f} us per image at 256 px."
+    return f"Python's global lock is held for at most {result['median']['at_most_us_per_image']:.0f} us per image."
 
 
 if __name__ == "__main__":

@@ -120,5 +120,5 @@ def _examine(data: bytes, treatment: Treatment) -> tuple[bytes, ImageHeader]:
         raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut off: its end marker is missing")
     stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
     if treatment.check is Check.DECODE and stored is data:
-        decoder()(data, header)
+        decoder("pillow")(data, header)  # the strictest: what passes here passes wherever it is loaded
     return stored, stored_header

@@ -23,11 +23,11 @@ _RESIZED_QUALITY = 90  # of JPEG where --encode keep meets --resize
 
 
 @functools.cache
-def decoder() -> Decoder:
-    """This process's decoder: converters decode in one thread."""
+def decoder(name: str = "auto") -> Decoder:
+    """This process's decoder of that name: converters decode in one thread."""
     from datapipe.decode import open_decoder
 
-    return open_decoder()
+    return open_decoder(name)
 
 
 def resized_size(resize: Resize, height: int, width: int) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class Manifest:
         digest = hashlib.sha256(f"{self.container} {self.permutation_key}\n".encode())
         for shard in self.shards:
             contents = shard.sha256 or shard.index_sha256  # of what others wrote, names and sizes are known
-            digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {contents} {shard.mtime_ns}\n".encode())
+            digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {contents}\n".encode())
         return digest.hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:

@@ -44,9 +44,9 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
 def _shards(paths: list[Path], text: str) -> ForeignSet:
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
-    strange = [path for path in paths if path.suffix != ".tar"]
+    strange = [path for path in paths if path.suffix != ".tar" or not path.is_file()]
     if strange:
-        raise FormatError(f"{strange[0]}: not a .tar file; datapipe reads tar shards, converted datasets and image folders")
+        raise FormatError(f"{strange[0]}: not a regular .tar file; datapipe reads tar shards, converted sets and image folders")
     directories = {path.absolute().parent for path in paths}
     if len(directories) > 1:
         raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from datapipe import atomic
 from datapipe.containers import folder, tar
 from datapipe.containers.listing import ScanNotes
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
@@ -49,27 +49,40 @@ class ForeignSet:
 
 def open_foreign(data: ForeignSet) -> SampleIndex:
     """The index of `data`, from where it is kept if it is still true, else made now."""
-    home = _index_home(data)
+    homes = _index_homes(data)
+    for home in homes:
+        if _is_true(_read_stamp(home), data):
+            return _opened(data, home)
+    home = _first_writable(homes)
     with filelock.FileLock(home / ".lock"):
         if not _is_true(_read_stamp(home), data):
             _make_index(data, home)
+    return _opened(data, home)
+
+
+def _opened(data: ForeignSet, home: Path) -> SampleIndex:
     return SampleIndex(read_manifest(home), data_directory=data.directory, sidecar_directory=home)
 
 
-def _index_home(data: ForeignSet) -> Path:
-    """The directory in which the index of `data` is kept; made if need be."""
-    name = hashlib.sha256(
-        "\0".join((data.container, os.path.realpath(data.directory), *data.names)).encode(errors="surrogateescape")
-    )
-    if data.container == "tar":
-        home = data.directory / INDEX_DIRECTORY_NAME / name.hexdigest()[:8]
+def _index_homes(data: ForeignSet) -> list[Path]:
+    """Where the index of `data` may be kept, best first."""
+    parts = (data.container, os.path.realpath(data.directory), *data.names)
+    name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
+    cached = Path(platformdirs.user_cache_dir("datapipe")) / "index" / name[:24]
+    if data.container != "tar":
+        return [cached]
+    beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
+    return [data.directory / INDEX_DIRECTORY_NAME / beside[:8], cached]
+
+
+def _first_writable(homes: list[Path]) -> Path:
+    """Make and return the first of `homes` that can be written. Raises StorageError where none can."""
+    for home in homes:
         with contextlib.suppress(OSError):
             home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):
             return home
-    home = Path(platformdirs.user_cache_dir("datapipe")) / "index" / name.hexdigest()[:24]
-    home.mkdir(parents=True, exist_ok=True)
-    return home
+    raise StorageError(f"{homes[-1]}: the index cannot be kept there; set XDG_CACHE_HOME to a place that can be written")
 
 
 def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.sources import PickSource
-from datapipe.loader.threads import BatchTask, Board, start_threads, stop_threads
+from datapipe.loader.threads import BatchTask, Board, run_here, start_threads, stop_threads
 from datapipe.observe import Stage, StageEvent
 from datapipe.plan import Cursor, Picks
 
@@ -148,10 +148,7 @@ class BatchIterator(Iterator[Any]):
     def _wait(self, task: BatchTask) -> None:
         maker = self._parts.maker
         if self._board is None:
-            worker = maker.borrow_worker()
-            for rows in task.prepare():
-                task.load(rows, worker)
-            maker.return_worker(worker)
+            run_here(task, maker)
         elif not task.done.wait(maker.options.timeout_s or None):
             self._board.close()
             if self._finalizer is not None:

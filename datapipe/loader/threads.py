@@ -119,6 +119,19 @@ class Board:
                     self._condition.notify_all()
 
 
+def run_here(task: BatchTask, maker: BatchMaker) -> None:
+    """Make one batch in the calling thread, as a decode thread would: with torch's operators on one thread."""
+    num_intraop = torch.get_num_threads()
+    torch.set_num_threads(1)
+    worker = maker.borrow_worker()
+    try:
+        for rows in task.prepare():
+            task.load(rows, worker)
+    finally:
+        maker.return_worker(worker)
+        torch.set_num_threads(num_intraop)
+
+
 def start_threads(
     board: Board, maker: BatchMaker, *, num_threads: int, init: Callable[[int], None] | None
 ) -> list[threading.Thread]:

@@ -43,12 +43,13 @@ def test_a_name_with_pattern_characters_is_a_name_first(folder: Path, tmp_path: 
     (lambda root: root / "nowhere", MissingDataError, "no such file or directory"),
     (lambda root: root / "*.tar", MissingDataError, "no file matches"),
     (lambda root: root, MissingDataError, "no class folders"),
-    (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, "not a .tar file"),
+    (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, "not a regular .tar file"),
+    (lambda root: os.mkfifo(root / "x.tar") or root, FormatError, "not a regular .tar file"),
     (lambda root: (root / "x.tar").write_bytes(b"") or root, FormatError, "empty file"),
     (lambda root: (root / "ant").mkdir() or root, MissingDataError, "no images in its class folders"),
     (lambda root: (root / "a.jpg").write_bytes(b"") or root, MissingDataError, "no class folders"),
     (lambda root: (make_folder(root / "s/train"), make_folder(root / "s/val"))[0].parent, FormatError, "train, val"),
-], ids=["nothing", "pattern", "empty", "zip", "empty tar", "empty class", "no folders", "two sets"])  # fmt: skip
+], ids=["nothing", "pattern", "empty", "zip", "pipe", "empty tar", "empty class", "no folders", "two sets"])  # fmt: skip
 def test_what_is_no_dataset_is_refused(make, error: type[DatapipeError], said: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=said):
         open_index(make(tmp_path))

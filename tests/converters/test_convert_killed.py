@@ -41,19 +41,17 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "source", num_classes=4, per_class=150)
     arguments = ("--to", "webdataset", "--shard-size", "20KB", "--workers", "2", "--encode", "png")
     reference = tmp_path / "reference"
-    started = time.monotonic()
     assert run_cli("convert", source, reference, *arguments).returncode == 0
-    duration_s = time.monotonic() - started
     moments, num_killed, out = random.Random(0), 0, tmp_path / "out"
     for _ in range(6):
+        num_awaited = len(list(out.glob(".building/done/*"))) + moments.randrange(4)  # shards finished before the kill
         with subprocess.Popen(cli_command("convert", source, out, *arguments), cwd=ROOT, stderr=subprocess.PIPE) as process:
-            try:
-                process.wait(moments.uniform(0.3, 0.9) * duration_s)
-                break
-            except subprocess.TimeoutExpired:
-                workers = children(process.pid)
-                process.kill()
-            num_killed += 1
+            while process.poll() is None and len(list(out.glob(".building/done/*"))) < num_awaited:
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.02))
+            workers = children(process.pid)
+            num_killed += process.poll() is None
+            process.kill()
         assert_gone(workers)
         if out.exists() and any(out.iterdir()) and (out / ".building").is_dir():
             with pytest.raises(UnfinishedError):

@@ -71,6 +71,24 @@ def test_without_threads_work_is_done_by_the_caller(folder: Path) -> None:
     assert seen == {threading.current_thread().name}
 
 
+def test_the_callers_work_is_single_threaded_and_leaves_the_setting(folder: Path) -> None:
+    """As in decode threads: where torch's pool has more threads than the process has cores, it would crawl."""
+    seen: list[int] = []
+
+    def note(batch: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return batch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        list(make(folder, num_workers=0, batch_transform=note))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_timeout_raises_in_time(folder: Path) -> None:
     release = threading.Event()
 

@@ -20,7 +20,7 @@ from PIL import Image
 from converters import Encode
 from datapipe.containers import foreign, open_index
 from datapipe.decode import open_decoder
-from datapipe.errors import DatapipeError, MissingDataError, UnfinishedError
+from datapipe.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
 from datapipe.manifest import BUILDING_NAME, Kind
@@ -210,6 +210,19 @@ def test_a_read_only_place_is_indexed_in_the_users_cache(fresh: Path, monkeypatc
     assert len(index) == NUM_SAMPLES
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
     assert open_index(fresh).labels().tolist() == index.labels().tolist()
+
+
+def test_an_index_in_a_place_that_became_read_only_is_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = open_index(fresh)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
+    assert open_index(fresh).sidecar_directory == made.sidecar_directory
+
+
+def test_no_place_for_an_index_is_an_error(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StorageError, match="XDG_CACHE_HOME"):
+        open_index(fresh)
 
 
 def test_indexing_adds_no_class_folder(fresh: Path) -> None:
