@@ -48,6 +48,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil
+	$(BIN)/python -m benchmarks.stages --set photos
+	$(BIN)/python -m benchmarks.stages --set 256
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.table
 
