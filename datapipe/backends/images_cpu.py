@@ -1,7 +1,7 @@
 """Images on CPU threads: bytes of a block of samples in, finished rows of a batch out.
 
-Pixel operations run over eight images at a time, few enough that their pixels stay in the core's cache
-from one operation to the next. Each worker thread has a `BlockWorker` of its own; the files and the
+A block is at most eight images, few enough that their pixels are still in the core's cache when the
+pixel operations come to them. Each worker thread has a `BlockWorker` of its own; the files and the
 recipe are shared and do not change.
 """
 
@@ -21,8 +21,6 @@ from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
-
-PIXEL_BLOCK = 8  # images
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,7 @@ class BlockWorker:
                 except DecodeError as exc:
                     report.bad.append(BadRow(row, exc))
         augment_ns = time.perf_counter_ns()
-        for first in range(0, len(out), PIXEL_BLOCK):
-            part = slice(first, first + PIXEL_BLOCK)
-            self._recipe.run_pixels(block[part], draws[part], out[part])
+        self._recipe.run_pixels(block, draws, out)
         report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
         return report
 

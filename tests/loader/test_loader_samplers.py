@@ -14,7 +14,6 @@ from recipes import CROP, SIZE, TRAIN, ids_of, make
 
 import datapipe as dp
 from datapipe.backends.slabs import SlabPool
-from datapipe.loader.options import MAX_BLOCK
 
 
 def torch_ids(loader: dp.DataLoader, **arguments: Any) -> list[list[int]]:
@@ -151,4 +150,4 @@ def test_large_batches_of_a_batch_sampler_are_cut_into_blocks_and_few_are_begun(
     time.sleep(0.3)
     assert max(event.step for event in events) <= 2
     iterator.close()
-    assert {event.num_samples for event in events if event.stage is dp.Stage.READ} == {MAX_BLOCK}
+    assert {event.num_samples for event in events if event.stage is dp.Stage.READ} == {8}
