@@ -1,7 +1,7 @@
-"""Write the README's figures from the committed results, so that they are never typed by hand.
+"""Write the figures of README.md and benchmarks/README.md from the committed results, never by hand.
 
-python -m benchmarks.table            # between the markers in README.md
-python -m benchmarks.table --check    # exit 1 if README.md says anything else
+python -m benchmarks.table            # between the markers in both
+python -m benchmarks.table --check    # exit 1 if either says anything else
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import bars
 from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS
 
@@ -22,16 +23,27 @@ _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--aims", type=Path, default=ROOT / "benchmarks" / "README.md", help="where aims are set beside figures")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README differs")
     arguments = parser.parse_args()
-    text = arguments.readme.read_text()
-    updated = replace_between(text, as_markdown(arguments.results), where=str(arguments.readme))
-    if arguments.check and updated != text:
-        raise SystemExit(f"{arguments.readme}: its figures are not those of {arguments.results}; run python -m benchmarks.table")
-    if not arguments.check:
-        arguments.readme.write_text(updated)
-        print(f"wrote {arguments.readme}")
+    found = read_results(arguments.results)
+    for path, table in ((arguments.readme, as_markdown(found)), (arguments.aims, bars.as_markdown(found))):
+        text = path.read_text()
+        updated = replace_between(text, table, where=str(path))
+        if arguments.check and updated != text:
+            raise SystemExit(f"{path}: its figures are not those of {arguments.results}; run python -m benchmarks.table")
+        if not arguments.check:
+            path.write_text(updated)
+            print(f"wrote {path}")
+
+
+def read_results(results: Path) -> dict[str, Any]:
+    """name -> result of all that are there. Raises SystemExit where there are none."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+    if not found:
+        raise SystemExit(f"{results}: holds no results; run make bench")
+    return found
 
 
 def replace_between(text: str, table: str, *, where: str) -> str:
@@ -43,9 +55,8 @@ def replace_between(text: str, table: str, *, where: str) -> str:
     return f"{head}{BEGIN}\n{table}\n{END}{tail}"
 
 
-def as_markdown(results: Path) -> str:
-    """The tables of all results that are there. Raises SystemExit where there are none."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+def as_markdown(found: dict[str, Any]) -> str:
+    """The README's tables and sentences, of those results that are there."""
     parts = [
         _peers(found),
         _raw(found),
@@ -53,10 +64,7 @@ def as_markdown(results: Path) -> str:
         _sentence(found, "open-large", _open_sentence),
         _sentence(found, "gil", _gil_sentence),
     ]
-    parts = [part for part in parts if part]
-    if not parts:
-        raise SystemExit(f"{results}: holds no results; run make bench")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _peers(found: dict[str, Any]) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gil
+from benchmarks import bars, gil
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
-from benchmarks.harness import save, summarise
+from benchmarks.environment import ROOT
+from benchmarks.harness import RESULTS, save, summarise
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.table import BEGIN, END, as_markdown, replace_between
+from benchmarks.table import BEGIN, END, as_markdown, read_results, replace_between
 from benchmarks.task import Task
 
 
@@ -46,14 +47,32 @@ def test_table_comes_from_results(tmp_path: Path) -> None:
     settings = {"batch_size": 128, "num_threads": 2, "warmup_images": 1, "num_images": 128, "num_rounds": 3}
     result = {"dataset": dataset, "settings": settings, **summarise(rounds, against="ours")}
     save("images-photos", "test", result, results=tmp_path)
-    table = as_markdown(tmp_path)
+    table = as_markdown(read_results(tmp_path))
     assert "| torch DataLoader + PIL | 800 (2.50x [2.50, 2.50]) |" in table
     assert "30 generated photographs of 78 KB" in table
     assert replace_between(f"head\n{BEGIN}\nold\n{END}\ntail\n", table, where="x") == f"head\n{BEGIN}\n{table}\n{END}\ntail\n"
     with pytest.raises(SystemExit, match="has no lines"):
         replace_between("no markers", table, where="x")
     with pytest.raises(SystemExit, match="no results"):
-        as_markdown(tmp_path / "empty")
+        read_results(tmp_path / "empty")
+    with pytest.raises(SystemExit, match="images-256"):
+        bars.as_markdown(read_results(tmp_path))
+
+
+def test_published_figures_are_those_of_the_results() -> None:
+    found = read_results(RESULTS)
+    for path, table in ((ROOT / "README.md", as_markdown(found)), (ROOT / "benchmarks/README.md", bars.as_markdown(found))):
+        text = path.read_text()
+        assert replace_between(text, table, where=str(path)) == text, f"{path}: run python -m benchmarks.table"
+
+
+def test_a_bar_says_whether_it_is_met() -> None:
+    higher = bars.Bar("speed", 1.5, "x", False, lambda found: float(found["x"]))
+    lower = bars.Bar("time", 1.5, " s", True, lambda found: float(found["x"]))
+    assert higher.row({"x": 1.5}).endswith("1.50x | yes |")
+    assert higher.row({"x": 1.49}).endswith("1.49x | **no** |")
+    assert lower.row({"x": 1.49}).endswith("1.49 s | yes |")
+    assert lower.row({"x": 1.51}).endswith("1.51 s | **no** |")
 
 
 def test_tasks_travel_as_json() -> None:

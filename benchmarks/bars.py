@@ -1,0 +1,79 @@
+"""What datapipe set out to reach, and what it reached: a table made from the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Found = dict[str, Any]  # result by name
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One aim: `measure` takes its figure out of the results."""
+
+    work: str
+    aim: float
+    unit: str
+    is_lower_better: bool
+    measure: Callable[[Found], float]
+
+    def row(self, found: Found) -> str:
+        """A line of the table."""
+        value = self.measure(found)
+        is_met = value <= self.aim if self.is_lower_better else value >= self.aim
+        sign = "at most" if self.is_lower_better else "at least"
+        return f"| {self.work} | {sign} {self.aim:g}{self.unit} | {value:.2f}{self.unit} | {'yes' if is_met else '**no**'} |"
+
+
+def _lead(result: str, rival: str) -> Callable[[Found], float]:
+    return lambda found: float(found[result]["ratios"][f"ours / {rival}"]["ratio"])
+
+
+def _raw_gain(rival: str) -> Callable[[Found], float]:
+    return lambda found: 1 / float(found["images-raw"]["ratios"][f"ours / {rival}"]["ratio"])
+
+
+BARS = (
+    Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
+    Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
+    Bar("photos, float32, against torch DataLoader", 2.4, "x", False, _lead("images-photos", "torch")),
+    Bar("256 px, float32, against FFCV", 1.4, "x", False, _lead("images-256", "ffcv")),
+    Bar("256 px, float32, against DALI on the CPU", 1.9, "x", False, _lead("images-256", "dali-webdataset")),
+    Bar("256 px, float32, against torch DataLoader", 3.4, "x", False, _lead("images-256", "torch")),
+    Bar("raw shards against 256 px JPEG, float32", 1.6, "x", False, _raw_gain("ours-raw")),
+    Bar("raw shards, uint8, against 256 px JPEG, float32", 2.0, "x", False, _raw_gain("ours-raw-uint8")),
+    Bar(
+        "convert 5 GB, against tar + sha256sum",
+        1.5,
+        "x",
+        True,
+        lambda found: float(found["convert"]["ratios"]["ours / tar"]["ratio"]),
+    ),
+    Bar("open 10 million samples, first batch", 0.5, " s", True, lambda found: float(found["open-large"]["median"]["total_s"])),
+    Bar("its memory above the imports", 30, " MB", True, lambda found: float(found["open-large"]["median"]["anonymous_mb"])),
+    Bar(
+        "global lock held per image (upper bound)",
+        10,
+        " us",
+        True,
+        lambda found: float(found["gil"]["median"]["at_most_us_per_image"]),
+    ),
+)
+_NEEDED = ("images-photos", "images-256", "images-raw", "convert", "open-large", "gil", "stages-256")
+
+
+def as_markdown(found: Found) -> str:
+    """The table of aims, and where the time of an image goes. Raises SystemExit where results are missing."""
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        raise SystemExit(f"results of {', '.join(missing)} are missing; run make bench")
+    lines = ["| work | aim | measured | met |", "|---|---|---|---|", *(bar.row(found) for bar in BARS)]
+    steps = dict(found["stages-256"]["median_us_per_image"])
+    total = steps.pop("the loader, all in all")
+    parts = ", ".join(f"{name} {value:.0f}" for name, value in steps.items())
+    return "\n".join(lines) + (
+        f"\n\nWhere the {total:.0f} us of a 256 px image go, in one thread: {parts}; the rest is planning, Python and "
+        "shared caches."
+    )
