@@ -231,9 +231,9 @@ def test_fingerprints_follow_contents_only(tmp_path: Path) -> None:
         fingerprint(num_samples=2),
         fingerprint(nbytes=1),
         fingerprint(sha256="cd"),
-        fingerprint(mtime_ns=1),
     ]
-    assert len({same, *others}) == 6
+    assert len({same, *others}) == 5
+    assert fingerprint(mtime_ns=1) == same, "copies of shards on several nodes are one dataset"
     base["options"] = {"encode": "jpeg:90"}
     assert fingerprint() == same
 
