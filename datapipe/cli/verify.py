@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         for problem in report.problems:
             print(problem)
         rate = report.nbytes / 1e9 / max(report.elapsed_s, 1e-9)
-        verdict = f"{len(report.problems)} problems" if report.problems else "intact"
+        num = len(report.problems)
+        verdict = f"{num} problem{'s' * (num > 1)}" if num else "intact"
         print(
             f"{args.directory}: {verdict}; {report.num_samples} samples in {report.num_shards} shards,"
             f" {report.nbytes / 1e6:.1f} MB read at {rate:.2f} GB/s"

@@ -55,7 +55,7 @@ def located(reason: DecodeError | IntegrityError, index: SampleIndex, id: int) -
     where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
     if isinstance(reason, IntegrityError):
-        return IntegrityError(f"{where}: {reason}")
+        return IntegrityError(f"{where}: {str(reason).removeprefix(f'{where.path}: ')}")
     return DecodeError(f"{where}: {reason}; {remedy}")
 
 
