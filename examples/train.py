@@ -40,7 +40,7 @@ def main() -> None:
         batch_size=arguments.batch_size,
         shuffle=True,
         drop_last=True,
-        device=device,
+        pin_memory=device.type == "cuda",
         transform=[
             dp.RandomResizedCrop(128),
             dp.RandomHorizontalFlip(),
@@ -71,6 +71,7 @@ def main() -> None:
     last_step = min(num_steps, step + (arguments.max_steps or num_steps))
     while step < last_step:
         for images, labels in loader:  # the rest of an epoch after a stop, a whole one otherwise
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -82,6 +83,7 @@ def main() -> None:
             if step == last_step:
                 break
     if is_parallel:
+        distributed.barrier()  # nobody leaves while another still talks to it
         distributed.destroy_process_group()
 
 
