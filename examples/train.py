@@ -84,6 +84,7 @@ def main() -> None:
                 break
     if is_parallel:
         distributed.barrier()  # nobody leaves while another still talks to it
+        del model  # it holds the group, whose threads must be gone before the interpreter is
         distributed.destroy_process_group()
 
 
