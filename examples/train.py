@@ -12,6 +12,7 @@ epoch goes on with the sample after the last one trained on.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -34,7 +35,14 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
     if is_parallel:
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(arguments, device, is_parallel=is_parallel)
+    if is_parallel:
+        distributed.barrier()  # nobody leaves while another still talks to it
+        gc.collect()  # what is left of the model holds the group, whose threads must be gone before the interpreter is
+        distributed.destroy_process_group()
 
+
+def train(arguments: argparse.Namespace, device: torch.device, *, is_parallel: bool) -> None:
     loader = dp.DataLoader(
         arguments.data,
         batch_size=arguments.batch_size,
@@ -82,10 +90,6 @@ def main() -> None:
                 save()
             if step == last_step:
                 break
-    if is_parallel:
-        distributed.barrier()  # nobody leaves while another still talks to it
-        del model  # it holds the group, whose threads must be gone before the interpreter is
-        distributed.destroy_process_group()
 
 
 def make_network(num_classes: int) -> nn.Module:
