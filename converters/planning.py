@@ -110,9 +110,7 @@ class Plan:
         return tuple(problem for planned in self.sets for problem in planned.problems)
 
 
-def build_plan(
-    path: Path, options: ConvertOptions, classes: ClassTable, *, on_files: Callable[[int], None], should_sync: bool = True
-) -> Plan:
+def build_plan(path: Path, options: ConvertOptions, classes: ClassTable, *, on_files: Callable[[int], None]) -> Plan:
     """Scan the source and write the plan to `path`, whole or not at all.
 
     Raises MissingDataError for a source without images, OptionError for a split that gets none,
@@ -132,9 +130,8 @@ def build_plan(
         _write_slots(connection, options, sets, scratch=path.parent)
         _write_shards(connection, options, sets)
         _write_facts(connection, options, sets, summary, classes)
-    if should_sync:
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
     atomic.move(temporary, path)
     return read_plan(path)
 

@@ -226,9 +226,7 @@ class RandomHorizontalFlip:
         return size
 
     def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
-        flags = np.zeros((len(draws), 2), np.bool_)
-        flags[:, 1] = draws.uniform(operation, 1)[:, 0] < self.p
-        return chain.flip(cuts, flags)
+        return _flip(cuts, draws, operation, axis=1, p=self.p)
 
 
 @dataclass(frozen=True, repr=False)
@@ -246,9 +244,14 @@ class RandomVerticalFlip:
         return size
 
     def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
-        flags = np.zeros((len(draws), 2), np.bool_)
-        flags[:, 0] = draws.uniform(operation, 1)[:, 0] < self.p
-        return chain.flip(cuts, flags)
+        return _flip(cuts, draws, operation, axis=0, p=self.p)
+
+
+def _flip(cuts: list[Cuts], draws: Draws, operation: int, *, axis: int, p: float) -> list[Cuts]:
+    """Flip each sample along `axis` (0 vertically, 1 horizontally) with probability `p`."""
+    flags = np.zeros((len(draws), 2), np.bool_)
+    flags[:, axis] = draws.uniform(operation, 1)[:, 0] < p
+    return chain.flip(cuts, flags)
 
 
 def _check_padding(owner: object, padding: object) -> tuple[int, int, int, int]:

@@ -121,11 +121,6 @@ class Recipe:
             cuts = op.fold(cuts, draws, operation)
         return cuts
 
-    @property
-    def has_pixel_work(self) -> bool:
-        """Whether run_pixels does anything beyond copying."""
-        return bool(self.pixels)
-
     def run_pixels(self, block: torch.Tensor, draws: Draws, out: torch.Tensor) -> None:
         """Carry out the pixel operations on a block of n images and write them to `out`.
 

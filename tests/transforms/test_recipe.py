@@ -92,7 +92,7 @@ def test_an_empty_recipe_gives_the_image() -> None:
     cut_through(image, [row_cuts(cuts)[0] for cuts in chain], out.numpy())
     assert (out.numpy() == image).all()
     assert recipe.output_dtype == torch.uint8
-    assert not recipe.has_pixel_work
+    assert not recipe.pixels
 
 
 def test_conversion_and_normalisation_become_one_operation() -> None:
