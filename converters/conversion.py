@@ -27,14 +27,13 @@ from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPr
 from converters.samples import Treatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources.image_folder import ClassTable, read_classes
-from converters.writers import TARGETS
-from converters.writers.webdataset import sample_key
+from converters.writers import TARGETS, sample_key
 from datapipe.cores import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.manifest import BUILDING_NAME, Manifest
 
 _PLAN_LOCK = "plan.lock"
-_COMMAND = "datapipe convert {source} DST/{name} --to webdataset"
+_COMMAND = "datapipe convert {source} DST/{name} --to "  # and the format
 
 
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
@@ -47,7 +46,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     """
     started = time.monotonic()
     destination = options.destination.absolute()
-    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND)
+    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND + options.to)
     building = destination / BUILDING_NAME
     manifests = already_ended(destination, options)
     if manifests is None:
@@ -72,7 +71,7 @@ def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
     """What `convert` would do; writes nothing into the destination."""
-    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND)
+    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND + options.to)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
         plan = _plan(Path(scratch) / PLAN_NAME, options, classes, on_progress)
         sets = []

@@ -17,7 +17,8 @@ from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
 from converters.planning import Plan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, Target
+from converters.sources.image_folder import FIELDS
+from converters.writers import Target
 from datapipe import atomic
 from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
 
@@ -86,7 +87,7 @@ def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Ta
     sizes = {size for shard in done for size in shard.image_sizes}
     return Manifest(
         container=target.container,
-        fields=(IMAGE_FIELD, LABEL_FIELD),
+        fields=FIELDS,
         shards=tuple(shard.info for shard in done),
         classes=plan.classes,
         class_to_idx={name: label for label, name in enumerate(plan.classes)},

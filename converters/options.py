@@ -12,7 +12,7 @@ from typing import Any
 
 from datapipe.errors import OptionError
 
-TARGETS = ("webdataset",)
+TARGETS = ("webdataset", "hdf5", "tfrecord")
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from converters.options import Check, Encode, Resize
 from converters.planning import PlannedSample
 from converters.transcode import decoder, transcode
-from converters.writers import StoredSample
+from converters.writers import IMAGE_FIELD, StoredField, StoredSample
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.probe import ImageHeader, probe
 
@@ -64,7 +64,8 @@ def read_samples(
         except DecodeError as exc:
             yield sample, BadSample(sample, str(exc), data)
         else:
-            yield sample, StoredSample(sample.id, sample.source, sample.label, stored, header)
+            fields = {IMAGE_FIELD.name: StoredField(header.encoding, stored)}
+            yield sample, StoredSample(sample.id, sample.source, sample.label, (header.height, header.width), fields)
 
 
 def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, int | str]]:

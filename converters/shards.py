@@ -20,6 +20,7 @@ from typing import Any
 from converters.options import OnError
 from converters.planning import PlannedSample, PlannedShard
 from converters.samples import BadSample, Treatment, read_samples
+from converters.sources.image_folder import FIELDS
 from converters.writers import Target
 from datapipe import atomic
 from datapipe.errors import DatapipeError, DecodeError, StorageError
@@ -82,7 +83,7 @@ def build_shard(
     sizes: set[tuple[int, int]] = set()
     with _translating(job.building):
         temporary.unlink(missing_ok=True)  # of a killed process that had this number
-        writer = target.open_shard(temporary)
+        writer = target.open_shard(temporary, fields=FIELDS)
         try:
             since = bad_since = 0
             for planned, result in read_samples(root, samples, job.treatment):
@@ -93,7 +94,7 @@ def build_shard(
                 else:
                     writer.append(result)
                     if len(sizes) < 2:
-                        sizes.add((result.header.height, result.header.width))
+                        sizes.add(result.size)
                 since += 1
                 if since == _REPORT_EVERY:
                     on_samples(since, bad_since)

@@ -19,12 +19,9 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
-from converters.writers import IMAGE_FIELD, LABEL_FIELD
-from datapipe.containers.tar_format import DALI_INDEX_SUFFIX, LABEL_SUFFIX, Member, dali_index
 from datapipe.cores import num_usable_cores
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.manifest import ShardInfo, read_manifest, refuse_unfinished
-from datapipe.probe import ImageHeader
 from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
 
 _READ_NBYTES = 4 << 20
@@ -114,7 +111,7 @@ def _check_shard(found: FoundSet, shard: ShardInfo, meter: _Meter) -> list[Probl
         sidecar, problems = _check_sidecar(path, shard)
         problems += _check_bytes(path, shard, sidecar, meter)
         if sidecar is not None:
-            problems += _check_dali_index(found, shard, sidecar)
+            problems += _check_companions(found, shard, sidecar)
     except OSError as exc:
         return [Problem(exc.filename or str(path), f"cannot be read ({exc.strerror})")]
     return problems
@@ -183,36 +180,24 @@ def _damaged_fields(path: Path, sidecar: Sidecar) -> Iterator[str]:
                     yield f"sample {sidecar.ids[row]} ({source}): field {name!r} {what}"
 
 
-def _check_dali_index(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> list[Problem]:
+def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> list[Problem]:
+    """The files beside a shard, for other readers, must be those that belong to it."""
     target = target_of(found.manifest)
-    path = found.directory / (stem_of(shard.name, target) + DALI_INDEX_SUFFIX)
-    if DALI_INDEX_SUFFIX not in target.companion_suffixes:
+    if not target.companion_suffixes:
         return []
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return [Problem(str(path), "missing")]
-    if data != dali_index(_members(sidecar), sidecar.num_samples):
-        return [Problem(str(path), "does not fit its shard; convert again")]
-    return []
-
-
-def _members(sidecar: Sidecar) -> Iterator[tuple[Member, Member]]:
-    image, label = IMAGE_FIELD.name, LABEL_FIELD.name
-    columns = [sidecar.offsets(image), sidecar.nbytes(image), sidecar.offsets(label), sidecar.nbytes(label)]
-    for row, (image_at, image_nbytes, label_at, label_nbytes) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        key = sidecar.key(row).decode()
-        suffix = _suffix(sidecar.encoding(image, row))
-        yield (
-            Member(suffix, image_at, image_nbytes, f"{key}.{suffix}"),
-            Member(LABEL_SUFFIX, label_at, label_nbytes, f"{key}.{LABEL_SUFFIX}"),
-        )
-
-
-def _suffix(encoding: str) -> str:
-    return ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
+        expected = target.companions(found.directory / shard.name, sidecar)
+    except (FormatError, FileNotFoundError):  # the shard itself is damaged, and reported
+        return []
+    problems = []
+    for suffix, contents in expected.items():
+        path = found.directory / (stem_of(shard.name, target) + suffix)
+        try:
+            if path.read_bytes() != contents:
+                problems.append(Problem(str(path), "does not fit its shard; convert again"))
+        except FileNotFoundError:
+            problems.append(Problem(str(path), "missing"))
+    return problems
 
 
 def _check_errors(found: FoundSet) -> list[Problem]:

@@ -79,6 +79,45 @@ def write_webdataset(source: Path, destination: Path, *, per_shard: int = 10) ->
     return destination
 
 
+def write_tfrecord(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The same in TFRecord files, written by the `tfrecord` package with the features of TensorFlow's ImageNet scripts."""
+    from tfrecord.writer import TFRecordWriter
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    num_shards = -(-len(files) // per_shard)
+    for shard in range(num_shards):
+        writer = TFRecordWriter(str(destination / f"set-{shard:05d}-of-{num_shards:05d}"))
+        for path in files[shard * per_shard : (shard + 1) * per_shard]:
+            features = {
+                "image/class/label": (CLASSES.index(path.parent.name), "int"),
+                "image/class/text": (path.parent.name.encode(), "byte"),
+                "image/encoded": (path.read_bytes(), "byte"),
+                "image/filename": (str(path.relative_to(source)).encode(), "byte"),
+                "image/object/bbox/xmin": ([0.25, 0.5], "float"),
+            }
+            writer.write(features)
+        writer.close()
+    return destination
+
+
+def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The same in HDF5 files, as h5py's users write them: a variable-length dataset of images, and their labels."""
+    import h5py
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    for number, start in enumerate(range(0, len(files), per_shard)):
+        mine = files[start : start + per_shard]
+        with h5py.File(destination / f"set-{number:03d}.h5", "w") as file:
+            images = file.create_dataset("images", (len(mine),), h5py.vlen_dtype(np.uint8))
+            for row, path in enumerate(mine):
+                images[row] = np.frombuffer(path.read_bytes(), np.uint8)
+            file["labels"] = np.array([CLASSES.index(path.parent.name) for path in mine], np.int32)
+            file["key"] = np.array([str(path.relative_to(source)).encode() for path in mine])
+    return destination
+
+
 def convert(source: Path, destination: Path, **options: Any) -> Path:
     """The folder as a converted dataset of several shards."""
     import converters

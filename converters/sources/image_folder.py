@@ -7,8 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.writers import IMAGE_FIELD, LABEL_FIELD
 from datapipe.containers.listing import held_apart, list_classes
 from datapipe.errors import MissingDataError, OptionError, StorageError
+
+FIELDS = (IMAGE_FIELD, LABEL_FIELD)  # of every sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,41 @@
 """What writes shards: one module per target format, found by `--to`.
 
-A module offers `open_shard(path) -> ShardWriter`. Everything else about a conversion (plan, checks,
-resuming, checksums of fields, the manifest) is the same for all of them.
+A module offers `open_shard(path, *, fields) -> ShardWriter` and `companions(shard, sidecar) -> dict[str, bytes]`.
+Everything else about a conversion (plan, checks, resuming, checksums of fields, the manifest) is the
+same for all of them.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import ImageHeader
-from datapipe.sidecar import SidecarRows
+from datapipe.sidecar import Sidecar, SidecarRows
 
 IMAGE_FIELD = FieldSpec("image", Kind.IMAGE)
 LABEL_FIELD = FieldSpec("label", Kind.LABEL)
-LABEL_ENCODING = "text"  # decimal ASCII
+NO_LABEL = -1
+
+# Encodings that are no images', and how a file of theirs is called.
+_SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin"}
+_IMAGE_ENCODINGS = ("jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", "npy")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else
+
+
+@dataclass(frozen=True, slots=True)
+class StoredField:
+    """One field of a sample as it is to be written."""
+
+    encoding: str  # what the bytes are: an image's encoding, "npy", "text" (UTF-8), "json" or "bytes"
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +44,9 @@ class StoredSample:
 
     id: int
     source: bytes  # path relative to the source's root
-    label: int
-    image: bytes
-    header: ImageHeader  # of `image`
+    label: int  # NO_LABEL in a set without labels
+    size: tuple[int, int]  # (height, width) of the image, pixels; (0, 0) in a set without images
+    fields: Mapping[str, StoredField]  # by name: all of the set's but the label
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +81,57 @@ class Target:
     suffix: str  # of a shard's file name
     companion_suffixes: tuple[str, ...] = ()
 
-    def open_shard(self, path: Path) -> ShardWriter:
-        """Create `path`, which must not exist, and return what fills it."""
-        writer: ShardWriter = importlib.import_module(self.module).open_shard(path)
+    def open_shard(self, path: Path, *, fields: Sequence[FieldSpec]) -> ShardWriter:
+        """Create `path`, which must not exist, and return what fills it with samples of these fields.
+
+        Raises OptionError for fields that could not be written.
+        """
+        writer: ShardWriter = importlib.import_module(self.module).open_shard(path, fields=checked_fields(fields))
         return writer
 
+    def companions(self, shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
+        """By suffix, the files that belong beside a finished shard. Raises FormatError or OSError for a damaged one."""
+        files: dict[str, bytes] = importlib.import_module(self.module).companions(shard, sidecar)
+        return files
 
-TARGETS = {"webdataset": Target("converters.writers.webdataset", "tar", ".tar", (".idx",))}
+
+TARGETS = {
+    "webdataset": Target("converters.writers.webdataset", "tar", ".tar", (".idx",)),
+    "tfrecord": Target("converters.writers.tfrecord", "tfrecord", ".tfrecord", (".idx",)),
+    "hdf5": Target("converters.writers.hdf5", "hdf5", ".h5"),
+}
+
+
+def checked_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+    """`fields`, which every format must be able to hold.
+
+    A set has fields of different names: lower-case letters, digits and `_`, at most 32 of them. Labels are
+    called `label`, and what is called `image` is an image. Names that a format gives to something else
+    (`key`, `cls`, the suffixes of images) are refused. Raises OptionError.
+    """
+    names = [field.name for field in fields]
+    for field in fields:
+        if not _NAME.fullmatch(field.name) or field.name in _OURS or field.name in _image_suffixes():
+            raise OptionError(f"field {field.name!r}: not a name that every format can hold; take another, of a-z, 0-9 and _")
+        if (field.name == LABEL_FIELD.name) != (field.kind is Kind.LABEL):
+            raise OptionError(f"field {field.name!r} of kind {field.kind.value}: labels, and nothing else, are called 'label'")
+        if field.name == IMAGE_FIELD.name and field.kind is not Kind.IMAGE:
+            raise OptionError(f"field 'image' of kind {field.kind.value}: what is called 'image' is an image; rename it")
+    if not names or len(set(names)) < len(names):
+        raise OptionError(f"fields {', '.join(names) or 'none'}: a set has one or more, of different names")
+    return tuple(fields)
+
+
+def sample_key(id: int) -> str:
+    """The name of a sample in a shard: digits only, so every reader splits file names at the same dot."""
+    return f"{id:09d}"
+
+
+def suffix_of(encoding: str) -> str:
+    """What a file of that encoding is called, without a dot."""
+    known = _SUFFIXES.get(encoding)
+    return known or ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
+
+
+def _image_suffixes() -> frozenset[str]:
+    return frozenset(map(suffix_of, _IMAGE_ENCODINGS))

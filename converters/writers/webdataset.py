@@ -1,14 +1,21 @@
-"""WebDataset shards: `KEY.jpg` and `KEY.cls` for each sample, plain USTAR headers, DALI's index beside."""
+"""WebDataset shards: a file per field of each sample, plain USTAR headers, DALI's index beside.
+
+The image is `KEY.jpg` (or whatever it is), the label `KEY.cls`, and a further field NAME is `KEY.NAME.EXT`:
+webdataset takes all behind the first dot for the field's name and decodes by what is behind the last, so
+`000000007.mask.png` comes out as field `mask.png`, an image, and `000000007.caption.txt` as a text. A field that is
+called as its files are (`txt`, `json`) is not named twice.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import IMAGE_FIELD, LABEL_ENCODING, LABEL_FIELD, StoredSample, WrittenShard
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from converters.writers.stream import ShardStream
 from datapipe.containers.tar_format import (
     BLOCK_NBYTES,
     DALI_INDEX_SUFFIX,
@@ -19,83 +26,73 @@ from datapipe.containers.tar_format import (
     member_header,
     padding,
 )
-from datapipe.sidecar import FieldExtent, SidecarRows
+from datapipe.manifest import FieldSpec
+from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
-_WRITE_NBYTES = 4 << 20  # gathered before they are hashed and written
-
-
-def sample_key(id: int) -> str:
-    """The key of a sample in the tar: digits only, so every reader splits the name at the same dot."""
-    return f"{id:09d}"
+_LABEL_ENCODING = "text"  # decimal ASCII
 
 
-def open_shard(path: Path) -> TarShard:
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...]) -> TarShard:
     """Create the tar at `path`, which must not exist."""
-    return TarShard(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    return TarShard(path, fields)
+
+
+def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
+    """DALI's index of the shard; see `converters.writers.Target.companions`."""
+    return {DALI_INDEX_SUFFIX: dali_index(_members(sidecar), sidecar.num_samples)}
 
 
 class TarShard:
     """A tar being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
         self._sha256 = hashlib.sha256()
-        self._rows = SidecarRows((IMAGE_FIELD.name, LABEL_FIELD.name))
-        self._members: list[tuple[Member, Member]] = []
-        self._parts: list[bytes] = []
-        self._buffered = 0
-        self._position = 0  # where the next header goes, bytes from the start
+        self._stream = ShardStream(path, on_write=self._sha256.update)
+        self._names = tuple(field.name for field in fields)
+        self._rows = SidecarRows(self._names)
+        self._members: list[list[Member]] = []
 
     def append(self, sample: StoredSample) -> None:
         key = sample_key(sample.id)
-        image, label = sample.image, b"%d" % sample.label
-        suffix = sample.header.suffix
-        image_name, label_name = f"{key}.{suffix}", f"{key}.{LABEL_SUFFIX}"
-        image_at = self._position + BLOCK_NBYTES
-        gap = padding(len(image))
-        label_at = image_at + len(image) + len(gap) + BLOCK_NBYTES
-        label_block = label.ljust(BLOCK_NBYTES, b"\0")
-        self._put(member_header(image_name.encode(), len(image)), image, gap)
-        self._put(member_header(label_name.encode(), len(label)), label_block)
+        extents: dict[str, FieldExtent] = {}
+        members = []
+        for name in self._names:
+            field = sample.fields[name] if name != LABEL_FIELD.name else StoredField(_LABEL_ENCODING, b"%d" % sample.label)
+            data, nbytes = field.data, len(field.data)
+            suffix = _suffix(name, field.encoding)
+            member = Member(suffix, self._stream.position + BLOCK_NBYTES, nbytes, f"{key}.{suffix}")
+            self._stream.put(member_header(member.name.encode(), nbytes), data, padding(nbytes))
+            members.append(member)
+            extents[name] = FieldExtent(field.encoding, member.offset, nbytes, crc32c(data))
         self._rows.append(
-            id=sample.id,
-            key=key.encode(),
-            source=sample.source,
-            label=sample.label,
-            size=(sample.header.height, sample.header.width),
-            extents={
-                IMAGE_FIELD.name: FieldExtent(sample.header.encoding, image_at, len(image), crc32c(image)),
-                LABEL_FIELD.name: FieldExtent(LABEL_ENCODING, label_at, len(label), crc32c(label)),
-            },
+            id=sample.id, key=key.encode(), source=sample.source, label=sample.label, size=sample.size, extents=extents
         )
-        self._members.append(
-            (Member(suffix, image_at, len(image), image_name), Member(LABEL_SUFFIX, label_at, len(label), label_name))
-        )
+        self._members.append(members)
 
     def finish(self) -> WrittenShard:
-        self._put(END_OF_ARCHIVE)
-        self._flush()
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        self._stream.put(END_OF_ARCHIVE)
+        self._stream.finish()
         index = dali_index(self._members, len(self._members))
-        return WrittenShard(self._position, self._sha256.hexdigest(), self._rows, {DALI_INDEX_SUFFIX: index})
+        return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {DALI_INDEX_SUFFIX: index})
 
     def abandon(self) -> None:
-        os.close(self._descriptor)
+        self._stream.abandon()
 
-    def _put(self, *parts: bytes) -> None:
-        nbytes = sum(map(len, parts))
-        self._parts.extend(parts)
-        self._position += nbytes
-        self._buffered += nbytes
-        if self._buffered >= _WRITE_NBYTES:
-            self._flush()
 
-    def _flush(self) -> None:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        self._buffered = 0
-        self._sha256.update(data)
-        view = memoryview(data)
-        while view:  # a full disk takes a part first and fails at the next call
-            view = view[os.write(self._descriptor, view) :]
+def _suffix(name: str, encoding: str) -> str:
+    """What follows the key's dot in the name of a member."""
+    if name == LABEL_FIELD.name:
+        return LABEL_SUFFIX
+    extension = suffix_of(encoding)
+    return extension if name in (IMAGE_FIELD.name, extension) else f"{name}.{extension}"
+
+
+def _members(sidecar: Sidecar) -> Iterator[list[Member]]:
+    columns = [(name, sidecar.offsets(name).tolist(), sidecar.nbytes(name).tolist()) for name in sidecar.field_names]
+    for row in range(sidecar.num_samples):
+        key = sidecar.key(row).decode()
+        members = []
+        for name, offsets, sizes in columns:
+            suffix = _suffix(name, sidecar.encoding(name, row))
+            members.append(Member(suffix, offsets[row], sizes[row], f"{key}.{suffix}"))
+        yield members

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.shard_names import container_of
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index import SampleIndex
 from datapipe.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
@@ -15,10 +17,11 @@ __all__ = ["open_index"]
 
 
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
-    """The samples at `path`: a converted dataset, a tar, a directory or a glob pattern of tars, or an image folder.
+    """The samples at `path`: a converted dataset, shards that others wrote, or an image folder.
 
+    Shards are WebDataset tars, TFRecord or HDF5 files, given as a file, a directory or a glob pattern.
     Data that datapipe did not write is indexed on first use, which may take minutes for millions of
-    files. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
+    samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
     FormatError where the contents are not understood.
     """
     text = os.fspath(path)
@@ -32,9 +35,9 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     if (here / MANIFEST_NAME).is_file():
         return SampleIndex(read_manifest(here), data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
-    tars = sorted(path for path in here.glob("*.tar") if not path.name.startswith("."))  # macOS's `._x.tar` are none
-    if tars:
-        return open_foreign(_shards(tars, text))
+    shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
+    if shards:
+        return open_foreign(_shards(shards, text))
     sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())
     if sets:
         raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
@@ -42,14 +45,28 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
 
 
 def _shards(paths: list[Path], text: str) -> ForeignSet:
+    """Shards of one format in one directory."""
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
-    strange = [path for path in paths if path.suffix != ".tar" or not path.is_file()]
-    if strange:
-        raise FormatError(f"{strange[0]}: not a regular .tar file; datapipe reads tar shards, converted sets and image folders")
-    directories = {path.absolute().parent for path in paths}
+    for path in paths:
+        if container_of(path.name) is None or not path.is_file():
+            raise FormatError(
+                f"{path}: not a regular .tar, .tfrecord or .h5 file; datapipe reads such shards, converted sets and image folders"
+            )
+    containers = _grouped(paths, lambda path: container_of(path.name) or "")
+    if len(containers) > 1:
+        found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
+        raise FormatError(f"{text}: shards of several formats: {found}; open those of one, by a pattern such as '{text}/*.tar'")
+    directories = _grouped(paths, lambda path: str(path.absolute().parent))
     if len(directories) > 1:
         raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")
+    directory = Path(next(iter(directories)))
+    refuse_unfinished(directory)
+    return ForeignSet(next(iter(containers)), directory, tuple(path.name for path in paths))
+
+
+def _grouped(paths: list[Path], name_of: Callable[[Path], str]) -> dict[str, list[Path]]:
+    groups: dict[str, list[Path]] = {}
     for path in paths:
-        refuse_unfinished(path.absolute().parent)
-    return ForeignSet("tar", directories.pop(), tuple(path.name for path in paths))
+        groups.setdefault(name_of(path), []).append(path)
+    return groups

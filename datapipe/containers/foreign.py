@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +23,12 @@ import platformdirs
 from tqdm import tqdm
 
 from datapipe import atomic
-from datapipe.containers import folder, tar
+from datapipe.containers import folder
 from datapipe.containers.listing import ScanNotes
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
-from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
+from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
@@ -38,7 +39,7 @@ _STAMP_NAME = "source.json"  # what the data looked like when the index was made
 class ForeignSet:
     """Data to be indexed: shards of one directory, or an image folder."""
 
-    container: str  # "tar" or "folder"
+    container: str  # "tar", "tfrecord", "hdf5" or "folder"
     directory: Path
     names: tuple[str, ...] = ()  # of the shards, in order; () for a folder
 
@@ -69,7 +70,7 @@ def _index_homes(data: ForeignSet) -> list[Path]:
     parts = (data.container, os.path.realpath(data.directory), *data.names)
     name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
     cached = Path(platformdirs.user_cache_dir("datapipe")) / "index" / name[:24]
-    if data.container != "tar":
+    if data.container == "folder":
         return [cached]
     beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
     return [data.directory / INDEX_DIRECTORY_NAME / beside[:8], cached]
@@ -128,7 +129,7 @@ def _make_index(data: ForeignSet, home: Path) -> None:
         stamp = {"directories": folder.directory_times(data.directory, notes)}
     else:
         stats = _shard_stats(data)
-        shards, fields = _index_tars(data, home, stats)
+        shards, fields = _index_shards(data, home, stats)
         classes = None
         stamp = {"shards": stats}
     manifest = Manifest(
@@ -158,12 +159,13 @@ def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardI
     return shards
 
 
-def _index_tars(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> tuple[list[ShardInfo], tuple[FieldSpec, ...]]:
+def _index_shards(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> tuple[list[ShardInfo], tuple[FieldSpec, ...]]:
+    index_shard = _scanner(data.container)
     shards: list[ShardInfo] = []
     fields: tuple[FieldSpec, ...] | None = None
     first = 0
     for name in _progress(data.names, data, total=len(data.names)):
-        rows, found = tar.index_shard(data.directory / name)
+        rows, found = index_shard(data.directory / name)
         if fields is not None and found != fields:
             has, had = (", ".join(field.name for field in specs) for specs in (found, fields))
             raise FormatError(f"{data.directory / name}: has fields {has}, the shards before it {had}; open them apart")
@@ -183,6 +185,13 @@ def _index_tars(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> tu
         )
         first += len(rows)
     return shards, fields or ()
+
+
+def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
+    """What indexes a shard of that format; imported here, as not all of them are light."""
+    index_shard: Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
+    index_shard = importlib.import_module(f"datapipe.containers.{container}").index_shard
+    return index_shard
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:

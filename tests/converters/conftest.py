@@ -7,6 +7,20 @@ from pathlib import Path
 import pytest
 from trees import make_tree
 
+from converters.writers import TARGETS, Target
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Target:
+    """Each format in turn."""
+    return TARGETS[request.param]
+
+
+@pytest.fixture
+def to(target: Target) -> str:
+    """Its name."""
+    return next(name for name, other in TARGETS.items() if other is target)
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:

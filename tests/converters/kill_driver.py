@@ -1,6 +1,6 @@
 """Runs a conversion again and again, killed before its first, second, third, ... change to the file system.
 
-    python kill_driver.py SOURCE SCRATCH REFERENCE [OPTION ...]
+    python kill_driver.py SOURCE SCRATCH REFERENCE FORMAT [OPTION ...]
 
 Each attempt runs in a fork whose file system calls are counted; at the chosen one the process kills
 itself with SIGKILL (a write first writes half of its bytes). What it leaves must not look complete.
@@ -12,6 +12,7 @@ killed as well, a few calls in, before the third). Prints the number of kills; e
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ import pyarrow as pa
 from trees import contents
 
 from converters import ConvertOptions, Split, convert
+from converters.writers import TARGETS
 from datapipe.errors import OptionError
 
 pa.set_cpu_count(1)  # no threads before a fork
@@ -88,24 +90,27 @@ def attempt(options: ConvertOptions, *, dies_before: int | None) -> int:
 def looks_complete_too_early(destination: Path, complete: list[dict[str, str]]) -> str | None:
     """A directory with shards and without the marker that is not one of the complete sets, if there is one."""
     for directory in (destination, *(path for path in destination.glob("[!.]*") if path.is_dir())):
-        if list(directory.glob("*.tar")) and not (directory / ".building").is_dir():
+        if list(directory.glob("*-000000.*")) and not (directory / ".building").is_dir():
             found = {name: digest for name, digest in contents(directory).items() if not name.startswith(".finished")}
             if found not in complete:
                 return str(directory)
     return None
 
 
-def main(source: Path, scratch: Path, reference: Path, *flags: str) -> None:
+def main(source: Path, scratch: Path, reference: Path, to: str, *flags: str) -> None:
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
     destination = scratch / "out"
-    options = ConvertOptions(source, destination, shard_nbytes=12_000, num_workers=1, split=split, overwrite="overwrite" in flags)
+    options = ConvertOptions(
+        source, destination, to=to, shard_nbytes=12_000, num_workers=1, split=split, overwrite="overwrite" in flags
+    )
+    importlib.import_module(TARGETS[to].module)  # once, and not in every fork
     expected = contents(reference)
     complete = [expected, *(contents(path) for path in reference.iterdir() if path.is_dir())]
     num_kills = 0
     for call in range(1, 10_000):
         shutil.rmtree(destination, ignore_errors=True)
         if "overwrite" in flags:
-            convert(ConvertOptions(source, destination, shard_nbytes=20_000, num_workers=1, seed=9))
+            convert(ConvertOptions(source, destination, to=to, shard_nbytes=20_000, num_workers=1, seed=9))
             complete = [expected, contents(destination)]
         if attempt(options, dies_before=call) != signal.SIGKILL:
             break

@@ -15,6 +15,7 @@ import pytest
 from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli
 
 from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, convert, parse_nbytes
+from converters.writers import Target
 from datapipe.errors import (
     DatapipeError,
     DecodeError,
@@ -71,11 +72,11 @@ def test_fail_names_the_file_and_leaves_nothing_complete(tree: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_skip_leaves_every_bad_sample_out(tree: Path, tmp_path: Path, num_workers: int) -> None:
+def test_skip_leaves_every_bad_sample_out(tree: Path, tmp_path: Path, to: str, num_workers: int) -> None:
     num_good = len(list(tree.rglob("*.jpg")))
     reasons = spoiled(tree)
     out = tmp_path / "out"
-    report = convert(ConvertOptions(tree, out, shard_nbytes=5_000, num_workers=num_workers, on_error=OnError.SKIP))
+    report = convert(ConvertOptions(tree, out, to=to, shard_nbytes=5_000, num_workers=num_workers, on_error=OnError.SKIP))
     assert (report.num_samples, report.num_errors) == (num_good, len(reasons))
     errors = errors_of(out)
     assert {str(error["source"]) for error in errors} == set(reasons)
@@ -87,19 +88,19 @@ def test_skip_leaves_every_bad_sample_out(tree: Path, tmp_path: Path, num_worker
     assert run_cli("verify", out).returncode == 0
 
 
-def test_skipped_samples_keep_the_ids_of_the_others(tree: Path, tmp_path: Path) -> None:
+def test_skipped_samples_keep_the_ids_of_the_others(tree: Path, tmp_path: Path, to: str) -> None:
     (tree / "class_0" / "aaa.jpg").write_bytes(b"")  # first in the listing
-    convert(ConvertOptions(tree, tmp_path / "out", shard_nbytes=5_000, num_workers=1, on_error=OnError.SKIP))
+    convert(ConvertOptions(tree, tmp_path / "out", to=to, shard_nbytes=5_000, num_workers=1, on_error=OnError.SKIP))
     manifest = read_manifest(tmp_path / "out")
     assert (manifest.num_slots, manifest.num_samples) == (25, 24)
     assert errors_of(tmp_path / "out")[0]["id"] == 0
     assert sum(len(shard.skipped) for shard in manifest.shards) == 1
 
 
-def test_quarantine_copies_what_can_be_read(tree: Path, tmp_path: Path) -> None:
+def test_quarantine_copies_what_can_be_read(tree: Path, tmp_path: Path, to: str) -> None:
     reasons = spoiled(tree)
     out = tmp_path / "out"
-    convert(ConvertOptions(tree, out, num_workers=1, on_error=OnError.QUARANTINE))
+    convert(ConvertOptions(tree, out, to=to, num_workers=1, on_error=OnError.QUARANTINE))
     unreadable = {source for source in reasons if source.endswith(("pipe.jpg", "link.jpg", "gone.jpg"))}
     kept = {str(path.relative_to(out / "quarantine")) for path in (out / "quarantine").rglob("*") if path.is_file()}
     assert kept == set(reasons) - unreadable
@@ -178,14 +179,15 @@ def test_unreadable_directories(tree: Path, tmp_path: Path) -> None:
 # -- the operating system -----------------------------------------------------------------------
 
 
-def test_full_disk(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ConvertOptions(tree, tmp_path / "out", shard_nbytes=5_000, num_workers=1)
+@pytest.mark.parametrize("last_call", [1, 3, 6])
+def test_full_disk(tree: Path, tmp_path: Path, to: str, last_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ConvertOptions(tree, tmp_path / "out", to=to, shard_nbytes=5_000, num_workers=1)
     write, calls = os.write, 0
 
     def fill_up(descriptor: int, data: bytes) -> int:
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == last_call:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
 
@@ -195,7 +197,7 @@ def test_full_disk(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             convert(options)
     assert not list((tmp_path / "out" / ".building").glob("*.part"))
     convert(options)
-    convert(ConvertOptions(tree, tmp_path / "reference", shard_nbytes=5_000, num_workers=2))
+    convert(ConvertOptions(tree, tmp_path / "reference", to=to, shard_nbytes=5_000, num_workers=2))
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
 
 
@@ -232,10 +234,10 @@ def test_a_destination_that_is_a_file(tree: Path, tmp_path: Path) -> None:
 # -- resuming -----------------------------------------------------------------------------------
 
 
-def interrupted(tree: Path, out: Path) -> ConvertOptions:
+def interrupted(tree: Path, out: Path, *, to: str = "webdataset") -> ConvertOptions:
     """A conversion of which one part of two is done."""
-    options = ConvertOptions(tree, out, shard_nbytes=5_000, num_workers=1)
-    convert(ConvertOptions(tree, out, shard_nbytes=5_000, num_workers=1, part=Part(1, 2)))
+    options = ConvertOptions(tree, out, to=to, shard_nbytes=5_000, num_workers=1)
+    convert(ConvertOptions(tree, out, to=to, shard_nbytes=5_000, num_workers=1, part=Part(1, 2)))
     return options
 
 
@@ -243,6 +245,7 @@ def interrupted(tree: Path, out: Path) -> ConvertOptions:
     ("changes", "message"),
     [
         ({"shard_nbytes": 6_000}, "shard_size was 5000, now 6000"),
+        ({"to": "hdf5"}, "to was 'webdataset', now 'hdf5'"),
         ({"seed": 1}, "seed was 0, now 1"),
         ({"resize": Resize("shorter", 8)}, "resize was None, now 'shorter:8'"),
         ({"encode": Encode("png")}, "encode was 'keep', now 'png'"),
@@ -315,9 +318,9 @@ def test_a_source_that_changes_meanwhile(tree: Path, tmp_path: Path) -> None:
         convert(options)
 
 
-def test_a_shard_that_was_noted_is_not_written_again(tree: Path, tmp_path: Path) -> None:
-    options = interrupted(tree, tmp_path / "out")
-    done = sorted((tmp_path / "out" / ".building").glob("*.tar"))
+def test_a_shard_that_was_noted_is_not_written_again(tree: Path, tmp_path: Path, to: str, target: Target) -> None:
+    options = interrupted(tree, tmp_path / "out", to=to)
+    done = sorted((tmp_path / "out" / ".building").glob(f"*{target.suffix}"))
     times = [path.stat().st_mtime_ns for path in done]
     report = convert(options)
     assert report.num_resumed == len(done) > 0
@@ -325,11 +328,11 @@ def test_a_shard_that_was_noted_is_not_written_again(tree: Path, tmp_path: Path)
     assert [(tmp_path / "out" / path.name).stat().st_mtime_ns for path in done] == times
 
 
-def test_a_noted_shard_whose_file_was_deleted_is_written_again(tree: Path, tmp_path: Path) -> None:
-    options = interrupted(tree, tmp_path / "out")
-    next((tmp_path / "out" / ".building").glob("*.tar")).unlink()
+def test_a_noted_shard_whose_file_was_deleted_is_written_again(tree: Path, tmp_path: Path, to: str, target: Target) -> None:
+    options = interrupted(tree, tmp_path / "out", to=to)
+    next((tmp_path / "out" / ".building").glob(f"*{target.suffix}")).unlink()
     convert(options)
-    convert(ConvertOptions(tree, tmp_path / "reference", shard_nbytes=5_000, num_workers=1))
+    convert(ConvertOptions(tree, tmp_path / "reference", to=to, shard_nbytes=5_000, num_workers=1))
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
 
 
@@ -345,12 +348,13 @@ def test_a_finished_dataset_is_not_overwritten_unasked(tree: Path, tmp_path: Pat
     assert contents(tmp_path / "out") == before
 
 
-def test_overwrite_replaces_all_of_the_old(tree: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_all_of_the_old(tree: Path, tmp_path: Path, to: str) -> None:
+    """Whatever format the old has."""
     spoiled(tree)
     split = Split.parse_all("train=0.5,val=0.5")
     convert(ConvertOptions(tree, tmp_path / "out", num_workers=1, shard_nbytes=3_000, split=split, on_error=OnError.QUARANTINE))
-    convert(ConvertOptions(tree, tmp_path / "out", num_workers=1, overwrite=True, on_error=OnError.SKIP))
-    convert(ConvertOptions(tree, tmp_path / "reference", num_workers=1, on_error=OnError.SKIP))
+    convert(ConvertOptions(tree, tmp_path / "out", to=to, num_workers=1, overwrite=True, on_error=OnError.SKIP))
+    convert(ConvertOptions(tree, tmp_path / "reference", to=to, num_workers=1, on_error=OnError.SKIP))
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         path.name for path in (tmp_path / "reference").iterdir()

@@ -18,18 +18,23 @@ from datapipe.errors import UnfinishedError
 from datapipe.manifest import read_manifest
 
 
-@pytest.mark.parametrize("flags", [(), ("split",), ("overwrite",), ("twice",)], ids=lambda flags: flags[0] if flags else "plain")
-def test_killed_before_every_change_to_the_disk(tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("to", "flags"),
+    [("webdataset", ()), ("webdataset", ("split",)), ("webdataset", ("overwrite",)), ("webdataset", ("twice",)),
+     ("hdf5", ()), ("hdf5", ("overwrite",)), ("tfrecord", ())],
+    ids=lambda value: value if isinstance(value, str) else value[0] if value else "plain",
+)  # fmt: skip
+def test_killed_before_every_change_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...]) -> None:
     source = make_tree(tmp_path / "source", num_classes=2, per_class=8)
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
     reference = tmp_path / "reference"
-    convert(ConvertOptions(source, reference, shard_nbytes=12_000, num_workers=1, split=split))
-    assert len(list(reference.rglob("*.tar"))) >= 2
+    convert(ConvertOptions(source, reference, to=to, shard_nbytes=12_000, num_workers=1, split=split))
+    assert len(list(reference.rglob("*-000001.*"))) >= 2
     driver = Path(__file__).with_name("kill_driver.py")
     (tmp_path / "scratch").mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{driver.parent}"}
     done = subprocess.run(
-        [sys.executable, driver, source, tmp_path / "scratch", reference, *flags],
+        [sys.executable, driver, source, tmp_path / "scratch", reference, to, *flags],
         capture_output=True, text=True, env=environment, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

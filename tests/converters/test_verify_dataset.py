@@ -11,18 +11,27 @@ from trees import make_tree, run_cli
 
 from converters import ConvertOptions, OnError, Split, convert
 from converters.verify import verify
+from converters.writers import TARGETS
 from datapipe.errors import FormatError, MissingDataError, UnfinishedError
 from datapipe.manifest import read_manifest
 from datapipe.sidecar import Sidecar
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path: Path, to: str) -> Path:
     """Two shards or more, and one bad sample left out."""
     tree = make_tree(tmp_path / "source")
     (tree / "class_0" / "bad.jpg").write_bytes(b"no")
-    convert(ConvertOptions(tree, tmp_path / "out", shard_nbytes=12_000, num_workers=1, on_error=OnError.SKIP))
+    convert(ConvertOptions(tree, tmp_path / "out", to=to, shard_nbytes=12_000, num_workers=1, on_error=OnError.SKIP))
     return tmp_path / "out"
+
+
+def shards(dataset: Path) -> list[Path]:
+    return [dataset / shard.name for shard in read_manifest(dataset).shards]
+
+
+def index_of(shard: Path) -> Path:
+    return shard.with_name(shard.name + ".index.arrow")
 
 
 def flip(path: Path, offset: int) -> None:
@@ -41,57 +50,63 @@ def test_intact(dataset: Path) -> None:
 
 def first_image(dataset: Path) -> tuple[int, int, str]:
     """Offset, id and source of the second sample's image in the first shard."""
-    sidecar = Sidecar(dataset / "shard-000000.tar.index.arrow")
+    sidecar = Sidecar(index_of(shards(dataset)[0]))
     return int(sidecar.offsets("image")[1]), int(sidecar.ids[1]), sidecar.source(1).decode()
 
 
 def test_a_flipped_bit_is_traced_to_its_sample(dataset: Path) -> None:
     offset, sample, source = first_image(dataset)
-    flip(dataset / "shard-000000.tar", offset + 40)
+    flip(shards(dataset)[0], offset + 40)
     texts = [str(problem) for problem in verify(dataset).problems]
-    assert any("shard-000000.tar: differs from what was written (sha256)" in text for text in texts)
+    assert any(f"{shards(dataset)[0].name}: differs from what was written (sha256)" in text for text in texts)
     assert any(f"sample {sample} ({source}): field 'image' differs (crc32c)" in text for text in texts)
     assert len(texts) == 2
 
 
 def test_a_flipped_label_is_traced(dataset: Path) -> None:
-    sidecar = Sidecar(dataset / "shard-000001.tar.index.arrow")
-    flip(dataset / "shard-000001.tar", int(sidecar.offsets("label")[2]))
+    shard = shards(dataset)[1]
+    sidecar = Sidecar(index_of(shard))
+    flip(shard, int(sidecar.offsets("label")[2]))
     assert any(f"sample {sidecar.ids[2]} " in str(problem) and "'label'" in str(problem) for problem in verify(dataset).problems)
 
 
 def test_a_flipped_header_is_seen(dataset: Path) -> None:
-    flip(dataset / "shard-000000.tar", 3)
+    flip(shards(dataset)[0], 3)
     assert any("headers, padding or the end differ" in problem.what for problem in verify(dataset).problems)
 
 
 def cut(dataset: Path) -> None:
-    path = dataset / "shard-000000.tar"
+    path = shards(dataset)[0]
     path.write_bytes(path.read_bytes()[:-5000])
 
 
-def cut_at_a_member(dataset: Path) -> None:
+def cut_behind_a_sample(dataset: Path) -> None:
     """Where every tar reader ends without a word."""
-    path = dataset / "shard-000000.tar"
+    path = shards(dataset)[0]
     path.write_bytes(path.read_bytes()[: first_image(dataset)[0] - 512])
 
 
 def lengthen(dataset: Path) -> None:
-    path = dataset / "shard-000000.tar"
+    path = shards(dataset)[0]
     path.write_bytes(path.read_bytes() + bytes(512))
 
 
+def named(dataset: Path, name: str) -> Path:
+    """`name` with the format's suffix for `*`."""
+    return dataset / name.replace("*", shards(dataset)[0].suffix)
+
+
 def drop(name: str) -> Callable[[Path], None]:
-    return lambda dataset: (dataset / name).unlink()
+    return lambda dataset: named(dataset, name).unlink()
 
 
 def spoil(name: str) -> Callable[[Path], None]:
-    return lambda dataset: flip(dataset / name, 20)
+    return lambda dataset: flip(named(dataset, name), 20)
 
 
 def add(name: str) -> Callable[[Path], None]:
     def write(dataset: Path) -> None:
-        (dataset / name).write_bytes(b"x")
+        named(dataset, name).write_bytes(b"x")
 
     return write
 
@@ -101,7 +116,7 @@ def forget_error(dataset: Path) -> None:
 
 
 def swap(dataset: Path) -> None:
-    one, two = dataset / "shard-000000.tar", dataset / "shard-000001.tar"
+    one, two = shards(dataset)[:2]
     data = one.read_bytes()
     one.write_bytes(two.read_bytes())
     two.write_bytes(data)
@@ -110,23 +125,22 @@ def swap(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "path", "what"),
     [
-        (cut, "shard-000000.tar", "truncated"),
-        (cut_at_a_member, "shard-000000.tar", "truncated"),
-        (lengthen, "shard-000000.tar", "too long"),
-        (swap, "shard-000001.tar", ""),
-        (drop("shard-000000.tar"), "shard-000000.tar", "missing"),
-        (drop("shard-000001.tar.index.arrow"), "shard-000001.tar.index.arrow", "missing"),
-        (drop("shard-000001.idx"), "shard-000001.idx", "missing"),
+        (cut, "shard-000000*", "truncated"),
+        (cut_behind_a_sample, "shard-000000*", "truncated"),
+        (lengthen, "shard-000000*", "too long"),
+        (swap, "shard-000001*", ""),
+        (drop("shard-000000*"), "shard-000000*", "missing"),
+        (drop("shard-000001*.index.arrow"), "shard-000001*.index.arrow", "missing"),
         (drop("errors.jsonl"), "errors.jsonl", "missing, though 1 samples were left out"),
-        (spoil("shard-000000.tar.index.arrow"), "shard-000000.tar.index.arrow", "differs"),
-        (spoil("shard-000000.idx"), "shard-000000.idx", "does not fit its shard"),
+        (spoil("shard-000000*.index.arrow"), "shard-000000*.index.arrow", "differs"),
         (forget_error, "errors.jsonl", "names 0 bad samples, 1 were left out"),
-        (add("shard-000099.tar"), "shard-000099.tar", "not part of the dataset"),
+        (add("shard-000099*"), "shard-000099*", "not part of the dataset"),
         (add("notes.txt"), "notes.txt", "not part of the dataset"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_damage(dataset: Path, damage: Callable[[Path], None], path: str, what: str) -> None:
+    path = named(dataset, path).name
     damage(dataset)
     problems = verify(dataset).problems
     assert any(problem.path == str(dataset / path) and what in problem.what for problem in problems)
@@ -136,10 +150,20 @@ def test_damage(dataset: Path, damage: Callable[[Path], None], path: str, what: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("to", [name for name, target in TARGETS.items() if target.companion_suffixes])
+def test_damage_of_the_index_for_other_readers(dataset: Path) -> None:
+    (dataset / "shard-000001.idx").unlink()
+    flip(dataset / "shard-000000.idx", 3)
+    assert {(problem.path, problem.what) for problem in verify(dataset).problems} == {
+        (str(dataset / "shard-000000.idx"), "does not fit its shard; convert again"),
+        (str(dataset / "shard-000001.idx"), "missing"),
+    }
+
+
 def test_samples_behind_a_cut_are_named(dataset: Path) -> None:
-    sidecar = Sidecar(dataset / "shard-000000.tar.index.arrow")
+    sidecar = Sidecar(index_of(shards(dataset)[0]))
     last = sidecar.source(sidecar.num_samples - 1).decode()
-    cut_at_a_member(dataset)
+    cut_behind_a_sample(dataset)
     assert any(last in problem.what and "cut off" in problem.what for problem in verify(dataset).problems)
 
 

@@ -1,0 +1,93 @@
+"""TFRecord shards: a `tf.train.Example` per sample, under the names that TensorFlow's users expect, DALI's index beside."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from crc32c import crc32c
+
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredSample, WrittenShard, sample_key
+from converters.writers.stream import ShardStream
+from datapipe.containers import tfrecord_format as form
+from datapipe.containers.tfrecord import scan_frames
+from datapipe.errors import FormatError
+from datapipe.manifest import FieldSpec
+from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+
+_LABEL_ENCODING = "varint"
+
+
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...]) -> TFRecordShard:
+    """Create the shard at `path`, which must not exist."""
+    return TFRecordShard(path, fields)
+
+
+def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
+    """DALI's index of the shard; see `converters.writers.Target.companions`."""
+    return {form.DALI_INDEX_SUFFIX: form.dali_index(scan_frames(shard))}
+
+
+class TFRecordShard:
+    """A TFRecord file being written; see `converters.writers.ShardWriter`."""
+
+    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
+        self._sha256 = hashlib.sha256()
+        self._stream = ShardStream(path, on_write=self._sha256.update)
+        names = tuple(field.name for field in fields)
+        self._features = {name: _feature_name(name, names) for name in names}  # by field
+        self._rows = SidecarRows(names)
+        self._frames: list[tuple[int, int]] = []  # start, bytes
+
+    def append(self, sample: StoredSample) -> None:
+        key = sample_key(sample.id).encode()
+        example = form.encode_example(self._values(sample, key))
+        if example.nbytes > form.MAX_EXAMPLE_NBYTES:
+            raise FormatError(
+                f"sample {sample.id} of {example.nbytes} bytes exceeds the {form.MAX_EXAMPLE_NBYTES} of a tf.train.Example;"
+                " leave it out, or convert to webdataset or hdf5"
+            )
+        start = self._stream.position
+        self._stream.put(form.frame_head(example.nbytes), *example.parts, form.frame_tail(example.parts))
+        self._frames.append((start, self._stream.position - start))
+        self._rows.append(
+            id=sample.id,
+            key=key,
+            source=sample.source,
+            label=sample.label,
+            size=sample.size,
+            extents={name: self._extent(sample, name, example, start + form.HEAD_NBYTES) for name in self._features},
+        )
+
+    def finish(self) -> WrittenShard:
+        self._stream.finish()
+        index = form.dali_index(self._frames)
+        return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {form.DALI_INDEX_SUFFIX: index})
+
+    def abandon(self) -> None:
+        self._stream.abandon()
+
+    def _values(self, sample: StoredSample, key: bytes) -> dict[str, bytes | int]:
+        values: dict[str, bytes | int] = {form.KEY: key}
+        for name, feature in self._features.items():
+            values[feature] = sample.label if name == LABEL_FIELD.name else sample.fields[name].data
+        if IMAGE_FIELD.name in self._features:
+            height, width = sample.size
+            encoding = sample.fields[IMAGE_FIELD.name].encoding
+            values |= {form.FORMAT: encoding.encode(), form.HEIGHT: height, form.WIDTH: width}
+        return values
+
+    def _extent(self, sample: StoredSample, name: str, example: form.EncodedExample, start: int) -> FieldExtent:
+        offset, nbytes = example.extents[self._features[name]]
+        if name == LABEL_FIELD.name:
+            return FieldExtent(_LABEL_ENCODING, start + offset, nbytes, crc32c(form.encode_int(sample.label)))
+        field = sample.fields[name]
+        return FieldExtent(field.encoding, start + offset, nbytes, crc32c(field.data))
+
+
+def _feature_name(field: str, fields: tuple[str, ...]) -> str:
+    if field == IMAGE_FIELD.name:
+        return form.IMAGE
+    if field == LABEL_FIELD.name:
+        return form.LABEL if IMAGE_FIELD.name in fields else form.LABEL_ALONE
+    return field

@@ -1,0 +1,282 @@
+"""What every writer promises of the fields of a sample, and what stock readers make of them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from crc32c import crc32c
+from trees import encoded_image
+
+from converters import options
+from converters.writers import (
+    IMAGE_FIELD,
+    LABEL_FIELD,
+    NO_LABEL,
+    TARGETS,
+    StoredField,
+    StoredSample,
+    Target,
+    WrittenShard,
+    checked_fields,
+)
+from converters.writers.hdf5_layout import Columns, lay_out
+from datapipe.containers.hdf5_format import DATA_START
+from datapipe.errors import FormatError, OptionError
+from datapipe.manifest import FieldSpec, Kind
+from datapipe.sidecar import Sidecar, write_sidecar
+
+NUM = 7
+MANY = (
+    IMAGE_FIELD,
+    LABEL_FIELD,
+    FieldSpec("mask", Kind.MASK),
+    FieldSpec("caption", Kind.TEXT),
+    FieldSpec("boxes", Kind.BOXES),
+    FieldSpec("json", Kind.JSON),
+    FieldSpec("raw_bytes", Kind.BYTES),
+)
+
+
+def boxes_of(number: int) -> np.ndarray:
+    return np.arange(number * 4, dtype=np.float32).reshape(number, 4)
+
+
+def npy(array: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, array)
+    return sink.getvalue()
+
+
+def sample(number: int) -> StoredSample:
+    fields = {
+        "image": StoredField("jpeg", encoded_image(number, size=(20 + number, 30))),
+        "mask": StoredField("png", encoded_image(number, size=(20 + number, 30), form="PNG", mode="L")),
+        "caption": StoredField("text", f"Bild Nº {number}, schön\n".encode()),
+        "boxes": StoredField("npy", npy(boxes_of(number))),
+        "json": StoredField("json", json.dumps({"number": number}).encode()),
+        "raw_bytes": StoredField("bytes", bytes(number * 100)),  # none at all in the first
+    }
+    return StoredSample(number + 40, b"k/%d" % number, number % 3, (20 + number, 30), fields)
+
+
+def write(target: Target, path: Path, fields: tuple[FieldSpec, ...] = MANY, num: int = NUM) -> WrittenShard:
+    writer = target.open_shard(path, fields=fields)
+    for number in range(num):
+        writer.append(sample(number))
+    return writer.finish()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [MANY, MANY[:2], MANY[:1], MANY[1:], MANY[3:4], MANY[1:2], MANY[::-1]],
+    ids=lambda fields: "-".join(field.name for field in fields),
+)
+def test_every_field_lies_where_its_row_says(target: Target, tmp_path: Path, fields: tuple[FieldSpec, ...]) -> None:
+    written = write(target, tmp_path / "x", fields)
+    data = (tmp_path / "x").read_bytes()
+    assert written.nbytes == len(data)
+    assert written.rows.field_names == tuple(field.name for field in fields)
+    assert written.rows.ids == list(range(40, 40 + NUM))
+    assert written.rows.keys == [b"%09d" % number for number in range(40, 40 + NUM)]
+    for name, extents in written.rows.extents.items():
+        for number, extent in enumerate(extents):
+            found = data[extent.offset : extent.offset + extent.nbytes]
+            assert crc32c(found) == extent.crc32c
+            if name != "label":
+                stored = sample(number).fields[name]
+                assert (found, extent.encoding) == (stored.data, stored.encoding)
+    spans = sorted((extent.offset, extent.nbytes) for extents in written.rows.extents.values() for extent in extents)
+    assert all(a + nbytes <= b for (a, nbytes), (b, _) in itertools.pairwise(spans)), "extents overlap"
+
+
+def test_the_same_samples_give_the_same_bytes(target: Target, tmp_path: Path) -> None:
+    one, two = (write(target, tmp_path / name) for name in "ab")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (one.sha256, one.companions) == (two.sha256, two.companions)
+
+
+def test_what_lies_beside_can_be_made_again_from_the_shard(target: Target, tmp_path: Path) -> None:
+    written = write(target, tmp_path / "x")
+    write_sidecar(tmp_path / "x.index", written.rows, "x")
+    assert target.companions(tmp_path / "x", Sidecar(tmp_path / "x.index")) == written.companions
+    assert tuple(written.companions) == target.companion_suffixes
+
+
+def test_a_shard_without_samples(target: Target, tmp_path: Path) -> None:
+    """All of them were bad."""
+    written = write(target, tmp_path / "x", MANY, num=0)
+    assert len(written.rows) == 0
+    assert written.nbytes == (tmp_path / "x").stat().st_size
+    write_sidecar(tmp_path / "x.index", written.rows, "x")
+    assert target.companions(tmp_path / "x", Sidecar(tmp_path / "x.index")) == written.companions
+
+
+def test_abandoned_shards_leave_nothing_beside(target: Target, tmp_path: Path) -> None:
+    writer = target.open_shard(tmp_path / "x", fields=MANY)
+    writer.append(sample(1))
+    writer.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_targets_are_those_of_the_options_and_the_command_line() -> None:
+    assert set(options.TARGETS) == set(TARGETS)
+    assert len({target.container for target in TARGETS.values()}) == len({target.suffix for target in TARGETS.values()}) == 3
+
+
+@pytest.mark.parametrize("name", ["", "Mask", "a.b", "a/b", "key", "cls", "size", "jpg", "npy", "1st", "_x", "x" * 40, "ä"])
+def test_names_that_a_format_cannot_hold_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match="not a name that every format can hold"):
+        checked_fields([IMAGE_FIELD, FieldSpec(name, Kind.BYTES)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ([], "one or more"),
+        ([IMAGE_FIELD, IMAGE_FIELD], "of different names"),
+        ([FieldSpec("label", Kind.TEXT)], "labels, and nothing else"),
+        ([FieldSpec("class", Kind.LABEL)], "labels, and nothing else"),
+        ([FieldSpec("image", Kind.MASK)], "what is called 'image' is an image"),
+    ],
+)
+def test_fields_that_make_no_set_are_refused(fields: list[FieldSpec], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        checked_fields(fields)
+
+
+# -- stock readers --------------------------------------------------------------------------------
+
+
+def assert_are_samples(found: dict[str, list[Any]]) -> None:
+    """By field: what a reader made of it, sample by sample."""
+    for number in range(NUM):
+        stored = sample(number)
+        for name, values in found.items():
+            expected = stored.label if name == "label" else stored.fields[name].data
+            assert values[number] == expected, name
+
+
+def test_webdataset_decodes_further_fields(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    write(TARGETS["webdataset"], tmp_path / "x.tar")
+    dataset = webdataset.WebDataset(str(tmp_path / "x.tar"), shardshuffle=False)
+    raw = list(dataset)
+    assert_are_samples(
+        {
+            "image": [one["jpg"] for one in raw],
+            "mask": [one["mask.png"] for one in raw],
+            "caption": [one["caption.txt"] for one in raw],
+            "json": [one["json"] for one in raw],
+            "raw_bytes": [one["raw_bytes.bin"] for one in raw],
+        }
+    )
+    for number, one in enumerate(dataset.decode("pil")):
+        assert one["jpg"].size == one["mask.png"].size == (30, 20 + number)
+        assert one["cls"] == number % 3
+        assert one["caption.txt"] == f"Bild Nº {number}, schön\n"
+        assert np.array_equal(one["boxes.npy"], boxes_of(number))
+        assert one["json"] == {"number": number}
+
+
+def test_h5py_reads_further_fields(tmp_path: Path) -> None:
+    write(TARGETS["hdf5"], tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5") as file:
+        found: dict[str, list[Any]] = {"label": file["label"][:].tolist()}
+        for name in ("image", "mask", "caption", "boxes", "json", "raw_bytes"):
+            data, offsets = file[name]["data"], file[name]["offsets"][:]
+            found[name] = [data[offsets[i] : offsets[i + 1]].tobytes() for i in range(NUM)]
+        assert_are_samples(found)
+        assert file["key"][:].tolist() == [b"%09d" % number for number in range(40, 40 + NUM)]
+        assert file["size"][:].tolist() == [[20 + number, 30] for number in range(NUM)]
+
+
+def test_tfrecord_reads_further_fields(tmp_path: Path) -> None:
+    from tfrecord.reader import tfrecord_loader
+
+    write(TARGETS["tfrecord"], tmp_path / "x.tfrecord")
+    raw = list(tfrecord_loader(str(tmp_path / "x.tfrecord"), None))
+    assert_are_samples(
+        {
+            "image": [one["image/encoded"] for one in raw],
+            "label": [one["image/class/label"][0] for one in raw],
+            **{name: [one[name] for one in raw] for name in ("mask", "caption", "boxes", "json")},
+        }
+    )
+    assert [one["__key__"] for one in raw] == [b"%09d" % number for number in range(40, 40 + NUM)]
+    assert [one["image/height"][0] for one in raw] == [20 + number for number in range(NUM)]
+    assert {(one["image/width"][0], one["image/format"]) for one in raw} == {(30, b"jpeg")}
+
+
+def test_sets_without_labels_or_images(tmp_path: Path) -> None:
+    from tfrecord.reader import tfrecord_loader
+
+    captions = (FieldSpec("caption", Kind.TEXT), LABEL_FIELD)
+    write(TARGETS["tfrecord"], tmp_path / "x.tfrecord", captions)
+    first = next(iter(tfrecord_loader(str(tmp_path / "x.tfrecord"), None)))
+    assert set(first) == {"__key__", "caption", "label"}
+    writer = TARGETS["hdf5"].open_shard(tmp_path / "x.h5", fields=captions[:1])
+    writer.append(StoredSample(0, b"", NO_LABEL, (0, 0), {"caption": StoredField("text", b"hello")}))
+    writer.finish()
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file) == {"caption", "key", "size"}
+
+
+def test_examples_that_protobuf_could_not_parse_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.containers.tfrecord_format.MAX_EXAMPLE_NBYTES", 1000)
+    with pytest.raises(FormatError, match=r"sample 40 of \d+ bytes exceeds the 1000 of a tf\.train\.Example.*webdataset or hdf5"):
+        write(TARGETS["tfrecord"], tmp_path / "x")
+
+
+def test_bytes_besides_the_fields(target: Target, tmp_path: Path) -> None:
+    """As docs/formats.md says."""
+    num, image = 500, bytes(1000)
+    writer = target.open_shard(tmp_path / "x", fields=MANY[:2])
+    for number in range(num):
+        writer.append(StoredSample(number, b"", 7, (300, 400), {"image": StoredField("jpeg", image)}))
+    overhead = writer.finish().nbytes - num * len(image)
+    low, high = {"tar": (1300, 2300), "hdf5": (33, 33 + 20_000 / num), "tfrecord": (150, 185)}[target.container]
+    assert low * num <= overhead <= high * num
+
+
+def test_the_layout_of_a_terabyte_takes_no_memory_for_it() -> None:
+    """HDF5 writes around the data; the data themselves are never in memory."""
+    offsets = {"image": np.array([0, 10**12]), "mask": np.array([0, 10**11])}
+    layout = lay_out(Columns(offsets, labels=np.zeros(1, np.int64), keys=[b"0"], sizes=np.ones((1, 2), np.int32), pixels={}))
+    assert sum(len(data) for _, data in layout.pieces) < 50_000
+    assert layout.data_offsets["image"] == DATA_START
+    assert layout.data_offsets["mask"] >= DATA_START + 10**12
+    data_spans = [(layout.data_offsets[name], ends[-1]) for name, ends in offsets.items()]
+    for at, piece in layout.pieces:
+        assert all(at + len(piece) <= start or at >= start + nbytes for start, nbytes in data_spans)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_pixels_are_an_array_under_any_name_of_the_file(tmp_path: Path, name: str) -> None:
+    """Where all images are raw and of one size; in a renamed file too."""
+    arrays = [np.full((5, 6, 3), number, np.uint8) for number in range(NUM)]
+    writer = TARGETS["hdf5"].open_shard(tmp_path / "a", fields=MANY[:1])
+    for number, array in enumerate(arrays):
+        writer.append(StoredSample(number, b"", NO_LABEL, (5, 6), {"image": StoredField("npy", npy(array))}))
+    writer.finish()
+    (tmp_path / "a").rename(tmp_path / name)
+    with h5py.File(tmp_path / name) as file:
+        assert file["image/pixels"].shape == (NUM, 5, 6, 3)
+        assert np.array_equal(file["image/pixels"][3], arrays[3])
+        assert np.array_equal(file["image/pixels"][2:5, 1:, ::2], np.stack(arrays)[2:5, 1:, ::2])
+
+
+def test_pixels_of_several_sizes_are_no_array(tmp_path: Path) -> None:
+    writer = TARGETS["hdf5"].open_shard(tmp_path / "a", fields=MANY[:1])
+    for height in (3, 4):
+        image = StoredField("npy", npy(np.zeros((height, 6, 3), np.uint8)))
+        writer.append(StoredSample(height, b"", NO_LABEL, (height, 6), {"image": image}))
+    writer.finish()
+    with h5py.File(tmp_path / "a") as file:
+        assert set(file["image"]) == {"data", "offsets"}
