@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from datapipe.loader import BadSample, DataLoader, Dataset
     from datapipe.observe import Observer, Stage, StageEvent
+    from datapipe.prefetching import prefetch
     from datapipe.transforms import (
         IMAGENET_MEAN,
         IMAGENET_STD,
@@ -86,11 +87,13 @@ __all__ = [
     "TrivialAugmentWide",
     "UnfinishedError",
     "__version__",
+    "prefetch",
 ]
 
 _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset"),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
+    "datapipe.prefetching": ("prefetch",),
     "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 _HOMES = dict.fromkeys(__all__, "datapipe.transforms") | {name: home for home, names in _NAMES.items() for name in names}

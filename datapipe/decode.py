@@ -110,7 +110,7 @@ class NvImageCodecDecoder:
     name = "nvimgcodec"
 
     def __init__(self) -> None:
-        nvimgcodec = _import_nvimgcodec()
+        nvimgcodec = import_nvimgcodec()
         self._pillow = PillowDecoder()
         self._codec = nvimgcodec
         self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
@@ -142,8 +142,11 @@ _import_lock = threading.Lock()
 
 
 @functools.cache
-def _import_nvimgcodec() -> Any:
-    """nvImageCodec, told not to print a line for every image that does not decode: Pillow gives the reason."""
+def import_nvimgcodec() -> Any:
+    """nvImageCodec, told not to print a line for every image that does not decode: Pillow gives the reason.
+
+    Raises DependencyError where it is not installed.
+    """
     with _import_lock:  # decode threads start together, and the environment is everybody's
         unset = "PYNVIMGCODEC_VERBOSITY" not in os.environ
         if unset:

@@ -50,3 +50,7 @@ class LifecycleError(DatapipeError, RuntimeError):
 
 class DependencyError(DatapipeError, ImportError):
     """A package that the chosen path needs is not installed."""
+
+
+class BackendError(DatapipeError, RuntimeError):
+    """A library that decodes failed on a batch, for a reason of its own or for a bad sample in it."""

@@ -26,6 +26,7 @@ LEVELS: dict[str, int] = {
             ("manifest", "sidecar", "index", "order", "draws", "plan", "transforms"),
             ("containers", "fetch"),
             ("backends",),
+            ("prefetching",),
             ("loader",),
             ("adapt",),
             ("diagnostics",),
@@ -54,6 +55,9 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "torchvision": ("datapipe.adapt",),
     "webdataset": (),
+    "tfrecord": (),
+    "tensorflow": (),
+    "google.protobuf": (),
 }
 TORCH_FREE = (
     "converters",
@@ -224,6 +228,7 @@ PLANTED = {
     "DALI's parts outside its room": ("datapipe.backends.images_cpu", "from nvidia.dali import fn"),
     "h5py outside its room": ("datapipe.containers.tar", "import h5py"),
     "webdataset anywhere": ("datapipe.containers.tar", "import webdataset as wds"),
+    "another TFRecord reader": ("datapipe.containers.tfrecord", "from tfrecord.reader import tfrecord_loader"),
     "a command from the public namespace": ("datapipe", "from datapipe.cli import main"),
     "a room nobody placed": ("datapipe.helpers", "import datapipe.errors"),
 }

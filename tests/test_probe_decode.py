@@ -413,7 +413,7 @@ sys.setswitchinterval(1e-6)
 from datapipe import decode
 wrong = []
 for turn in range(60):
-    decode._import_nvimgcodec.cache_clear()
+    decode.import_nvimgcodec.cache_clear()
     barrier = threading.Barrier(8)
     def run():
         try:

@@ -8,10 +8,13 @@ recipe are shared and do not change.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
@@ -21,6 +24,7 @@ from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
+from datapipe.transforms.protocols import Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,14 @@ class BlockReport:
     augment_ns: int = 0
 
 
+class EncodedSample(NamedTuple):
+    """A sample whose header and end were looked at."""
+
+    row: int  # within the block
+    data: bytes
+    header: ImageHeader
+
+
 class BlockWorker:
     """Loads blocks for one thread; keeps its decoder and a block of scratch memory."""
 
@@ -59,20 +71,11 @@ class BlockWorker:
         where a file cannot be read at all.
         """
         report = BlockReport()
-        samples = self._read(entries, rows, report)
+        samples = self.read(entries, rows, report)
         start_ns = time.perf_counter_ns()
         block = out if out.dtype is torch.uint8 else self._scratch_block(out.shape)
         if samples:
-            sizes = np.array([(header.height, header.width) for _, _, header in samples], np.int64)
-            kept = draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples])]
-            chain = self._recipe.draw_cuts(kept, sizes)
-            pixels = block.numpy()
-            for (row, data, header), *steps in zip(samples, *map(row_cuts, chain), strict=True):
-                try:
-                    image = self._decoder(data, header, steps[0].region)
-                    cut_through(image, steps, pixels[row])
-                except DecodeError as exc:
-                    report.bad.append(BadRow(row, exc))
+            self.cut(samples, self._recipe.draw_cuts(draws_of(samples, draws), sizes_of(samples)), block.numpy(), report)
         augment_ns = time.perf_counter_ns()
         self._recipe.run_pixels(block, draws, out)
         report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
@@ -81,7 +84,7 @@ class BlockWorker:
     def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[torch.Tensor | None], BlockReport]:
         """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one."""
         report = BlockReport()
-        samples = self._read(entries, rows, report)
+        samples = self.read(entries, rows, report)
         start_ns = time.perf_counter_ns()
         images: list[torch.Tensor | None] = [None] * len(rows)
         for row, data, header in samples:
@@ -101,19 +104,38 @@ class BlockWorker:
         report.decode_ns = time.perf_counter_ns() - start_ns
         return images, report
 
-    def _read(self, entries: Entries, rows: range, report: BlockReport) -> list[tuple[int, bytes, ImageHeader]]:
-        """(row within the block, bytes, header) of the samples that are not bad by their bytes and header."""
+    def read(self, entries: Entries, rows: range, report: BlockReport) -> list[EncodedSample]:
+        """Those samples `rows` of `entries` that are not bad by their bytes and header; `report` is told of the others."""
         start_ns = time.perf_counter_ns()
         samples = []
         for row, entry in enumerate(rows):
             try:
                 data = self._files.read(entries.extents, entry)
-                samples.append((row, data, checked_header(data)))
+                samples.append(EncodedSample(row, data, checked_header(data)))
                 report.nbytes += len(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))
         report.read_ns = time.perf_counter_ns() - start_ns
         return samples
+
+    def cut(
+        self,
+        samples: Sequence[EncodedSample],
+        chain: list[Cuts],
+        block: NDArray[np.uint8] | Mapping[int, NDArray[np.uint8]],
+        report: BlockReport,
+    ) -> None:
+        """Decode samples and carry out the geometry.
+
+        Each is written to its row of `block`: an (n, h, w, 3) uint8 array, or one (h, w, 3) array per row. `chain`: that
+        of these samples alone, in order. `report` is told of those that do not decode.
+        """
+        for (row, data, header), *steps in zip(samples, *map(row_cuts, chain), strict=True):
+            try:
+                image = self._decoder(data, header, steps[0].region)
+                cut_through(image, steps, block[row])
+            except DecodeError as exc:
+                report.bad.append(BadRow(row, exc))
 
     def _scratch_block(self, shape: torch.Size) -> torch.Tensor:
         """uint8 memory of that shape, the same at every call."""
@@ -128,3 +150,13 @@ def checked_header(data: bytes) -> ImageHeader:
     if not header.complete:
         raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut: its end marker is missing")
     return header
+
+
+def sizes_of(samples: Sequence[EncodedSample]) -> NDArray[np.int64]:
+    """(n, 2) height and width of the stored images."""
+    return np.array([(header.height, header.width) for _, _, header in samples], np.int64).reshape(-1, 2)
+
+
+def draws_of(samples: Sequence[EncodedSample], draws: Draws) -> Draws:
+    """The draws of these samples, out of those of their whole block."""
+    return draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples], np.int64)]

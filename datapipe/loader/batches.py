@@ -1,47 +1,36 @@
-"""A batch from picks to what the user gets: looked up, loaded block by block, put together.
+"""A batch from picks to what the user gets: looked up, loaded block by block, decoded, put together.
 
-`BatchMaker` holds what all batches of a loader share and never changes; `Batch` is one batch in the
-making. Several threads may load blocks of one batch at once: each writes rows of its own.
+`BatchMaker` holds what all batches of a loader share and never changes. On `images_cpu` a block leaves finished
+rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as a whole.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker
-from datapipe.backends.slabs import SlabPool
+from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries, SampleIndex
-from datapipe.loader.options import LoaderOptions
+from datapipe.loader.collate import Collator
+from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
+from datapipe.loader.lending import Lending
+from datapipe.loader.memory import BatchMemory
+from datapipe.loader.options import MAX_BLOCK, LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, located, replacement_id
+from datapipe.loader.rows import Batch
 from datapipe.observe import Observer, Stage, StageEvent
-from datapipe.plan import Picks, Rank
+from datapipe.plan import Picks
 from datapipe.transforms import Recipe
 
-
-@dataclass(slots=True)
-class Batch:
-    """One batch in the making."""
-
-    picks: Picks
-    entries: Entries
-    draws: Draws
-    labels: NDArray[np.int64]  # (b,)
-    ids: NDArray[np.int64]  # (b,)
-    images: torch.Tensor | list[torch.Tensor | None]  # (b, h, w, 3), or one (h, w, 3) tensor a sample where sizes differ
-    good: NDArray[np.bool_]  # (b,) False for rows to be left out
-
-    def __len__(self) -> int:
-        return len(self.ids)
+Worker = BlockWorker | FetchWorker
 
 
 @dataclass(frozen=True)
@@ -49,29 +38,15 @@ class BatchMaker:
     """Makes batches. Thread-safe."""
 
     index: SampleIndex
-    recipe: Recipe
+    recipe: Recipe  # as far as blocks, or DALI and what follows it on the CPU, carry it out
     options: LoaderOptions
-    rank: Rank
     files: LocalFiles
     observer: Observer
     bad_samples: BadSampleLog
-    size: tuple[int, int] | None  # (height, width) of every image; None where they differ
-    labelled: bool
-    memory_format: torch.memory_format
-    _pools: list[SlabPool] = field(default_factory=list)  # one, once the first batch is made
-    _workers: list[BlockWorker] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def borrow_worker(self) -> BlockWorker:
-        """A worker for the calling thread; give it back when the thread ends."""
-        with self._lock:
-            if self._workers:
-                return self._workers.pop()
-        return BlockWorker(self.recipe, self.files)
-
-    def return_worker(self, worker: BlockWorker) -> None:
-        with self._lock:
-            self._workers.append(worker)
+    memory: BatchMemory | None  # None where images differ in size
+    dali: DaliStage | None
+    collator: Collator
+    workers: Lending[Worker]
 
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
@@ -85,10 +60,10 @@ class BatchMaker:
             draws=Draws(self.options.seed, picks.after.epoch, ids),
             labels=entries.labels.copy(),
             ids=ids.copy(),
-            images=self._lease(len(ids)) if self.size else [None] * len(ids),
             good=np.ones(len(ids), np.bool_),
+            images=self._begin(len(ids)),
         )
-        self._observe(Stage.PLAN, picks, start_ns, time.perf_counter_ns() - start_ns, len(ids))
+        self._observe(Stage.PLAN, batch, start_ns)
         return batch
 
     def blocks(self, batch: Batch) -> list[range]:
@@ -96,7 +71,7 @@ class BatchMaker:
         size = self.options.block_size_of(len(batch))
         return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
-    def load_block(self, batch: Batch, rows: range, worker: BlockWorker) -> None:
+    def load_block(self, batch: Batch, rows: range, worker: Worker) -> None:
         """Load some rows, and do with bad samples as the policy says. Raises what the policy raises."""
         start_ns = time.perf_counter_ns()
         report = self._load(batch, batch.entries, rows, batch.draws[slice(rows.start, rows.stop)], rows.start, worker)
@@ -104,24 +79,56 @@ class BatchMaker:
         for bad in report.bad:
             self._settle(batch, rows.start + bad.row, bad, worker)
 
-    def finish(self, batch: Batch) -> Any:
-        """What the user gets."""
+    def decode(self, batch: Batch, pipeline: DaliPipeline, worker: FetchWorker) -> None:
+        """Let a fetched batch go through DALI. Raises what the policy raises, and BackendError."""
+        fetched, memory = batch.images, self.memory
+        assert isinstance(fetched, Fetched)
+        assert self.dali is not None
+        assert memory is not None
         start_ns = time.perf_counter_ns()
-        result = self._collate(batch)
-        self._observe(Stage.COLLATE, batch.picks, start_ns, time.perf_counter_ns() - start_ns, len(batch))
+        uploader = self.collator.uploader
+        pixels, batch.kept, report = self.dali.run(fetched, pipeline, worker, uploader.stream if uploader else None)
+        for bad in report.bad:
+            self._settle(batch, bad.row, bad, worker)
+        if pixels is not None and pixels.device.type != "cpu":
+            batch.by_hand = fetched.by_hand
+        else:
+            pixels = memory.lease(len(batch), torch.uint8) if pixels is None else pixels
+            rows = pixels.numpy()
+            for row, image in fetched.by_hand.items():
+                rows[row] = image
+        self._observe(Stage.DECODE, batch, start_ns)
+        batch.images = pixels if self.collator.finishes_pixels else self._finished(pixels, batch)
+
+    def finish(self, batch: Batch) -> Any:
+        """What the user gets, or its arrival on a device."""
+        start_ns = time.perf_counter_ns()
+        result = self.collator.collate(batch)
+        self._observe(Stage.COLLATE, batch, start_ns)
         return result
 
     # -- loading --------------------------------------------------------------------------------
 
-    def _load(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: BlockWorker) -> BlockReport:
+    def _begin(self, num_images: int) -> torch.Tensor | list[torch.Tensor | None] | Fetched:
+        if self.memory is None:
+            return [None] * num_images
+        if self.dali is not None and num_images:
+            return Fetched(num_images, *self.memory.size)
+        return self.memory.lease(num_images, self.recipe.output_dtype)
+
+    def _load(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
         """Load `rows` of `entries` into the batch's rows from `first` on."""
+        if isinstance(worker, FetchWorker):
+            assert isinstance(batch.images, Fetched)
+            return worker.load(entries, rows, draws, batch.images, first)
         if isinstance(batch.images, torch.Tensor):
             return worker.load(entries, rows, draws, batch.images[first : first + len(rows)])
+        assert isinstance(batch.images, list)
         images, report = worker.load_each(entries, rows, draws)
         batch.images[first : first + len(rows)] = images
         return report
 
-    def _settle(self, batch: Batch, row: int, bad: BadRow, worker: BlockWorker) -> None:
+    def _settle(self, batch: Batch, row: int, bad: BadRow, worker: Worker) -> None:
         sample, reason = int(batch.ids[row]), bad.reason
         if self.options.on_error == "raise":
             raise located(reason, self.index, sample) from reason
@@ -141,76 +148,21 @@ class BatchMaker:
             f"{where}: {reason}; {MAX_ATTEMPTS} samples drawn to replace it are bad too: look at the data with `datapipe inspect`"
         )
 
-    # -- putting together -----------------------------------------------------------------------
-
-    def _lease(self, num_images: int) -> torch.Tensor:
-        """(num_images, h, w, 3), uninitialised."""
-        assert self.size is not None
-        height, width = self.size
-        dtype = self.recipe.output_dtype
-        image_nbytes = 3 * height * width * dtype.itemsize
-        nbytes = max(num_images, self.options.batch_size) * image_nbytes
-        with self._lock:
-            if not self._pools or self._pools[0].nbytes < nbytes:  # a batch sampler gave a larger batch than all before
-                pinned = self.options.pin_memory and torch.cuda.is_available()
-                self._pools[:] = [SlabPool(nbytes, max_free=self.options.depth + 2, pinned=pinned)]
-            pool = self._pools[0]
-        return torch.from_numpy(pool.lease()[: num_images * image_nbytes]).view(dtype).view(num_images, height, width, 3)
-
-    def _collate(self, batch: Batch) -> Any:
-        fields = self._fields(batch)
-        if self.options.collate_fn is not None:
-            result = self.options.collate_fn(self._samples(fields))
-        else:
-            if isinstance(fields["image"], list):
-                images = fields["image"]  # none are left where every sample was bad
-                fields["image"] = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
-            if self.memory_format is not torch.channels_last:
-                fields["image"] = fields["image"].contiguous(memory_format=self.memory_format)
-            fields = self._mix(batch, fields)
-            result = self._output(fields)
-        return result if self.options.batch_transform is None else self.options.batch_transform(result)
-
-    def _fields(self, batch: Batch) -> dict[str, Any]:
-        """The batch's fields by name, rows of bad samples left out."""
-        good = batch.good
-        images: Any = batch.images
-        if isinstance(images, list):
-            images = [image.permute(2, 0, 1) for image, is_good in zip(images, good, strict=True) if is_good]
-        else:
-            images = (images if good.all() else images[torch.from_numpy(good)]).permute(0, 3, 1, 2)
-        fields: dict[str, Any] = {"image": images}
-        if self.labelled:
-            fields["label"] = torch.from_numpy(batch.labels[good])
-        if self.options.tail.value == "mask":
-            fields["mask"] = torch.from_numpy(batch.picks.real[good])
-        if self.options.output == "dict":
-            fields["id"] = torch.from_numpy(batch.ids[good])
-        return fields
-
-    def _mix(self, batch: Batch, fields: dict[str, Any]) -> dict[str, Any]:
-        """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""
-        if self.recipe.batch:
-            key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
-            draws = Draws(self.options.seed, batch.picks.after.epoch, key)
-            fields["image"], fields["label"] = self.recipe.run_batch(fields["image"], fields["label"], draws)
-        return fields
-
-    def _output(self, fields: dict[str, Any]) -> Any:
-        if self.options.output == "dict":
-            return {self.options.rename.get(name, name): value for name, value in fields.items()}
-        return tuple(fields.values())
-
-    def _samples(self, fields: dict[str, Any]) -> list[Any]:
-        """The batch taken apart, as torch hands samples to a collate_fn: labels are ints."""
-        columns = {name: value.tolist() if name != "image" else list(value) for name, value in fields.items()}
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return [self._output(row) for row in rows]
+    def _finished(self, block: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The pixel operations on the CPU, over as many images at a time as a core's cache holds."""
+        assert self.memory is not None
+        if not self.recipe.pixels:
+            return block
+        out, draws = self.memory.lease(len(batch), self.recipe.output_dtype), batch.draws_of_ids()
+        for start in range(0, len(batch), MAX_BLOCK):
+            rows = slice(start, min(start + MAX_BLOCK, len(batch)))
+            self.recipe.run_pixels(block[rows], draws[rows], out[rows])
+        return out
 
     # -- observing ------------------------------------------------------------------------------
 
-    def _observe(self, stage: Stage, picks: Picks, start_ns: int, duration_ns: int, num_samples: int) -> None:
-        self.observer(StageEvent(stage, picks.step, start_ns, duration_ns, num_samples))
+    def _observe(self, stage: Stage, batch: Batch, start_ns: int) -> None:
+        self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch)))
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)

@@ -11,8 +11,11 @@ import torch
 from datapipe.containers import open_index
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
+from datapipe.loader.assembly import assemble
 from datapipe.loader.batches import BatchMaker
+from datapipe.loader.choice import Backend, Choice, check_request, choose, resolve_device
 from datapipe.loader.dataset import Dataset
+from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.options import (
     LoaderOptions,
@@ -20,8 +23,6 @@ from datapipe.loader.options import (
     Output,
     default_num_workers,
     parse_tail,
-    refuse_unknown_backend,
-    resolve_device,
     resolve_seed,
     whole_number,
 )
@@ -49,6 +50,9 @@ class DataLoader:
       last batch is filled up and a third element, bool, says which samples are real).
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
     output: "tuple" (images, labels) or "dict" ("image", "label", "id"), whose keys `rename` renames.
+    device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
+    backend: "images_cpu", "dali", `datapipe.Dali(...)` for DALI with settings of your own, or "auto": whichever of them
+      is faster here. `datapipe.explain(loader)` says which, and why.
     rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, asked at the first `len`
       or `iter`.
 
@@ -81,7 +85,7 @@ class DataLoader:
         transform: object = None,
         batch_transform: Callable[..., Any] | None = None,
         device: str | torch.device = "auto",
-        backend: str = "auto",
+        backend: Backend = "auto",
         seed: int = 0,
         tail: str | None = None,
         on_error: OnError = "raise",
@@ -95,8 +99,7 @@ class DataLoader:
         _check_sampling(batch_size, shuffle, sampler, batch_sampler, drop_last)
         _check_sampled_tail(tail, sampler, batch_sampler)
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
-        refuse_unknown_backend(backend)
-        self.device = resolve_device(device)
+        self._resolve_device = resolve_device(device)
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
         self.recipe = Recipe.of(transform)
         self.options = LoaderOptions(
@@ -117,6 +120,7 @@ class DataLoader:
         self._stored_size = self.dataset.index.manifest.image_size
         if collate_fn is None and (batch_size > 1 or batch_sampler is not None):
             self.recipe.check_equal_sizes(self._stored_size)
+        check_request(backend, self.recipe, self._stored_size)
         if self.recipe.batch and (collate_fn is not None or not self.dataset.has_labels):
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes labels: it needs a dataset with labels and no collate_fn")
         self._bad_samples = BadSampleLog()
@@ -124,6 +128,7 @@ class DataLoader:
         self._observer: Observer = null_observer
         self._files = LocalFiles()
         self._rank: Rank | None = None
+        self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
         # What frameworks and scripts read off a torch DataLoader.
         self.sampler = _EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
@@ -182,6 +187,20 @@ class DataLoader:
         self._observer, self._maker = observer, None
 
     @property
+    def device(self) -> torch.device:
+        """Where batches are handed over."""
+        return self._resolve_device()
+
+    @property
+    def choice(self) -> Choice:
+        """What decodes, and why; decided when first asked for, on a GPU perhaps by measuring."""
+        if self._choice is None:
+            evidence = DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
+            backend = self._arguments["backend"]
+            self._choice = choose(backend, self.device, self.recipe, self._stored_size, evidence)
+        return self._choice
+
+    @property
     def bad_samples(self) -> list[BadSample]:
         """The bad samples skipped or replaced, the latest 1,000."""
         return list(self._bad_samples.latest)
@@ -208,7 +227,8 @@ class DataLoader:
 
     def _batch_maker(self) -> BatchMaker:
         if self._maker is None:
-            self._maker = BatchMaker(
+            self._maker = assemble(
+                self.choice,
                 index=self.dataset.index,
                 recipe=self.recipe,
                 options=self.options,
@@ -216,7 +236,7 @@ class DataLoader:
                 files=self._files,
                 observer=self._observer,
                 bad_samples=self._bad_samples,
-                size=self.recipe.output_size(self._stored_size),
+                stored_size=self._stored_size,
                 labelled=self.dataset.has_labels,
                 memory_format=self._arguments["memory_format"],
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from datapipe.backends.device import Arrival
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.sources import PickSource
@@ -98,6 +99,8 @@ class BatchIterator(Iterator[Any]):
             task = self._tasks[0]
             self._wait(task)
             batch = task.take()
+            if isinstance(batch, Arrival):
+                batch = batch.hand_over()
         except Exception:
             self.close()
             raise

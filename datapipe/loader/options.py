@@ -93,14 +93,6 @@ def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
     return generator.initial_seed()
 
 
-def refuse_unknown_backend(backend: str) -> None:
-    """This release decodes images on CPU threads."""
-    _require(
-        backend in ("auto", "images_cpu"),
-        f"backend is {backend!r}; this release has 'images_cpu', which 'auto' means too",
-    )
-
-
 def default_num_workers() -> int:
     """Threads for this process: the cores it may use, shared with the other ranks of its node."""
     return max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1))
@@ -116,25 +108,6 @@ def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
         raise OptionError(f"tail is {tail!r}; choose one of: {', '.join(member.value for member in Tail)}") from exc
     _require(not drop_last or parsed is Tail.DROP, f"drop_last=True contradicts tail={tail!r}; pass one of them")
     return parsed
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """The device batches are handed over on.
-
-    This release hands over host memory: "auto" means the CPU, and a CUDA device is refused.
-    """
-    if isinstance(device, str) and device == "auto":
-        return torch.device("cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as exc:
-        raise OptionError(f"device is {device!r}, which torch does not know ({exc}); pass 'auto' or 'cpu'") from exc
-    _require(
-        resolved.type == "cpu",
-        f"device={str(device)!r}: this release hands batches over in host memory; pass pin_memory=True and "
-        "move them with .to(device, non_blocking=True)",
-    )
-    return resolved
 
 
 def _require(holds: bool, message: str) -> None:

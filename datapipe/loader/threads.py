@@ -10,17 +10,20 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from datapipe.backends.images_cpu import BlockWorker
-from datapipe.loader.batches import Batch, BatchMaker
+from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.loader.batches import BatchMaker, Worker
+from datapipe.loader.dali_images import FetchWorker
+from datapipe.loader.rows import Batch
 from datapipe.plan import Picks
 
 
 class BatchTask:
-    """One batch on its way: prepared, its blocks loaded, finished, or failed."""
+    """One batch on its way: prepared, its blocks loaded, decoded if that is a step of its own, finished; or failed."""
 
     def __init__(self, maker: BatchMaker, picks: Picks) -> None:
         self.picks = picks
@@ -45,8 +48,8 @@ class BatchTask:
             return []
         return blocks
 
-    def load(self, rows: range, worker: BlockWorker) -> None:
-        """Load one block; whoever loads the last one finishes the batch."""
+    def load(self, rows: range, worker: Worker) -> bool:
+        """Load one block; whoever loads the last one finishes the batch. True if it is to be decoded next instead."""
         assert self._batch is not None
         try:
             if self._error is None:
@@ -55,7 +58,19 @@ class BatchTask:
                 self._num_left -= 1
                 is_last = self._num_left == 0
             if is_last and self._error is None:
+                if self._maker.dali is not None:
+                    return True
                 self._finish()
+        except BaseException as exc:
+            self._fail(exc)
+        return False
+
+    def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
+        """Decode the batch as a whole, and finish it."""
+        assert self._batch is not None
+        try:
+            self._maker.decode(self._batch, pipeline, worker)
+            self._finish()
         except BaseException as exc:
             self._fail(exc)
 
@@ -79,78 +94,108 @@ class BatchTask:
 
 
 class Board:
-    """Work waiting for threads: batches to prepare come before blocks to load. Thread-safe."""
+    """Work waiting for threads: batches to prepare come before blocks to load; batches to decode wait for threads of
+    their own. Thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        lock = threading.Lock()
+        self._loading, self._decoding = threading.Condition(lock), threading.Condition(lock)
         self._tasks: deque[BatchTask] = deque()
         self._blocks: deque[tuple[BatchTask, range]] = deque()
+        self._fetched: deque[BatchTask] = deque()
         self._is_closed = False
 
     def add(self, task: BatchTask) -> None:
-        with self._condition:
+        with self._loading:
             self._tasks.append(task)
-            self._condition.notify()
+            self._loading.notify()
 
     def close(self) -> None:
-        """Let every thread end after the block it is at."""
-        with self._condition:
+        """Let every thread end after what it is at."""
+        with self._loading:
             self._is_closed = True
             self._tasks.clear()
             self._blocks.clear()
-            self._condition.notify_all()
+            self._fetched.clear()
+            self._loading.notify_all()
+            self._decoding.notify_all()
 
-    def work(self, worker: BlockWorker) -> None:
-        """Do what there is to do until the board is closed."""
+    def load(self, worker: Worker) -> None:
+        """Prepare batches and load blocks until the board is closed."""
         while True:
-            with self._condition:
+            with self._loading:
                 while not (self._tasks or self._blocks or self._is_closed):
-                    self._condition.wait()
+                    self._loading.wait()
                 if self._is_closed:
                     return
                 task, rows = (self._tasks.popleft(), None) if self._tasks else self._blocks.popleft()
             if rows is not None:
-                task.load(rows, worker)
+                if task.load(rows, worker):
+                    with self._decoding:
+                        self._fetched.append(task)
+                        self._decoding.notify()
                 continue
             blocks = task.prepare()
-            with self._condition:
+            with self._loading:
                 if not self._is_closed:
                     self._blocks.extend((task, rows) for rows in blocks)
-                    self._condition.notify_all()
+                    self._loading.notify_all()
+
+    def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
+        """Decode fetched batches until the board is closed."""
+        while True:
+            with self._decoding:
+                while not (self._fetched or self._is_closed):
+                    self._decoding.wait()
+                if self._is_closed:
+                    return
+                task = self._fetched.popleft()
+            task.decode(pipeline, worker)
 
 
 def run_here(task: BatchTask, maker: BatchMaker) -> None:
-    """Make one batch in the calling thread, as a decode thread would: with torch's operators on one thread."""
+    """Make one batch in the calling thread, as decode threads would: with torch's operators on one thread."""
     num_intraop = torch.get_num_threads()
     torch.set_num_threads(1)
-    worker = maker.borrow_worker()
+    worker = maker.workers.borrow()
     try:
         for rows in task.prepare():
-            task.load(rows, worker)
+            if task.load(rows, worker):
+                _decode(maker, worker, task.decode)
     finally:
-        maker.return_worker(worker)
+        maker.workers.give_back(worker)
         torch.set_num_threads(num_intraop)
 
 
 def start_threads(
     board: Board, maker: BatchMaker, *, num_threads: int, init: Callable[[int], None] | None
 ) -> list[threading.Thread]:
-    """Start the decode threads; `init` is called in each with its number, as torch's worker_init_fn.
+    """Start the threads that load, and those that decode where that is a step of its own.
 
-    Each thread runs torch's operators on one thread alone: pools of several would fight over the cores.
-    That setting leaks to threads started later unless the thread reads it back before this one restores
-    its own, hence the barrier. Raises what `init` raised.
+    `init` is called in each loading thread with its number, as torch's worker_init_fn. Each thread runs torch's
+    operators on one thread alone: pools of several would fight over the cores. That setting leaks to threads
+    started later unless the thread reads it back before this one restores its own, hence the barrier. Raises
+    what `init` raised.
     """
-    ready = threading.Barrier(num_threads + 1)
+    num_pipelines = maker.dali.num_pipelines if maker.dali is not None else 0
+    ready = threading.Barrier(num_threads + num_pipelines + 1)
     errors: list[BaseException] = []
     num_intraop = torch.get_num_threads()
+
+    def thread(name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
+        return threading.Thread(target=_run, args=(maker, serve, begin, ready, errors), name=name, daemon=True)
+
     threads = [
-        threading.Thread(target=_run, args=(board, maker, number, init, ready, errors), name=f"datapipe-{number}", daemon=True)
-        for number in range(num_threads)
+        thread(f"datapipe-{number}", board.load, None if init is None else partial(init, number)) for number in range(num_threads)
+    ]
+    threads += [
+        thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, board.decode), None)
+        for number in range(num_pipelines)
     ]
     try:
-        for thread in threads:
-            thread.start()
+        for started in threads:
+            started.start()
         ready.wait()
     except BaseException:  # Ctrl-C, or no more threads to be had: those that run must not wait for the others
         ready.abort()
@@ -177,20 +222,19 @@ def stop_threads(board: Board, threads: list[threading.Thread], process: int) ->
 
 
 def _run(
-    board: Board,
     maker: BatchMaker,
-    number: int,
-    init: Callable[[int], None] | None,
+    serve: Callable[[Worker], None],
+    begin: Callable[[], None] | None,
     ready: threading.Barrier,
     errors: list[BaseException],
 ) -> None:
-    worker: BlockWorker | None = None
+    worker: Worker | None = None
     torch.set_num_threads(1)
     torch.get_num_threads()
     try:
-        if init is not None:
-            init(number)
-        worker = maker.borrow_worker()
+        if begin is not None:
+            begin()
+        worker = maker.workers.borrow()
     except BaseException as exc:
         errors.append(exc)
     try:
@@ -198,5 +242,14 @@ def _run(
     except threading.BrokenBarrierError:  # the start was interrupted
         return
     if worker is not None:
-        board.work(worker)
-        maker.return_worker(worker)
+        serve(worker)
+        maker.workers.give_back(worker)
+
+
+def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
+    """Let `serve` have a pipeline beside the worker."""
+    assert maker.dali is not None
+    assert isinstance(worker, FetchWorker)
+    pipeline = maker.dali.pipelines.borrow()
+    serve(pipeline, worker)
+    maker.dali.pipelines.give_back(pipeline)

@@ -39,6 +39,10 @@ class Cuts:
     def __len__(self) -> int:
         return len(self.region)
 
+    def __getitem__(self, rows: NDArray[np.int64]) -> Cuts:
+        """The cuts of some of the samples."""
+        return Cuts(self.region[rows], self.size[rows], self.window[rows], self.flip[rows], self.fill)
+
 
 @runtime_checkable
 class GeometryOp(Protocol):

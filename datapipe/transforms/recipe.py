@@ -90,6 +90,10 @@ class Recipe:
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self.transforms))}]"
 
+    def geometry_alone(self) -> Recipe:
+        """The recipe without its pixel and batch operations, which somebody else then carries out."""
+        return dataclasses.replace(self, pixels=(), batch=(), output_dtype=torch.uint8)
+
     def output_size(self, input_size: Size | None = None) -> Size | None:
         """(height, width) of every image that leaves, given that of every one that enters; None if it depends on the sample."""
         size = input_size

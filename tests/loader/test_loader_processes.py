@@ -87,7 +87,7 @@ def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) ->
     assert board is not None
 
     def hold() -> None:
-        with board._condition:
+        with board._loading:
             held.set()
             release.wait(30)
 

@@ -1,0 +1,96 @@
+"""Batches as they come: tensors nested in dicts, lists, tuples, dataclasses, or in objects that move themselves."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from datapipe.errors import OptionError
+
+
+def map_nest(nest: Any, of_tensor: Callable[[torch.Tensor], Any], of_mover: Callable[[Any], Any]) -> Any:
+    """The nest with `of_tensor` done to each tensor, and `of_mover` to each object that has a `.to` of its own.
+
+    Goes into mappings, lists, tuples, named tuples and dataclass instances, whose types are kept (a plain dict
+    stays one, an OrderedDict too); anything else is handed through, and so is a container in which nothing
+    changed. The nest that was passed is left as it was. `of_mover` gets whatever moves itself
+    (`.to(device, non_blocking=...)`) and is no plain `torch.Tensor`, a container included. Raises OptionError for
+    a mapping or tuple that its type does not build from its values.
+    """
+    kind: Any = type(nest)
+    if kind is torch.Tensor:
+        return of_tensor(nest)
+    if moves_itself(kind):
+        return of_mover(nest)
+    if isinstance(nest, Mapping):
+        old = dict(nest)
+    elif isinstance(nest, (list, tuple)):
+        old = dict(enumerate(nest))
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        old = {field.name: getattr(nest, field.name) for field in dataclasses.fields(nest) if hasattr(nest, field.name)}
+    else:
+        return nest
+    new = {name: map_nest(value, of_tensor, of_mover) for name, value in old.items()}
+    return nest if all(new[name] is value for name, value in old.items()) else _like(nest, new)
+
+
+def tensors_of(nest: Any) -> list[torch.Tensor]:
+    """The tensors of a nest, in order; subclasses too, but not those inside objects with a `.to` of their own."""
+    found: list[torch.Tensor] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        return value
+
+    map_nest(nest, note, note)
+    return found
+
+
+@lru_cache(maxsize=256)
+def moves_itself(kind: Hashable) -> bool:
+    """Whether objects of this type have a method `.to` that takes `non_blocking`, as a tensor's does."""
+    if isinstance(kind, type) and issubclass(kind, torch.Tensor):
+        return True
+    method = getattr(kind, "to", None)
+    if not inspect.isroutine(method):
+        return False
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # written in C, without a signature
+        return False
+    return "non_blocking" in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def _like(nest: Any, values: dict[Any, Any]) -> Any:
+    """A container like `nest` with other values."""
+    if isinstance(nest, (MutableMapping, list)):
+        new = copy.copy(nest)
+        for name, value in values.items():
+            new[name] = value
+        return new
+    if isinstance(nest, Mapping):
+        return _built(type(nest), values)
+    if isinstance(nest, tuple):
+        make = getattr(type(nest), "_make", None)
+        return make(values.values()) if make is not None else _built(type(nest), values.values())
+    new = copy.copy(nest)
+    for name, value in values.items():
+        object.__setattr__(new, name, value)  # frozen ones too, and without running their __init__
+    return new
+
+
+def _built(kind: Any, values: Any) -> Any:
+    try:
+        return kind(values)
+    except TypeError as exc:
+        raise OptionError(
+            f"a batch holds a {kind.__module__}.{kind.__qualname__}, which cannot be made anew from its values ({exc}); "
+            "let the batch be a dict, list, tuple or dataclass, or give the type a .to(device, non_blocking=...)"
+        ) from exc

@@ -1,0 +1,112 @@
+"""From a choice of backend to the maker of batches: who holds what."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from datapipe.backends.device import Uploader
+from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.images_cpu import BlockWorker
+from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.installation import installation
+from datapipe.backends.images_dali.settings import Dali, GraphOptions
+from datapipe.fetch.local import LocalFiles
+from datapipe.index import SampleIndex
+from datapipe.loader.batches import BatchMaker, Worker
+from datapipe.loader.choice import Choice
+from datapipe.loader.collate import Collator
+from datapipe.loader.dali_images import DaliStage, FetchWorker
+from datapipe.loader.lending import Lending
+from datapipe.loader.memory import BatchMemory
+from datapipe.loader.options import LoaderOptions
+from datapipe.loader.policy import BadSampleLog
+from datapipe.observe import Observer
+from datapipe.plan import Rank
+from datapipe.transforms import Recipe
+
+Size = tuple[int, int]
+
+
+def assemble(
+    choice: Choice,
+    *,
+    index: SampleIndex,
+    recipe: Recipe,
+    options: LoaderOptions,
+    rank: Rank,
+    files: LocalFiles,
+    observer: Observer,
+    bad_samples: BadSampleLog,
+    stored_size: Size | None,
+    labelled: bool,
+    memory_format: torch.memory_format,
+) -> BatchMaker:
+    """The maker of a loader's batches. To be called in the consumer's thread: on a GPU it makes a stream there."""
+    size = recipe.output_size(stored_size)
+    on_gpu = choice.device.type == "cuda"
+    collator = Collator(
+        recipe=recipe,
+        options=options,
+        rank=rank,
+        labelled=labelled,
+        memory_format=memory_format,
+        uploader=Uploader(cuda_runtime(choice.device), observer=observer) if on_gpu else None,
+    )
+    options = _far_enough_ahead(options, choice.dali)
+    leaves_pixels = collator.finishes_pixels and size is not None
+    geometry = recipe.geometry_alone()
+    stage = None
+    if choice.dali is not None:
+        assert size is not None  # refused before
+        stage = DaliStage(
+            _graph_options(choice.dali, choice.device, recipe, stored_size, size, options),
+            num_pipelines=choice.dali.num_pipelines,
+        )
+    worker_recipe = geometry if stage is not None or leaves_pixels else recipe
+
+    def open_worker() -> Worker:
+        worker = BlockWorker(worker_recipe, files)
+        return worker if stage is None else FetchWorker(worker, geometry, stage.graph)
+
+    pinned = (on_gpu or options.pin_memory) and torch.cuda.is_available()
+    memory = None
+    if size is not None:
+        memory = BatchMemory(size, batch_size=options.batch_size, max_free=options.depth + 2, pinned=pinned)
+    return BatchMaker(
+        index=index,
+        recipe=geometry if leaves_pixels else recipe,
+        options=options,
+        files=files,
+        observer=observer,
+        bad_samples=bad_samples,
+        memory=memory,
+        dali=stage,
+        collator=collator,
+        workers=Lending(open_worker),
+    )
+
+
+def _far_enough_ahead(options: LoaderOptions, dali: Dali | None) -> LoaderOptions:
+    """Every pipeline has a batch, and another one is being fetched."""
+    if dali is None:
+        return options
+    return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, dali.num_pipelines + 1))
+
+
+def _graph_options(
+    dali: Dali, device: torch.device, recipe: Recipe, stored_size: Size | None, size: Size, options: LoaderOptions
+) -> GraphOptions:
+    on_gpu = device.type == "cuda"
+    form = form_of(recipe, stored_size)
+    return GraphOptions(
+        height=size[0],
+        width=size[1],
+        max_batch_size=options.batch_size,
+        device_id=device.index if on_gpu else None,
+        form=form,
+        decodes_regions=not on_gpu or installation().decodes_regions,
+        num_threads=dali.num_threads or max(1, options.num_workers),
+        hw_decoder_load=dali.hw_decoder_load,
+    )

@@ -1,0 +1,142 @@
+"""Which backend decodes, on which device, and why.
+
+What a user asks for by name is done or refused. Under "auto" the CPU path serves a CPU; for a GPU DALI and the CPU
+path are measured on the data at hand, unless one of them is out of the question.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from datapipe.backends.device_runtime import checked_device
+from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.installation import installation
+from datapipe.backends.images_dali.settings import Dali
+from datapipe.cores import positive_environment
+from datapipe.errors import DependencyError, OptionError
+from datapipe.transforms import Recipe
+
+Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
+BACKENDS = ("auto", "images_cpu", "dali")
+_ENOUGH = 0.5  # share of samples that DALI must be able to decode to be worth measuring
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What decodes."""
+
+    device: torch.device
+    dali: Dali | None  # None: images_cpu
+    reason: str
+
+    @property
+    def backend(self) -> str:
+        return "images_cpu" if self.dali is None else "dali"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a backend reached on this machine with this data."""
+
+    dali: Dali | None  # None: images_cpu
+    images_per_s: float
+
+
+class Evidence(Protocol):
+    """What is found out about the data only where the choice needs it."""
+
+    def share_for_dali(self) -> float:
+        """Of some samples, how many DALI decodes: 0 to 1."""
+
+    def rates(self) -> list[Measured]:
+        """What the backends reach here, at least one of them DALI."""
+
+
+def check_request(backend: Backend, recipe: Recipe, stored_size: Size | None) -> None:
+    """Refuse what cannot be done. Raises OptionError, and DependencyError where DALI is asked for and not installed."""
+    if not isinstance(backend, Dali) and backend not in BACKENDS:
+        raise OptionError(f"backend is {backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
+    if isinstance(backend, Dali) or backend == "dali":
+        installation()
+        problem = _unsuited(recipe, stored_size)
+        if problem is not None:
+            raise OptionError(f"backend='dali': {problem}")
+
+
+def choose(backend: Backend, device: torch.device, recipe: Recipe, stored_size: Size | None, evidence: Evidence) -> Choice:
+    """Decide. A GPU for which DALI would be the thing and is missing is worth a warning."""
+    if isinstance(backend, Dali):
+        return Choice(device, backend, "asked for, with these settings")
+    if backend == "images_cpu":
+        return Choice(device, None, "asked for")
+    if backend == "dali":
+        if device.type == "cpu":
+            return Choice(device, Dali(), "asked for")
+        return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device)
+    if device.type == "cpu":
+        return Choice(device, None, "on a CPU it is the faster one")
+    try:
+        installation()
+    except DependencyError as exc:
+        warnings.warn(f"images are decoded on the CPU: {exc}", RuntimeWarning, stacklevel=4)
+        return Choice(device, None, f"the GPU would need DALI: {exc}")
+    problem = _unsuited(recipe, stored_size)
+    if problem is not None:
+        return Choice(device, None, problem)
+    share = evidence.share_for_dali()
+    if share < _ENOUGH:
+        return Choice(device, None, f"DALI decodes {share:.0%} of these samples as Pillow does")
+    return _fastest(evidence.rates(), device)
+
+
+def _fastest(rates: list[Measured], device: torch.device) -> Choice:
+    best = max(rates, key=lambda measured: measured.images_per_s)
+    others = sorted((measured for measured in rates if measured is not best), key=lambda measured: -measured.images_per_s)
+    figures = ", ".join(f"{_name(measured.dali)} {measured.images_per_s:.0f}" for measured in [best, *others])
+    return Choice(device, best.dali, f"measured here, images/s: {figures}")
+
+
+def _name(dali: Dali | None) -> str:
+    if dali is None:
+        return "images_cpu"
+    return f"dali ({dali.num_pipelines} pipelines, hw_decoder_load {dali.hw_decoder_load:g})"
+
+
+def _unsuited(recipe: Recipe, stored_size: Size | None) -> str | None:
+    """Why DALI's graph cannot serve this recipe, if so."""
+    if recipe.output_size(stored_size) is None:
+        return (
+            "images would differ in size, and DALI's graph makes images of one; "
+            "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
+        )
+    try:
+        form_of(recipe, stored_size)
+    except OptionError as exc:
+        return str(exc)
+    return None
+
+
+def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
+    """What says, when first asked, which device batches are handed over on.
+
+    "auto" is this rank's GPU where there is one, else the CPU. Raises OptionError for a device that is not there.
+    """
+    if isinstance(device, str) and device == "auto":
+        return _rank_device
+    checked = checked_device(device)
+    return lambda: checked
+
+
+def _rank_device() -> torch.device:
+    """The current CUDA device; where a script under torchrun has not set one, that of its local rank."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    current, local_rank = torch.cuda.current_device(), positive_environment("LOCAL_RANK", 0)
+    return torch.device("cuda", local_rank if current == 0 and local_rank < torch.cuda.device_count() else current)

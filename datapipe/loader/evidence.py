@@ -1,0 +1,95 @@
+"""What the choice of a backend is based on: the data themselves, and what backends make of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from datapipe.backends.images_cpu import checked_header
+from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.settings import Dali
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.local import LocalFiles
+from datapipe.index import SampleIndex
+from datapipe.loader.calibration import CANDIDATES, Calibration
+from datapipe.loader.choice import Measured
+from datapipe.loader.options import LoaderOptions
+
+_LOOKED_AT = 64  # samples, spread over the dataset
+
+# Arguments of a loader that say what is done to an image and how; the others are not what is measured.
+_MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_format")
+
+
+@dataclass(frozen=True)
+class DataEvidence:
+    """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader of such arguments."""
+
+    index: SampleIndex
+    files: LocalFiles
+    arguments: Mapping[str, Any]
+    options: LoaderOptions
+    device: torch.device
+    open_loader: Callable[..., Iterable[Any]]
+
+    def share_for_dali(self) -> float:
+        headers = list(self._samples())
+        return sum(can_decode(data, header) for data, header in headers) / max(1, len(headers))
+
+    def rates(self) -> list[Measured]:
+        return Calibration(self._open_batches, self._circumstances()).rates(CANDIDATES)
+
+    def _samples(self) -> Iterator[tuple[bytes, Any]]:
+        num = min(_LOOKED_AT, len(self.index))
+        positions = np.linspace(0, len(self.index) - 1, num, dtype=np.int64)
+        entries = self.index.look_up(self.index.ids(positions), "image")
+        for row in range(len(entries)):
+            try:
+                data = self.files.read(entries.extents, row)
+                yield data, checked_header(data)
+            except (DecodeError, IntegrityError):
+                continue
+
+    def _open_batches(self, candidate: Dali | None) -> Iterator[Any]:
+        loader = self.open_loader(
+            self.arguments["dataset"],
+            batch_size=min(self.options.batch_size, len(self.index)),
+            shuffle=True,
+            backend="images_cpu" if candidate is None else candidate,
+            device=self.device,
+            on_error="skip",
+            rank=0,
+            world_size=1,
+            **{name: self.arguments[name] for name in _MEASURED_ARGUMENTS},
+        )
+        return itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def _circumstances(self) -> dict[str, Any]:
+        sizes = [(len(data), header.height * header.width) for data, header in self._samples()]
+        nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
+        return {
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "num_workers": self.options.num_workers,
+            "batch_size": self.options.batch_size,
+            "transform": repr(self.arguments["transform"]),
+            # to a power of two: another part of the same data is to be recognised
+            "sample_nbytes": 2 ** round(float(np.log2(nbytes))),
+            "sample_pixels": 2 ** round(float(np.log2(pixels))),
+            "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+        }
+
+
+_DISTRIBUTIONS = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

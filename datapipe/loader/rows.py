@@ -1,0 +1,44 @@
+"""One batch in the making."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.draws import Draws
+from datapipe.index import Entries
+from datapipe.loader.dali_images import Fetched
+from datapipe.plan import Picks
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch in the making. Several threads may load blocks of it at once: each writes rows of its own."""
+
+    picks: Picks
+    entries: Entries
+    draws: Draws  # of the samples as picked
+    labels: NDArray[np.int64]  # (b,)
+    ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
+    good: NDArray[np.bool_]  # (b,) False for rows to be left out
+    # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ; or what is to go through DALI yet
+    images: torch.Tensor | list[torch.Tensor | None] | Fetched
+    by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device
+    kept: object = None  # until the device is done with the batch
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def draws_of_ids(self) -> Draws:
+        """The draws of the samples that are in the rows now."""
+        if np.array_equal(self.ids, self.draws.ids):
+            return self.draws
+        return Draws(self.draws.seed, self.draws.epoch, self.ids)
+
+    @property
+    def is_on_device(self) -> bool:
+        return isinstance(self.images, torch.Tensor) and self.images.device.type != "cpu"
