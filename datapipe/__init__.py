@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datapipe.backends.images_dali.settings import Dali
     from datapipe.errors import (
+        BackendError,
         DatapipeError,
         DecodeError,
         DependencyError,
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
         StorageError,
         UnfinishedError,
     )
-    from datapipe.loader import BadSample, DataLoader, Dataset
+    from datapipe.loader import BadSample, DataLoader, Dataset, explain
     from datapipe.observe import Observer, Stage, StageEvent
     from datapipe.prefetching import prefetch
     from datapipe.transforms import (
@@ -52,10 +54,12 @@ __version__ = "0.1.0"
 __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "BackendError",
     "BadSample",
     "CenterCrop",
     "ColorJitter",
     "CutMix",
+    "Dali",
     "DataLoader",
     "DatapipeError",
     "Dataset",
@@ -87,11 +91,13 @@ __all__ = [
     "TrivialAugmentWide",
     "UnfinishedError",
     "__version__",
+    "explain",
     "prefetch",
 ]
 
 _NAMES = {
-    "datapipe.loader": ("BadSample", "DataLoader", "Dataset"),
+    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "explain"),
+    "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),
     "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),

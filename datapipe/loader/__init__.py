@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datapipe.loader.dataset import Dataset
+from datapipe.loader.explanation import explain
 from datapipe.loader.facade import DataLoader
 from datapipe.loader.iteration import BatchIterator
 from datapipe.loader.policy import BadSample
 
-__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset"]
+__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "explain"]

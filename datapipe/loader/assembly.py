@@ -12,6 +12,7 @@ from datapipe.backends.images_cpu import BlockWorker
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
+from datapipe.backends.slabs import SlabPool
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
 from datapipe.loader.batches import BatchMaker, Worker
@@ -45,16 +46,16 @@ def assemble(
 ) -> BatchMaker:
     """The maker of a loader's batches. To be called in the consumer's thread: on a GPU it makes a stream there."""
     size = recipe.output_size(stored_size)
-    on_gpu = choice.device.type == "cuda"
+    runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
     collator = Collator(
         recipe=recipe,
         options=options,
         rank=rank,
         labelled=labelled,
         memory_format=memory_format,
-        uploader=Uploader(cuda_runtime(choice.device), observer=observer) if on_gpu else None,
+        uploader=None if runtime is None else Uploader(runtime, observer=observer),
     )
-    options = _far_enough_ahead(options, choice.dali)
+    options = far_enough_ahead(options, choice.dali)
     leaves_pixels = collator.finishes_pixels and size is not None
     geometry = recipe.geometry_alone()
     stage = None
@@ -70,10 +71,11 @@ def assemble(
         worker = BlockWorker(worker_recipe, files)
         return worker if stage is None else FetchWorker(worker, geometry, stage.graph)
 
-    pinned = (on_gpu or options.pin_memory) and torch.cuda.is_available()
-    memory = None
-    if size is not None:
-        memory = BatchMemory(size, batch_size=options.batch_size, max_free=options.depth + 2, pinned=pinned)
+    def open_pool(nbytes: int) -> SlabPool:
+        if runtime is not None:
+            return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
+        return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
+
     return BatchMaker(
         index=index,
         recipe=geometry if leaves_pixels else recipe,
@@ -81,14 +83,14 @@ def assemble(
         files=files,
         observer=observer,
         bad_samples=bad_samples,
-        memory=memory,
+        memory=None if size is None else BatchMemory(size, batch_size=options.batch_size, open_pool=open_pool),
         dali=stage,
         collator=collator,
         workers=Lending(open_worker),
     )
 
 
-def _far_enough_ahead(options: LoaderOptions, dali: Dali | None) -> LoaderOptions:
+def far_enough_ahead(options: LoaderOptions, dali: Dali | None) -> LoaderOptions:
     """Every pipeline has a batch, and another one is being fetched."""
     if dali is None:
         return options

@@ -131,7 +131,7 @@ class DataLoader:
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
         # What frameworks and scripts read off a torch DataLoader.
-        self.sampler = _EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
+        self.sampler = EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
         self.batch_sampler = batch_sampler
         self.batch_size = batch_size
         self.num_workers = self.options.num_workers
@@ -147,7 +147,7 @@ class DataLoader:
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
-        return BatchIterator(Pass(self._batch_maker(), self._source(), self._epochs, self.worker_init_fn))
+        return BatchIterator(Pass(self._batch_maker, self._source(), self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
         """Batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
@@ -256,7 +256,7 @@ class DataLoader:
         )
 
 
-class _EpochSetter:
+class EpochSetter:
     """What `loader.sampler` is where the user passed none: frameworks set epochs through it."""
 
     def __init__(self, epochs: Epochs, dataset: Dataset) -> None:

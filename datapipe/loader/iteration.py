@@ -54,7 +54,7 @@ class Epochs:
 class Pass:
     """What an iterator needs to begin."""
 
-    maker: BatchMaker
+    open_maker: Callable[[], BatchMaker]  # asked at the first `next()`, in the consumer's thread
     source: PickSource
     epochs: Epochs
     worker_init_fn: Callable[[int], None] | None
@@ -70,6 +70,7 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(self, parts: Pass) -> None:
         self._parts = parts
+        self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
         self._steps: Iterator[Picks] | None = None
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
@@ -90,14 +91,13 @@ class BatchIterator(Iterator[Any]):
         if self._is_closed:
             raise StopIteration
         try:
-            if self._steps is None:
-                self._begin()
-            self._top_up()
+            maker = self._begin() if self._maker is None else self._maker
+            self._top_up(maker)
             if not self._tasks:
                 raise self._sampler_error or StopIteration
             start_ns = time.perf_counter_ns()
             task = self._tasks[0]
-            self._wait(task)
+            self._wait(task, maker)
             batch = task.take()
             if isinstance(batch, Arrival):
                 batch = batch.hand_over()
@@ -105,10 +105,10 @@ class BatchIterator(Iterator[Any]):
             self.close()
             raise
         self._tasks.popleft()
-        self._top_up()
+        self._top_up(maker)
         self._parts.epochs.last = task.picks.after
         waited_ns = time.perf_counter_ns() - start_ns
-        self._parts.maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks.positions)))
+        maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks.positions)))
         return batch
 
     def __len__(self) -> int:
@@ -122,20 +122,21 @@ class BatchIterator(Iterator[Any]):
         if self._finalizer is not None and self._process == os.getpid():
             self._finalizer()
 
-    def _begin(self) -> None:
+    def _begin(self) -> BatchMaker:
         parts = self._parts
-        options = parts.maker.options
-        if options.num_workers:
+        maker = self._maker = parts.open_maker()
+        num_threads = maker.options.num_workers
+        if num_threads:
             board = Board()
-            threads = start_threads(board, parts.maker, num_threads=options.num_workers, init=parts.worker_init_fn)
+            threads = start_threads(board, maker, num_threads=num_threads, init=parts.worker_init_fn)
             self._board = board
             self._finalizer = weakref.finalize(self, stop_threads, board, threads, os.getpid())
         self._steps = parts.source.steps(parts.epochs.claim())
+        return maker
 
-    def _top_up(self) -> None:
+    def _top_up(self, maker: BatchMaker) -> None:
         """Have as many batches in the making as the options say."""
         assert self._steps is not None
-        maker = self._parts.maker
         while not maker.options.is_ahead(len(task.picks.positions) for task in self._tasks):
             try:
                 picks = next(self._steps, None)
@@ -148,8 +149,7 @@ class BatchIterator(Iterator[Any]):
             if self._board is not None:
                 self._board.add(task)
 
-    def _wait(self, task: BatchTask) -> None:
-        maker = self._parts.maker
+    def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
         if self._board is None:
             run_here(task, maker)
         elif not task.done.wait(maker.options.timeout_s or None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -10,20 +9,18 @@ T = TypeVar("T")
 
 
 class Lending(Generic[T]):
-    """Lends what `make` makes. Thread-safe."""
+    """Lends what `make` makes. Thread-safe, without a lock: a collection while one is held may join threads that wait for it."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._free: list[T] = []
-        self._lock = threading.Lock()
+        self._free: list[T] = []  # append and pop are atomic
 
     def borrow(self) -> T:
         """The borrower's alone until it is given back, or for ever."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-        return self._make()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
 
     def give_back(self, thing: T) -> None:
-        with self._lock:
-            self._free.append(thing)
+        self._free.append(thing)

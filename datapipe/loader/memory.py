@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 
 import torch
 
@@ -10,26 +10,23 @@ from datapipe.backends.slabs import SlabPool
 
 
 class BatchMemory:
-    """Leases room for batches of images of one size. Thread-safe.
+    """Leases room for batches of images of one size. Thread-safe, without a lock: two pools made at once do no harm.
 
-    `size`: (height, width) pixels. `max_free`: slabs kept while unused. `pinned`: page-locked, for a GPU to copy from.
+    `size`: (height, width) pixels. `open_pool(nbytes)`: makes what lends slabs of that size.
     """
 
-    def __init__(self, size: tuple[int, int], *, batch_size: int, max_free: int, pinned: bool) -> None:
+    def __init__(self, size: tuple[int, int], *, batch_size: int, open_pool: Callable[[int], SlabPool]) -> None:
         self.size = size
         self._batch_size = batch_size
-        self._max_free = max_free
-        self._pinned = pinned
+        self._open_pool = open_pool
         self._pools: dict[torch.dtype, SlabPool] = {}
-        self._lock = threading.Lock()
 
     def lease(self, num_images: int, dtype: torch.dtype) -> torch.Tensor:
         """(num_images, height, width, 3), uninitialised, the caller's until the last view of it dies."""
         height, width = self.size
         image_nbytes = 3 * height * width * dtype.itemsize
         nbytes = max(num_images, self._batch_size) * image_nbytes
-        with self._lock:
-            pool = self._pools.get(dtype)
-            if pool is None or pool.nbytes < nbytes:  # a batch sampler gave a larger batch than all before
-                pool = self._pools[dtype] = SlabPool(nbytes, max_free=self._max_free, pinned=self._pinned)
+        pool = self._pools.get(dtype)
+        if pool is None or pool.nbytes < nbytes:  # a batch sampler gave a larger batch than all before
+            pool = self._pools[dtype] = self._open_pool(nbytes)
         return torch.from_numpy(pool.lease()[: num_images * image_nbytes]).view(dtype).view(num_images, height, width, 3)

@@ -21,6 +21,8 @@ from datapipe.loader.dali_images import FetchWorker
 from datapipe.loader.rows import Batch
 from datapipe.plan import Picks
 
+_JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
+
 
 class BatchTask:
     """One batch on its way: prepared, its blocks loaded, decoded if that is a step of its own, finished; or failed."""
@@ -99,7 +101,7 @@ class Board:
     """
 
     def __init__(self) -> None:
-        lock = threading.Lock()
+        lock = threading.RLock()  # a collection in the middle of it may end in `close`
         self._loading, self._decoding = threading.Condition(lock), threading.Condition(lock)
         self._tasks: deque[BatchTask] = deque()
         self._blocks: deque[tuple[BatchTask, range]] = deque()
@@ -209,16 +211,19 @@ def start_threads(
 
 
 def stop_threads(board: Board, threads: list[threading.Thread], process: int) -> None:
-    """Close the board and wait for the threads to end, unless called by one of them (from a collection).
+    """Close the board and wait for the threads to end, unless called by one of them.
 
-    `process`: the one the threads belong to. In a forked child there are none, and the board's lock may be held for ever.
+    That, and being called with any lock held, happens where a collection finds an iterator that was dropped; hence
+    the limit. `process`: the one the threads belong to. In a forked child there are none, and the board's lock may be
+    held for ever.
     """
     if os.getpid() != process:
         return
     board.close()
+    if threading.current_thread() in threads:
+        return
     for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()
+        thread.join(_JOIN_S)
 
 
 def _run(

@@ -1,0 +1,69 @@
+"""What a loader does where, and why: for people."""
+
+from __future__ import annotations
+
+import torch
+
+from datapipe.backends.images_dali.installation import installation, mismatch
+from datapipe.backends.images_dali.settings import Dali
+from datapipe.decode import default_decoder_name
+from datapipe.loader.assembly import far_enough_ahead
+from datapipe.loader.facade import DataLoader, EpochSetter
+
+
+def explain(loader: DataLoader) -> None:
+    """Print which device and backend a loader uses and why, which decoder, what is done where, and the order.
+
+    Makes the choice of a backend if that has not been made yet, which on a GPU may take some seconds of measuring.
+    """
+    print("\n".join(explanation(loader)))
+
+
+def explanation(loader: DataLoader) -> list[str]:
+    """What `explain` prints, line by line."""
+    options, choice = loader.options, loader.choice
+    on_gpu = choice.device.type == "cuda"
+    manifest = loader.dataset.index.manifest
+    threads = f"{options.num_workers} threads" if options.num_workers else "the caller's thread"
+    lines = [
+        f"data      {len(loader.dataset)} samples in {manifest.container}, {len(manifest.shards)} "
+        f"shard{'s' * (len(manifest.shards) != 1)}, {_order(loader)}",
+        f"device    {choice.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
+        f"backend   {choice.backend}: {choice.reason}",
+    ]
+    if choice.dali is None:
+        lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
+    else:
+        lines += _about_dali(choice.dali, threads, loader, on_gpu=on_gpu)
+    steps = loader.recipe.explain()
+    where = "device" if on_gpu and options.collate_fn is None else "CPU"
+    lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
+    lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
+    if on_gpu:
+        lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
+    lines.append(f"ahead     {far_enough_ahead(options, choice.dali).depth} batches in the making at least")
+    return lines
+
+
+def _order(loader: DataLoader) -> str:
+    if loader.batch_sampler is not None or not isinstance(loader.sampler, EpochSetter):
+        return "in your sampler's order"
+    return "shuffled in full" if loader.options.shuffle else "in stored order"
+
+
+def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, on_gpu: bool) -> list[str]:
+    found = installation()
+    lines = [
+        f"decoder   DALI {found.version} (CUDA {found.cuda_major}) in {dali.num_pipelines} pipelines of "
+        f"{dali.num_threads or max(1, loader.options.num_workers)} threads, fed by {threads}; "
+        "images_cpu for samples that DALI does not decode as Pillow does",
+    ]
+    if on_gpu:
+        how = (
+            "decodes the crop's region alone"
+            if found.decodes_regions
+            else f"decodes whole images and crops then: nvJPEG {found.nvjpeg or 'of unknown version'} is older than 13.2"
+        )
+        lines.append(f"          {how}; {dali.hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engines, where it has any")
+    problem = mismatch()
+    return [*lines, f"          {problem}"] if problem else lines
