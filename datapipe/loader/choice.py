@@ -59,41 +59,76 @@ class Evidence(Protocol):
         """What the backends reach here, at least one of them DALI."""
 
 
-def check_request(backend: Backend, recipe: Recipe, stored_size: Size | None) -> None:
-    """Refuse what cannot be done. Raises OptionError, and DependencyError where DALI is asked for and not installed."""
-    if not isinstance(backend, Dali) and backend not in BACKENDS:
-        raise OptionError(f"backend is {backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
-    if isinstance(backend, Dali) or backend == "dali":
-        installation()
-        problem = _unsuited(recipe, stored_size)
-        if problem is not None:
-            raise OptionError(f"backend='dali': {problem}")
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a loader is to do, as far as it says who can do it. Raises OptionError for what nobody can.
 
+    Raises DependencyError where DALI is asked for and not installed.
+    """
 
-def choose(backend: Backend, device: torch.device, recipe: Recipe, stored_size: Size | None, evidence: Evidence) -> Choice:
-    """Decide. A GPU for which DALI would be the thing and is missing is worth a warning."""
-    if isinstance(backend, Dali):
-        return Choice(device, backend, "asked for, with these settings")
-    if backend == "images_cpu":
-        return Choice(device, None, "asked for")
-    if backend == "dali":
+    backend: Backend
+    recipe: Recipe
+    stored_size: Size | None  # (height, width) of all images, where it is one
+    has_collate_fn: bool
+
+    def __post_init__(self) -> None:
+        if not self.asks_for_dali and self.backend not in BACKENDS:
+            raise OptionError(f"backend is {self.backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
+        if self.asks_for_dali:
+            installation()
+            self._refuse(self.problem_for_dali())
+
+    @property
+    def asks_for_dali(self) -> bool:
+        return isinstance(self.backend, Dali) or self.backend == "dali"
+
+    def problem_for_dali(self, device: torch.device | None = None) -> str | None:
+        """Why DALI cannot do it (on that device), if so."""
+        if self.recipe.output_size(self.stored_size) is None:
+            return (
+                "images would differ in size, and DALI's graph makes images of one; "
+                "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
+            )
+        if self.has_collate_fn and device is not None and device.type == "cuda":
+            return (
+                "collate_fn takes samples in host memory, where DALI's are on the GPU; "
+                "pass a batch_transform for what is to be done there, or backend='images_cpu'"
+            )
+        try:
+            form_of(self.recipe, self.stored_size)
+        except OptionError as exc:
+            return str(exc)
+        return None
+
+    def choose(self, device: torch.device, evidence: Evidence) -> Choice:
+        """Decide. A GPU for which DALI would be the thing and is missing is worth a warning."""
+        problem = self.problem_for_dali(device)
+        if self.asks_for_dali:
+            self._refuse(problem)
+            if isinstance(self.backend, Dali):
+                return Choice(device, self.backend, "asked for, with these settings")
+            if device.type == "cpu":
+                return Choice(device, Dali(), "asked for")
+            return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device)
+        if self.backend == "images_cpu":
+            return Choice(device, None, "asked for")
         if device.type == "cpu":
-            return Choice(device, Dali(), "asked for")
-        return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device)
-    if device.type == "cpu":
-        return Choice(device, None, "on a CPU it is the faster one")
-    try:
-        installation()
-    except DependencyError as exc:
-        warnings.warn(f"images are decoded on the CPU: {exc}", RuntimeWarning, stacklevel=4)
-        return Choice(device, None, f"the GPU would need DALI: {exc}")
-    problem = _unsuited(recipe, stored_size)
-    if problem is not None:
-        return Choice(device, None, problem)
-    share = evidence.share_for_dali()
-    if share < _ENOUGH:
-        return Choice(device, None, f"DALI decodes {share:.0%} of these samples as Pillow does")
-    return _fastest(evidence.rates(), device)
+            return Choice(device, None, "on a CPU it is the faster one")
+        if problem is not None:
+            return Choice(device, None, problem)
+        try:
+            installation()
+        except DependencyError as exc:
+            warnings.warn(f"images are decoded on the CPU: {exc}", RuntimeWarning, stacklevel=4)
+            return Choice(device, None, f"the GPU would need DALI: {exc}")
+        share = evidence.share_for_dali()
+        if share < _ENOUGH:
+            return Choice(device, None, f"DALI decodes {share:.0%} of these samples as Pillow does")
+        return _fastest(evidence.rates(), device)
+
+    def _refuse(self, problem: str | None) -> None:
+        if problem is not None:
+            raise OptionError(f"backend={self.backend!r}: {problem}")
 
 
 def _fastest(rates: list[Measured], device: torch.device) -> Choice:
@@ -107,20 +142,6 @@ def _name(dali: Dali | None) -> str:
     if dali is None:
         return "images_cpu"
     return f"dali ({dali.num_pipelines} pipelines, hw_decoder_load {dali.hw_decoder_load:g})"
-
-
-def _unsuited(recipe: Recipe, stored_size: Size | None) -> str | None:
-    """Why DALI's graph cannot serve this recipe, if so."""
-    if recipe.output_size(stored_size) is None:
-        return (
-            "images would differ in size, and DALI's graph makes images of one; "
-            "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
-        )
-    try:
-        form_of(recipe, stored_size)
-    except OptionError as exc:
-        return str(exc)
-    return None
 
 
 def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
 from datapipe.backends.images_dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
-from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.draws import Draws
 from datapipe.errors import BackendError
@@ -126,11 +126,14 @@ class DaliStage:
         try:
             pixels, keep = pipeline.run(batch.encoded(), batch.cuts, stream)
             return pixels, keep, BlockReport()
-        except BackendError as exc:
+        except RunError as exc:
             report = worker.redo(batch)
             if not report.bad:
                 if pipeline.num_failures >= MAX_FAILURES:
-                    raise
+                    raise BackendError(
+                        f"DALI failed {pipeline.num_failures} times in a row on batches in which nothing is bad: {exc}; pass "
+                        "backend='images_cpu' to go on without it"
+                    ) from exc
                 logger.warning("a batch in which nothing is bad was redone by images_cpu: %s", exc)
             return None, None, report
 

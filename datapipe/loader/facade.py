@@ -13,7 +13,7 @@ from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.loader.assembly import assemble
 from datapipe.loader.batches import BatchMaker
-from datapipe.loader.choice import Backend, Choice, check_request, choose, resolve_device
+from datapipe.loader.choice import Backend, Choice, Request, resolve_device
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
@@ -120,7 +120,7 @@ class DataLoader:
         self._stored_size = self.dataset.index.manifest.image_size
         if collate_fn is None and (batch_size > 1 or batch_sampler is not None):
             self.recipe.check_equal_sizes(self._stored_size)
-        check_request(backend, self.recipe, self._stored_size)
+        self._request = Request(backend, self.recipe, self._stored_size, has_collate_fn=collate_fn is not None)
         if self.recipe.batch and (collate_fn is not None or not self.dataset.has_labels):
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes labels: it needs a dataset with labels and no collate_fn")
         self._bad_samples = BadSampleLog()
@@ -196,8 +196,7 @@ class DataLoader:
         """What decodes, and why; decided when first asked for, on a GPU perhaps by measuring."""
         if self._choice is None:
             evidence = DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
-            backend = self._arguments["backend"]
-            self._choice = choose(backend, self.device, self.recipe, self._stored_size, evidence)
+            self._choice = self._request.choose(self.device, evidence)
         return self._choice
 
     @property

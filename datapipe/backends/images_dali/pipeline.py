@@ -15,6 +15,10 @@ from datapipe.errors import BackendError
 from datapipe.transforms.protocols import Cuts
 
 
+class RunError(Exception):
+    """A run gave no pixels: DALI's words, which name a sample at best by its place in the batch."""
+
+
 class DaliPipeline:
     """Decodes, crops, resizes and flips batches. For one thread at a time.
 
@@ -32,14 +36,14 @@ class DaliPipeline:
 
         On a GPU the tensor lies in DALI's memory and is complete for work queued on `stream`; it and the second
         value are to be kept until that work is done. On the CPU `stream` is None and the tensor is complete. Every
-        sample must be one that `gate.can_decode`. Raises BackendError, with DALI's words, if a sample does not
-        decode or anything else goes wrong.
+        sample must be one that `gate.can_decode`. Raises RunError if a sample does not decode or anything else goes
+        wrong, BackendError if there cannot be a pipeline at all.
         """
         inputs = _arguments(cuts, is_windowed=self.options.form.is_windowed)
         inputs["encoded"] = [np.frombuffer(data, np.uint8) for data in encoded]
+        self._build(len(encoded))
         is_fed = False
         try:
-            self._build(len(encoded))
             for name, values in inputs.items():
                 self._pipeline.feed_input(name, values)
             is_fed = True
@@ -51,7 +55,7 @@ class DaliPipeline:
             self._num_failures += 1
             if self._num_failures > 1 or not is_fed:
                 self._pipeline = None
-            raise BackendError(f"DALI: {_first_lines(exc)}") from exc
+            raise RunError(_first_lines(exc)) from exc
         self._num_failures = 0
         return pixels, inputs
 
@@ -63,7 +67,10 @@ class DaliPipeline:
             self.options = dataclasses.replace(self.options, max_batch_size=num_samples)
             self._pipeline = None
         if self._pipeline is None:
-            self._pipeline = build_graph(self.options)
+            try:
+                self._pipeline = build_graph(self.options)
+            except RuntimeError as exc:
+                raise BackendError(f"DALI's pipeline cannot be built: {_first_lines(exc)}; see `datapipe doctor`") from exc
 
     @property
     def num_failures(self) -> int:

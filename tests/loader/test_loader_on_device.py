@@ -1,0 +1,122 @@
+"""The loader with its batches on a device: on a fake one, what a CPU loader gives arrives, in order and unhurried.
+
+The fake runs operations late and lends freed memory at once, so a wait left out shows as wrong values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_device import FakeDevice
+from fixtures import jpeg
+
+import datapipe as dp
+from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.backends.nests import map_nest, tensors_of
+
+CUDA = torch.device("cuda", 0)
+CUT = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
+NORMALISED = [*CUT, dp.ToDtype(torch.float32, scale=True), dp.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))]
+
+CASES: dict[str, dict[str, Any]] = {
+    "uint8": {"transform": CUT},
+    "float32": {"transform": NORMALISED},
+    "colours": {"transform": [*CUT, dp.ColorJitter(0.4, 0.4, 0.4, 0.1), *NORMALISED[2:]]},
+    "mixed": {"transform": [*NORMALISED, dp.MixUp(num_classes=4)]},
+    "windows": {"transform": [dp.Resize((30, 30)), dp.RandomCrop(28, padding=4, fill=(1, 2, 3))]},
+    "named and masked": {"transform": NORMALISED, "output": "dict", "rename": {"image": "x"}, "tail": "mask"},
+    "rows in memory order": {"transform": NORMALISED, "memory_format": torch.contiguous_format},
+    "bad samples left out": {"transform": NORMALISED, "on_error": "skip", "output": "dict"},
+    "bad samples replaced": {"transform": [*CUT, dp.RandomGrayscale(0.5)], "on_error": "replace", "output": "dict"},
+    "a function of the batch": {"transform": CUT, "batch_transform": lambda batch: (batch[0].float().mul(2), batch[1])},
+    "in the caller's thread": {"transform": NORMALISED, "num_workers": 0},
+    "a collate_fn": {"transform": NORMALISED, "collate_fn": lambda samples: {"x": torch.stack([image for image, _ in samples])}},
+}
+
+
+@pytest.fixture(params=["images_cpu", dp.Dali()], ids=["images_cpu", "dali"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
+    """A fake device in CUDA's place; DALI's graph is the CPU's, its result put on the device."""
+    device = FakeDevice(seed=7)
+    run_on_cpu = DaliPipeline.run
+
+    def run(self: DaliPipeline, encoded: Any, cuts: Any, stream: Any) -> Any:
+        self.options = dataclasses.replace(self.options, device_id=None)
+        pixels, keep = run_on_cpu(self, encoded, cuts, None)
+        with device.under(stream):
+            return device.put(pixels), keep
+
+    monkeypatch.setattr(DaliPipeline, "run", run)
+    monkeypatch.setattr("datapipe.loader.choice.checked_device", lambda device: CUDA)
+    monkeypatch.setattr("datapipe.loader.assembly.cuda_runtime", lambda _: device)
+    yield device
+    device.drain()
+    assert [what for what in device.forbidden if "pageable" not in what] == []
+
+
+@pytest.fixture(scope="module")
+def flawed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """23 images, three of them bad: by header, by body, and one that DALI must not see."""
+    root = tmp_path_factory.mktemp("flawed") / "set"
+    for number in range(23):
+        path = root / f"class_{number % 4}" / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes({3: b"", 9: jpeg(9)[:200] + b"\xff\xd9", 14: b"GIF89a text"}.get(number, jpeg(number, 60 + number, 50)))
+    return root
+
+
+def batches(source: Path, **arguments: Any) -> dp.DataLoader:
+    options = {"batch_size": 6, "shuffle": True, "num_workers": 2, "seed": 3, **arguments}
+    return dp.DataLoader(source, **options)
+
+
+def read_later(fake: FakeDevice, batch: Any) -> Callable[[], Any]:
+    """What the consumer's stream sees of a batch; to be called after `drain`."""
+    seen = {id(tensor): fake.read(tensor) for tensor in tensors_of(batch)}
+
+    def look(tensor: Any) -> Any:
+        return seen[id(tensor)]()
+
+    return lambda: map_nest(batch, look, look)
+
+
+def assert_same(found: Any, expected: Any, *, exactly: bool) -> None:
+    pairs = list(zip(tensors_of(found), tensors_of(expected), strict=True))
+    assert pairs
+    for ours, theirs in pairs:
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        if exactly or not ours.is_floating_point():
+            assert torch.equal(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_on_the_device_are_the_cpus(
+    folder: Path, flawed: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, case: str
+) -> None:
+    source, arguments = (flawed if "bad" in case else folder), CASES[case]
+    if "collate_fn" in arguments and backend != "images_cpu":
+        with pytest.raises(dp.OptionError, match=r"collate_fn takes samples in host memory.*; pass a batch_transform"):
+            next(iter(batches(source, device="cuda", backend=backend, **arguments)))
+        return
+    on_device = batches(source, device="cuda", backend=backend, **arguments)
+    later = [read_later(fake, batch) for batch in on_device]
+    fake.drain()
+    monkeypatch.undo()
+    on_cpu = batches(source, device="cpu", backend=backend, **arguments)
+    expected = list(on_cpu)
+    assert len(later) == len(expected) > 1
+    for read, batch in zip(later, expected, strict=True):
+        assert_same(read(), batch, exactly=case in ("uint8", "windows"))
+    assert len(on_device.bad_samples) == len(on_cpu.bad_samples) == (3 if "bad" in case else 0)
