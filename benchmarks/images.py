@@ -23,11 +23,16 @@ _PEERS = ("ours", "ours-again", "ours-folder", "ours-uint8", "torch", "webdatase
 _LINE_UPS = {
     "photos": (*_PEERS, "limit-whole", "limit-region"),
     "256": (*_PEERS, "limit-whole", "limit-region"),
+    "dali": ("ours-dali", "ours-dali-again", "dali-file", "dali-webdataset"),
+    "dali-uint8": ("ours-dali-uint8", "ours-dali-uint8-again", "dali-file-uint8", "dali-webdataset-uint8"),
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
+_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos"}  # the set's images, where they are another's
 _TITLES = {
     "photos": "Photographs of ImageNet's sizes",
     "256": "The same at 256 pixels, JPEG",
+    "dali": "Photographs, by DALI on the CPU",
+    "dali-uint8": "Photographs, by DALI on the CPU, uint8",
     "raw": "The same at 256 pixels, decoded in advance",
 }
 
@@ -42,7 +47,7 @@ def main() -> None:
         names = [name for name in names if CONTENDERS[name].interpreter != "ffcv"]
         print("without --ffcv-python FFCV is left out; benchmarks/README.md says how to install it")
     image_set = ImageSet(
-        name="256" if arguments.set == "raw" else arguments.set,
+        name=_DATA.get(arguments.set, arguments.set),
         source=arguments.source,
         num_files=arguments.files,
         copies=arguments.copies,

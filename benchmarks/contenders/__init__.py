@@ -33,6 +33,9 @@ class Contender:
         return maker(task, **self.options)
 
 
+_DALI_UINT8 = {"backend": "dali", "dtype": "uint8"}
+_FILE_UINT8 = {"reader": "file", "dtype": "uint8"}
+_WDS_UINT8 = {"reader": "webdataset", "dtype": "uint8"}
 _ALL = (
     Contender("ours", "datapipe, shards", "ours", "shards"),
     Contender("ours-again", "datapipe, shards (the same again)", "ours", "shards"),
@@ -40,14 +43,33 @@ _ALL = (
     Contender("ours-uint8", "datapipe, shards, uint8 out", "ours", "shards", {"dtype": "uint8"}, "uint8"),
     Contender("ours-raw", "datapipe, raw shards", "ours", "raw", {"part": "raw"}),
     Contender("ours-raw-uint8", "datapipe, raw shards, uint8 out", "ours", "raw", {"part": "raw", "dtype": "uint8"}, "uint8"),
+    Contender("ours-dali", "datapipe, backend dali", "ours", "shards", {"backend": "dali"}),
+    Contender("ours-dali-again", "datapipe, backend dali (the same again)", "ours", "shards", {"backend": "dali"}),
+    Contender("ours-dali-uint8", "datapipe, backend dali, uint8", "ours", "shards", _DALI_UINT8, "uint8"),
+    Contender(
+        "ours-dali-uint8-again", "datapipe, backend dali, uint8 (the same again)", "ours", "shards", _DALI_UINT8, "uint8"
+    ),
     Contender("torch", "torch DataLoader + PIL", "torch_dataloader", "folder"),
     Contender("webdataset", "webdataset + PIL", "webdataset_pil", "webdataset"),
     Contender("dali-file", "DALI on the CPU, file reader", "dali_cpu", "folder", {"reader": "file"}),
     Contender("dali-webdataset", "DALI on the CPU, webdataset reader", "dali_cpu", "webdataset", {"reader": "webdataset"}),
+    Contender("dali-file-uint8", "DALI on the CPU, file reader, uint8", "dali_cpu", "folder", _FILE_UINT8, "uint8"),
+    Contender(
+        "dali-webdataset-uint8", "DALI on the CPU, webdataset, uint8 out", "dali_cpu", "webdataset", _WDS_UINT8, "uint8"
+    ),
     Contender("ffcv", "FFCV", "ffcv_loader", "ffcv.beton", interpreter="ffcv"),
     Contender("ffcv-raw", "FFCV, raw", "ffcv_loader", "ffcv-raw.beton", {"beton": "ffcv-raw.beton"}, interpreter="ffcv"),
     Contender("limit-whole", "limit: decode alone, whole image", "decode_only", "folder", {"decoder": "whole"}, "pixels"),
     Contender("limit-region", "limit: decode alone, the crop's region", "decode_only", "folder", {"decoder": "region"}, "pixels"),
+    # Onto a GPU; `device` and settings are added by benchmarks.gpu.
+    Contender("gpu-ours-auto", "datapipe, the backend it chose itself", "ours_gpu", "shards"),
+    Contender("gpu-ours-dali", "datapipe, DALI", "ours_gpu", "shards", {"dali": {}}),
+    Contender("gpu-ours-cpu", "datapipe, decoded on the CPU", "ours_gpu", "shards", {"backend": "images_cpu"}),
+    Contender("gpu-dali", "DALI on the GPU, by hand", "dali_gpu", "folder"),
+    Contender("gpu-torchvision", "torchvision, decoded on the GPU", "torchvision_gpu", "folder"),
+    Contender("gpu-torch", "torch DataLoader + PIL, pinned", "torch_gpu", "folder"),
+    Contender("gpu-synthetic", "limit: one batch, resident", "resident", "folder", {"kind": "synthetic"}),
+    Contender("gpu-cached", "limit: cached set, resident", "resident", "folder", {"kind": "cached"}),
 )
 CONTENDERS: dict[str, Contender] = {contender.name: contender for contender in _ALL}
 

@@ -23,10 +23,12 @@ def _read(reader: str, data: Path, task: Task) -> Any:
 
 
 @pipeline_def  # type: ignore[untyped-decorator]
-def _pipeline(reader: str, data: Path, task: Task) -> Any:
+def _pipeline(reader: str, data: Path, task: Task, dtype: str) -> Any:
     encoded, label = _read(reader, data, task)
     images = fn.decoders.image_random_crop(encoded, random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0])
     images = fn.resize(images, size=[CROP, CROP], interp_type=types.INTERP_LINEAR, antialias=True)
+    if dtype == "uint8":
+        return fn.flip(images, horizontal=fn.random.coin_flip()), label
     images = fn.crop_mirror_normalize(
         images,
         dtype=types.FLOAT,
@@ -38,10 +40,17 @@ def _pipeline(reader: str, data: Path, task: Task) -> Any:
     return images, label
 
 
-def make(task: Task, *, reader: str) -> Iterator[Sized]:
+def make(task: Task, *, reader: str, dtype: str = "float32") -> Iterator[Sized]:
     """Batches as torch tensors without a copy; the pipeline runs ahead by its default of two."""
     pipeline = _pipeline(
-        reader, Path(task.data), task, batch_size=task.batch_size, num_threads=task.num_threads, device_id=None, seed=task.seed
+        reader,
+        Path(task.data),
+        task,
+        dtype,
+        batch_size=task.batch_size,
+        num_threads=task.num_threads,
+        device_id=None,
+        seed=task.seed,
     )
     pipeline.build()
     while True:

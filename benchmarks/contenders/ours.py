@@ -13,7 +13,9 @@ from benchmarks.contenders import endlessly
 from benchmarks.task import CROP, Task
 
 
-def make(task: Task, *, part: str = "shards", dtype: str = "float32", device: str = "cpu") -> Iterator[Sized]:
+def make(
+    task: Task, *, part: str = "shards", dtype: str = "float32", device: str = "cpu", backend: str = "auto"
+) -> Iterator[Sized]:
     """Shuffled in full; batches are channels_last."""
     transform: list[Any] = [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()]
     if dtype == "float32":
@@ -29,6 +31,7 @@ def make(task: Task, *, part: str = "shards", dtype: str = "float32", device: st
         num_workers=task.num_threads,
         transform=transform,
         device=device,
+        backend=backend,
         seed=task.seed,
     )
     return endlessly(lambda: (images for images, _ in loader))

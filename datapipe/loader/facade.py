@@ -195,9 +195,12 @@ class DataLoader:
     def choice(self) -> Choice:
         """What decodes, and why; decided when first asked for, on a GPU perhaps by measuring."""
         if self._choice is None:
-            evidence = DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
-            self._choice = self._request.choose(self.device, evidence)
+            self._choice = self._request.choose(self.device, self.evidence())
         return self._choice
+
+    def evidence(self) -> DataEvidence:
+        """What a choice under "auto" is based on: the data, and what the backends make of them here."""
+        return DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
 
     @property
     def bad_samples(self) -> list[BadSample]:

@@ -1,0 +1,262 @@
+"""Which backend is chosen, and what is refused; calibration and what it remembers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import pytest
+import torch
+
+import datapipe as dp
+from datapipe.backends.images_dali import installation as dali_installation
+from datapipe.backends.images_dali.installation import Installation
+from datapipe.loader.calibration import Calibration, measure
+from datapipe.loader.choice import Choice, Measured, Request, resolve_device
+from datapipe.transforms import Recipe
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CUT = Recipe.of([dp.RandomResizedCrop(24)])
+SLOW, FAST = dp.Dali(num_pipelines=1), dp.Dali(num_pipelines=3, hw_decoder_load=0.35)
+
+
+@dataclasses.dataclass
+class Evidence:
+    """Rates by backend; counts how often it is asked."""
+
+    images_cpu: float = 100.0
+    share: float = 1.0
+    asked: int = 0
+
+    def share_for_dali(self) -> float:
+        return self.share
+
+    def rates(self) -> list[Measured]:
+        self.asked += 1
+        return [Measured(None, self.images_cpu), Measured(SLOW, 120.0), Measured(FAST, 150.0)]
+
+
+def request(backend: Any = "auto", recipe: Recipe = CUT, *, has_collate_fn: bool = False) -> Request:
+    return Request(backend, recipe, None, has_collate_fn=has_collate_fn)
+
+
+@pytest.fixture
+def without_dali(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Installation:
+        raise dp.DependencyError("DALI is not installed; pip install 'gpu-datapipe[dali-cu13]'")
+
+    monkeypatch.setattr("datapipe.loader.choice.installation", missing)
+
+
+# -- the choice --------------------------------------------------------------------------------------
+
+
+def test_a_cpu_is_served_by_images_cpu_without_measuring() -> None:
+    evidence = Evidence()
+    assert request().choose(CPU, evidence).backend == "images_cpu"
+    assert evidence.asked == 0
+
+
+def test_a_gpu_is_served_by_whatever_is_faster() -> None:
+    choice = request().choose(CUDA, Evidence())
+    assert choice.dali == FAST
+    assert choice.reason.startswith("measured here, images/s: dali (3 pipelines, hw_decoder_load 0.35) 150, dali (1 pipelines")
+    assert request().choose(CUDA, Evidence(images_cpu=151)).dali is None
+
+
+def test_what_is_asked_for_by_name_is_done() -> None:
+    evidence = Evidence()
+    assert request("images_cpu").choose(CUDA, evidence).dali is None
+    assert request(SLOW).choose(CUDA, evidence).dali == SLOW
+    assert request("dali").choose(CPU, evidence) == Choice(CPU, dp.Dali(), "asked for")
+    assert evidence.asked == 0
+    assert request("dali").choose(CUDA, Evidence(images_cpu=1000)).dali == FAST, "only DALI's settings are chosen by measuring"
+
+
+def test_auto_takes_the_cpu_where_dali_is_out_of_the_question() -> None:
+    evidence = Evidence()
+    few = request().choose(CUDA, dataclasses.replace(evidence, share=0.25))
+    assert (few.dali, few.reason) == (None, "DALI decodes 25% of these samples as Pillow does")
+    uneven = request(recipe=Recipe.of([dp.Resize(24)])).choose(CUDA, evidence)
+    assert uneven.dali is None and "differ in size" in uneven.reason  # noqa: PT018
+    collated = request(has_collate_fn=True).choose(CUDA, evidence)
+    assert collated.dali is None and "collate_fn takes samples in host memory" in collated.reason  # noqa: PT018
+    assert evidence.asked == 0
+
+
+def test_auto_without_dali_warns_once_and_goes_on(without_dali: None) -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"decoded on the CPU: DALI is not installed; pip install 'gpu-datapipe\[dali-cu13\]'"
+    ):
+        assert request().choose(CUDA, Evidence()).dali is None
+    assert request().choose(CPU, Evidence()).dali is None, "no warning where it would not be used"
+
+
+def test_dali_asked_for_and_not_there_is_an_error(without_dali: None) -> None:
+    with pytest.raises(dp.DependencyError, match="pip install"):
+        request("dali")
+
+
+@pytest.mark.parametrize(
+    ("backend", "recipe", "said"),
+    [
+        ("tpu", CUT, r"backend is 'tpu'; choose one of auto, images_cpu, dali, or pass datapipe\.Dali"),
+        ("dali", Recipe.of([dp.Resize(24)]), "images would differ in size.*; end the geometry with"),
+        ("dali", Recipe.of([dp.Resize((64, 64)), dp.RandomResizedCrop(24)]), "resamples more than once.*images_cpu"),
+        (SLOW, Recipe.of(None), "images would differ in size"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(backend: Any, recipe: Recipe, said: str) -> None:
+    with pytest.raises(dp.OptionError, match=said):
+        request(backend, recipe)
+
+
+@pytest.mark.parametrize("settings", [{"num_threads": 0}, {"num_pipelines": 0}, {"hw_decoder_load": 1.5}])
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(dp.OptionError, match=f"Dali\\({next(iter(settings))}="):
+        dp.Dali(**settings)
+
+
+# -- the device --------------------------------------------------------------------------------------
+
+
+def test_auto_is_this_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_device("cpu")() == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto")() == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert resolve_device("auto")() == torch.device("cuda", 2), "under torchrun, where the script has set none"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device("auto")() == CUDA, "each rank sees its own GPU alone"
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert resolve_device("auto")() == torch.device("cuda", 3), "what the script has set"
+
+
+# -- the installation --------------------------------------------------------------------------------
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, **versions: str) -> Installation:
+    named = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(dali_installation, "_version", named.get)
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    dali_installation.installation.cache_clear()
+    return dali_installation.installation()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    yield
+    dali_installation.installation.cache_clear()
+
+
+def test_regions_are_decoded_from_nvjpeg_13_2_on(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    old = installed(monkeypatch, "12.6", nvidia_dali_cuda120="2.4.0", nvidia_nvjpeg_cu12="12.4.0.76")
+    assert (old.cuda_major, old.decodes_regions) == (12, False)
+    assert installed(monkeypatch, "13.0", nvidia_dali_cuda130="2.4.0", nvidia_nvjpeg="13.2.3").decodes_regions
+    assert not installed(monkeypatch, "13.0", nvidia_dali_cuda130="2.4.0", nvidia_nvjpeg="13.0.9").decodes_regions
+    assert not installed(monkeypatch, "13.0", nvidia_dali_cuda130="2.4.0").decodes_regions, "nobody knows"
+
+
+def test_a_dali_for_another_cuda_than_torchs_is_said(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    installed(monkeypatch, "13.0", nvidia_dali_cuda120="2.4.0")
+    said = dali_installation.mismatch()
+    assert said is not None
+    assert "built for CUDA 12, this torch for CUDA 13; pip uninstall nvidia-dali-cuda120" in said
+    installed(monkeypatch, None, nvidia_dali_cuda120="2.4.0")
+    assert dali_installation.mismatch() is None
+
+
+def test_the_right_extra_is_named(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    with pytest.raises(dp.DependencyError, match=r"gpu-datapipe\[dali-cu12\]"):
+        installed(monkeypatch, "12.8")
+    with pytest.raises(dp.DependencyError, match=r"installed twice.*pip uninstall nvidia-dali-cuda120"):
+        installed(monkeypatch, "13.0", nvidia_dali_cuda120="2.4.0", nvidia_dali_cuda130="2.4.0")
+
+
+# -- calibration -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr("datapipe.loader.calibration._MEASURED_S", 0.0)
+    return tmp_path
+
+
+def test_measured_once_then_remembered(cache: Path) -> None:
+    opened: list[Any] = []
+
+    def open_batches(candidate: dp.Dali | None) -> Iterator[Any]:
+        opened.append(candidate)
+        return itertools.repeat((torch.zeros(8),))
+
+    first = Calibration(open_batches, {"device": "one"}).rates([None, FAST])
+    assert [measured.dali for measured in first] == opened == [None, FAST]
+    assert all(measured.images_per_s > 0 for measured in first)
+    assert Calibration(open_batches, {"device": "one"}).rates([None, FAST]) == first
+    assert len(opened) == 2
+    Calibration(open_batches, {"device": "two"}).rates([None, FAST])
+    assert len(opened) == 4, "another device is another matter"
+
+
+def test_damaged_memories_are_measured_anew(cache: Path) -> None:
+    calibration = Calibration(lambda candidate: itertools.repeat((torch.zeros(8),)), {})
+    calibration.rates([None])
+    (path,) = cache.rglob("*.json")
+    path.write_text("{}")
+    assert len(calibration.rates([None])) == 1
+    assert json.loads(path.read_text())["rates"][0]["images_per_s"] > 0
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_done_without(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (cache / "datapipe").write_text("a file where the directory should be")
+    assert len(Calibration(lambda candidate: itertools.repeat((torch.zeros(8),)), {}).rates([None])) == 1
+    assert "cannot be kept" in caplog.text
+
+
+def test_the_rate_is_that_of_what_comes_after_the_warm_up() -> None:
+    sizes = iter([1, 1, 1, *itertools.repeat(50, 10**6)])
+    assert measure((torch.zeros(size),) for size in sizes) > 1000
+
+
+def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidates load the loader's own data, by its transform; here on the CPU."""
+    monkeypatch.setattr("datapipe.loader.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
+    loader = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)
+    evidence = loader.evidence()
+    assert evidence.share_for_dali() == 1.0
+    rates = evidence.rates()
+    assert [measured.dali for measured in rates] == [None, dp.Dali(num_pipelines=1)]
+    assert all(measured.images_per_s > 10 for measured in rates)
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transform = [dp.RandomResizedCrop(24), dp.ToDtype(torch.float32, scale=True)]
+    dp.explain(dp.DataLoader(folder, batch_size=8, shuffle=True, transform=transform, num_workers=2, device="cpu"))
+    said = capsys.readouterr().out
+    for line in (
+        "37 samples in folder, 1 shard, shuffled in full",
+        "device    cpu",
+        "backend   images_cpu: on a CPU it is the faster",
+    ):
+        assert line in said
+    dp.explain(dp.DataLoader(folder, batch_size=8, sampler=[1, 2], transform=transform, backend="dali", device="cpu"))
+    said = capsys.readouterr().out
+    for line in (
+        "in your sampler's order",
+        "backend   dali: asked for",
+        "in 2 pipelines of",
+        "with the decode: RandomResizedCrop(24)",
+    ):
+        assert line in said
