@@ -38,7 +38,8 @@ ARGUMENTS: dict[str, Row] = {
     ),
     "collate_fn": Row(Status.HONOURED, "called, in a decode thread, with a list of `(image, label)`, the label an int"),
     "pin_memory": Row(
-        Status.HONOURED, "images are made in page-locked memory where there is a GPU; nothing is copied to get there"
+        Status.HONOURED,
+        'images are made in page-locked memory where there is a GPU, for `device="cuda"` always; nothing is copied to get there',
     ),
     "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` beside it is refused'),
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
