@@ -48,7 +48,7 @@ def train(arguments: argparse.Namespace, device: torch.device, *, is_parallel: b
         batch_size=arguments.batch_size,
         shuffle=True,
         drop_last=True,
-        pin_memory=device.type == "cuda",
+        device=device,
         transform=[
             dp.RandomResizedCrop(128),
             dp.RandomHorizontalFlip(),
@@ -79,7 +79,6 @@ def train(arguments: argparse.Namespace, device: torch.device, *, is_parallel: b
     last_step = min(num_steps, step + (arguments.max_steps or num_steps))
     while step < last_step:
         for images, labels in loader:  # the rest of an epoch after a stop, a whole one otherwise
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -18,6 +19,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     for name in _FROM_OUTSIDE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that is told no device takes the CPU, on machines with a GPU too, but for the tests of that GPU."""
+    if "torch" in sys.modules and not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

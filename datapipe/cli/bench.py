@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from datapipe.index import SampleIndex
     from datapipe.observe import StageEvent
 
@@ -27,6 +29,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--against", choices=["torch"], help="measure this loader beside ours")
+    parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
+    parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
     parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
     parser.add_argument("--num-workers", metavar="N", type=int, help="threads, and torch's processes (default: usable cores)")
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
@@ -75,7 +79,14 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     crop = [dp.RandomResizedCrop(args.size), dp.RandomHorizontalFlip()]
     recipe = [*crop, dp.ToDtype(_float32(), scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
     ours = dp.DataLoader(
-        dp.Dataset(index), batch_size=batch_size, shuffle=True, drop_last=True, num_workers=num_workers, transform=recipe
+        dp.Dataset(index),
+        batch_size=batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=num_workers,
+        transform=recipe,
+        device=args.device,
+        backend=args.backend,
     )
     loaders: dict[str, Iterable[Any]] = {"datapipe": ours}
     if args.against == "torch":
@@ -85,7 +96,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {name: [] for name in loaders}
     for number in range(args.rounds + 1):
         for name, loader in loaders.items():
-            rate = _rate(loader, args.images)
+            rate = _rate(loader, args.images, device=ours.device)
             if number:
                 rates[name].append(rate)
     stages = {name: total / totals.num_images / 1e6 for name, total in totals.duration_ns.items()}
@@ -93,20 +104,27 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         "samples": len(index),
         "batch_size": batch_size,
         "num_workers": num_workers,
+        "device": str(ours.device),
+        "backend": ours.choice.backend,
+        "reason": ours.choice.reason,
         "images_per_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},
         "rounds": {name: [round(value, 1) for value in values] for name, values in rates.items()},
         "ms_per_image": {name: round(value, 4) for name, value in stages.items()},
     }
 
 
-def _rate(loader: Iterable[Any], num_images: int) -> float:
+def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
     """Images per second over at least `num_images`, whole batches, over as many epochs as it takes."""
+    import torch
+
     seen, start_s = 0, time.perf_counter()
     while seen < num_images:
         for batch in loader:
             seen += len(batch[0])
             if seen >= num_images:
                 break
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # a batch is handed over before the GPU has made it
     return seen / (time.perf_counter() - start_s)
 
 
@@ -119,7 +137,10 @@ def _float32() -> Any:
 def as_text(result: dict[str, Any]) -> str:
     """The figures for people."""
     rates = result["images_per_s"]
-    lines = [f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers"]
+    lines = [
+        f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers, "
+        f"on {result['device']} by {result['backend']} ({result['reason']})"
+    ]
     for name, rate in rates.items():
         rounds = result["rounds"][name]
         lines.append(f"  {name:<9}{rate:>10,.0f} images/s   (rounds {min(rounds):,.0f} to {max(rounds):,.0f})")

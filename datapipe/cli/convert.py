@@ -42,7 +42,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("source", metavar="SRC", type=Path, help="folder with one folder per class")
     parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
     parser.add_argument(
-        "--to", required=True, choices=("webdataset", "hdf5", "tfrecord"), help="format of the shards (docs/formats.md)"
+        "--to",
+        required=True,
+        choices=("webdataset", "hdf5", "parquet", "tfrecord"),
+        help="format of the shards (docs/formats.md)",
     )
     parser.add_argument(
         "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"

@@ -66,9 +66,7 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
     if facts["gpus"]:
-        major = str(facts["torch_cuda"]).split(".", maxsplit=1)[0]
-        if f"nvidia-dali-cuda{major}0" not in packages:
-            advice.append(f"this torch is a CUDA {major} build; its extra is 'gpu-datapipe[gpu-cu{major}]'")
+        advice += _advise_about_dali()
     if facts["open_files_limit"] < 1024:
         advice.append(f"ulimit -n is {facts['open_files_limit']}; 4096 keeps more shards open")
     if facts["decode_threads"] == 1:
@@ -76,6 +74,22 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if importlib.util.find_spec("PIL._imagingft") is None:
         advice.append("Pillow lacks FreeType: contact sheets will use a coarse font")
     return advice
+
+
+def _advise_about_dali() -> list[str]:
+    from datapipe.backends.images_dali.installation import installation, mismatch
+    from datapipe.errors import DependencyError
+
+    try:
+        found, problem = installation(), mismatch()
+    except DependencyError as exc:
+        return [str(exc)]
+    if problem is not None:
+        return [problem]
+    if not found.decodes_regions:
+        nvjpeg = found.nvjpeg or "of unknown version"
+        return [f"nvJPEG {nvjpeg}: from 13.2 on (CUDA 13) a GPU decodes the crop's region alone; yours decodes whole images"]
+    return []
 
 
 def as_text(facts: dict[str, Any]) -> str:
