@@ -62,7 +62,7 @@ def examine() -> dict[str, Any]:
 
 
 def _advise(facts: dict[str, Any]) -> list[str]:
-    advice, packages = [], facts["packages"]
+    advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
     if facts["gpus"]:
