@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from datapipe.draws import key64, mix64
 
 TABLE_LIMIT = 1 << 16  # below it Feistel networks are visibly biased; a sorted table is exact and small
+MAX_LANES = 16
 _ROUNDS = 6
 
 
@@ -62,6 +63,64 @@ class ShuffledOrder:
 
     def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         return Permutation(self.num_samples, int(key64(self.seed, epoch)))(positions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowedOrder:
+    """A shuffle for data that is read a row group at a time: few row groups are under way at once, each is read once.
+
+    The row groups of an epoch are put in random order and the samples in them dealt to *lanes*: runs of that sequence,
+    all equally long. Every step takes an equal share of each lane, and a lane is shuffled in windows of the size of
+    a row group or two. Lanes depend on the samples per step over all ranks, not on the number of ranks: resuming on
+    another number of ranks changes nothing, and ranks that divide the number of lanes own whole ones.
+    """
+
+    starts: NDArray[np.int64]  # (g + 1,) positions at which the row groups begin, and the number of samples
+    seed: int
+    global_batch: int
+    kind: str = "windowed"
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        return self._in_row_groups(epoch, self._in_windows(epoch, self._in_lanes(np.asarray(positions, np.int64))))
+
+    @property
+    def num_lanes(self) -> int:
+        """The largest divisor of the samples per step that is at most MAX_LANES."""
+        return max(lanes for lanes in range(1, MAX_LANES + 1) if self.global_batch % lanes == 0)
+
+    def _in_lanes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the lanes laid end to end; behind them the samples that fill no step, in order."""
+        share, num_steps = self.global_batch // self.num_lanes, len(self) // self.global_batch
+        steps, within = np.divmod(positions, self.global_batch)
+        lanes, offsets = np.divmod(within, share)
+        return np.where(steps < num_steps, (lanes * num_steps + steps) * share + offsets, positions)
+
+    def _in_windows(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the sequence of row groups: shuffled within each window of each lane."""
+        num_samples, num_groups = len(self), max(1, len(self.starts) - 1)
+        lane_length = max(1, num_samples // self.global_batch * (self.global_batch // self.num_lanes))
+        window = max(1, min(2 * -(-num_samples // num_groups), lane_length))
+        lanes = np.minimum(places // lane_length, self.num_lanes)
+        numbers, offsets = np.divmod(places - lanes * lane_length, window)
+        shuffled = np.empty_like(places)
+        for lane, number in {*zip(lanes.tolist(), numbers.tolist(), strict=True)}:
+            here = (lanes == lane) & (numbers == number)
+            first = lane * lane_length + number * window
+            end = min(first + window, num_samples if lane == self.num_lanes else (lane + 1) * lane_length)
+            shuffled[here] = first + Permutation(end - first, int(key64(self.seed, epoch, lane, number)))(offsets[here])
+        return shuffled
+
+    def _in_row_groups(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in the dataset of places in this epoch's sequence of row groups."""
+        num_groups = len(self.starts) - 1
+        groups = Permutation(num_groups, int(key64(self.seed, epoch)))(np.arange(num_groups, dtype=np.int64))
+        ends = np.cumsum(np.diff(self.starts)[groups])
+        which = np.searchsorted(ends, places, side="right")
+        within: NDArray[np.int64] = places - np.concatenate([[0], ends])[which]
+        return self.starts[groups[which]] + within
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +169,7 @@ def _feistel_inverse(words: NDArray[np.uint64], keys: list[np.uint64], half_bits
     return (left << shift) | right
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)  # a windowed order has a small one for each lane
 def _table(num_samples: int, key: int) -> NDArray[np.int64]:
     """A permutation below 2^16: positions sorted by their hashes (equal hashes keep their order)."""
     table = np.argsort(mix64(np.arange(num_samples, dtype=np.uint64) ^ mix64(np.full(1, key, np.uint64))), kind="stable")

@@ -8,7 +8,8 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.order import TABLE_LIMIT, Permutation, ShuffledOrder
+from datapipe.order import TABLE_LIMIT, Permutation, ShuffledOrder, WindowedOrder
+from datapipe.plan import Cursor, Plan, Rank, Tail
 
 EDGES = (1, 2, 3, 4, 5, 255, 256, 257, TABLE_LIMIT - 1, TABLE_LIMIT, TABLE_LIMIT + 1)
 words64 = st.integers(0, 2**64 - 1)
@@ -104,3 +105,43 @@ def test_neighbours_part(num_samples: int) -> None:
 
 def test_an_empty_order_gives_nothing() -> None:
     assert len(ShuffledOrder(0, seed=0)(0, np.empty(0, np.int64))) == 0
+
+
+# -- windows -----------------------------------------------------------------------------------------
+
+
+def reads(order: WindowedOrder, rank: int, world_size: int, *, kept: int) -> list[int]:
+    """The row groups that a rank reads in an epoch, one after the other, where it keeps the `kept` used last."""
+    batch_size = order.global_batch // world_size
+    cache: dict[int, None] = {}
+    found = []
+    for picks in Plan(order, batch_size, Rank(rank, world_size), Tail.DROP).steps(Cursor(2)):
+        for group in (np.searchsorted(order.starts, picks.positions, side="right") - 1).tolist():
+            if cache.pop(group, 0) == 0:
+                found.append(group)
+                if len(cache) >= kept:
+                    cache.pop(next(iter(cache)))
+            cache[group] = None
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_windows_read_each_row_group_about_once_whatever_the_number_of_ranks(world_size: int) -> None:
+    order = WindowedOrder(np.arange(0, 20_001, 100), 5, global_batch=64)
+    assert order.num_lanes == 16
+    by_rank = [reads(order, rank, world_size, kept=5 * 16 // world_size) for rank in range(world_size)]
+    num_reads = sum(map(len, by_rank))
+    assert 200 <= num_reads <= 200 + 2 * 16, "lanes begin and end within row groups"
+
+
+def test_windows_mix_what_is_far_apart() -> None:
+    """A batch holds samples of many row groups, and neighbours of the data seldom meet in it."""
+    order = WindowedOrder(np.arange(0, 20_001, 100), 5, global_batch=64)
+    groups = np.searchsorted(order.starts, order(0, np.arange(64 * 200)), side="right") - 1
+    assert np.mean([len(set(step)) for step in groups.reshape(-1, 64).tolist()]) > 14
+
+
+def test_the_number_of_lanes_does_not_depend_on_the_number_of_ranks() -> None:
+    starts = np.arange(0, 20_001, 100)
+    for global_batch, lanes in ((64, 16), (60, 15), (17, 1), (256, 16), (7, 7), (1, 1)):
+        assert WindowedOrder(starts, 5, global_batch=global_batch).num_lanes == lanes

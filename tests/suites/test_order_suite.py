@@ -10,12 +10,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
+
+
+def row_groups(num_samples: int) -> NDArray[np.int64]:
+    """Where nine row groups of different sizes begin, and the end."""
+    return np.array([num_samples * number**2 // 81 for number in range(10)], np.int64)
+
 
 ORDERS: dict[str, Callable[[int, int], Order]] = {
     "sequential": lambda num_samples, seed: SequentialOrder(num_samples),
     "shuffled": ShuffledOrder,
+    "windowed": lambda num_samples, seed: WindowedOrder(row_groups(num_samples), seed, global_batch=24),
+    "windowed, prime steps": lambda num_samples, seed: WindowedOrder(row_groups(num_samples), seed, global_batch=17),
 }
 EPOCHS = (0, 1, 10**9)
 
@@ -67,5 +76,5 @@ def test_what_is_given_may_be_written_to_without_harm(make: Callable[[int, int],
 
 def test_kinds_differ() -> None:
     """Saved states tell orders apart by them."""
-    kinds = [make(3, 0).kind for make in ORDERS.values()]
-    assert len(set(kinds)) == len(kinds)
+    kinds = {type(order): order.kind for order in (make(3, 0) for make in ORDERS.values())}
+    assert len(set(kinds.values())) == len(kinds)
