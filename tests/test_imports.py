@@ -23,7 +23,7 @@ LEVELS: dict[str, int] = {
     for level, rooms in enumerate(
         (
             ("errors", "observe", "atomic", "cores", "probe", "decode"),
-            ("manifest", "sidecar", "index", "order", "draws", "plan", "transforms"),
+            ("manifest", "sidecar", "index", "field_values", "order", "draws", "plan", "transforms"),
             ("containers", "fetch"),
             ("backends",),
             ("prefetching",),
@@ -62,7 +62,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("errors", "observe", "atomic", "cores", "probe", "decode")),
-    *(f"datapipe.{room}" for room in ("manifest", "sidecar", "index", "order", "draws", "plan", "containers")),
+    *(f"datapipe.{room}" for room in ("manifest", "sidecar", "index", "field_values", "order", "draws", "plan", "containers")),
 )
 
 
