@@ -4,6 +4,9 @@
 #   make test    the test suite
 #   make lint    ruff            make types      mypy --strict
 #   make bench   all benchmarks and the README's table (hours: close other programs)
+#   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
+#   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute)
+#   make fuzz    a million damaged files of every format that others write (an hour; FUZZ_ARGS="--inputs 10000" for fewer)
 #   make resolve does pip find a consistent set for each extra? (network)
 #   make constraints   pin anew what CI runs (TORCH=... and TORCHVISION=... to move those two)
 #   make check-clean   is the work tree as committed?
@@ -19,6 +22,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?= --inputs 1000000
+GPU_PYTHON ?= $(BIN)/python
+GPU_ARGS ?=
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 
@@ -27,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 ray bench dev
 
-.PHONY: demo test lint types bench resolve constraints check-clean
+.PHONY: demo test lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
@@ -45,6 +51,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.images --set photos $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set 256 $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set raw $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.images --set dali $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.images --set dali-uint8 $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil
@@ -52,6 +60,16 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stages --set 256
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.table
+
+# The machine's own Python is meant, with its own torch: GPU_PYTHON=python3. Nothing is installed.
+gpu-check:
+	$(GPU_PYTHON) -m benchmarks.gpu all $(GPU_ARGS)
+
+gpu-check-dry: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.gpu all --dry-run $(GPU_ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz.py $(FUZZ_ARGS)
 
 # Since 2.11 PyPI's torch is built for CUDA 13 and excludes RAPIDS for CUDA 12, so the CUDA 12 extras
 # resolve with an older torch, or with one from torch's own CUDA 12 index.

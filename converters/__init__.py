@@ -1,4 +1,4 @@
-"""Repacks folders of small files into shards: atomically, resumably, checked.
+"""Repacks small files into shards: atomically, resumably, checked.
 
 `convert(ConvertOptions(source, destination), on_progress)` does what `datapipe convert` does;
 `preview` what its `--dry-run` does; `verify(directory)` checks a converted set. Imports no torch.
@@ -7,10 +7,23 @@
 from __future__ import annotations
 
 from converters.conversion import convert, preview
-from converters.options import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, parse_nbytes
+from converters.options import (
+    Check,
+    ClassFrom,
+    ConvertOptions,
+    Encode,
+    FieldChoice,
+    Limit,
+    OnError,
+    Part,
+    Resize,
+    Split,
+    parse_nbytes,
+)
 from converters.report import Advance, Phase, Preview, Report
+from converters.sources.recognise import Recognition, recognise
 
 __all__ = [
-    "Advance", "Check", "ConvertOptions", "Encode", "Limit", "OnError", "Part", "Phase", "Preview", "Report", "Resize", "Split",
-    "convert", "parse_nbytes", "preview",
+    "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",
+    "Recognition", "Report", "Resize", "Split", "convert", "parse_nbytes", "preview", "recognise",
 ]  # fmt: skip

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
-from converters.options import ConvertOptions
+from converters.options import ConvertOptions, OnError
 from converters.planning import Plan, PlannedShard
-from converters.sources.image_folder import ClassTable
-from datapipe.errors import OptionError
+from datapipe.errors import DecodeError, OptionError, StorageError
 from datapipe.manifest import BUILDING_NAME, Manifest
 
-_SAMPLE_OVERHEAD = 2560  # bytes: two headers, padding, label block, index row
+_SAMPLE_OVERHEAD = 512  # bytes: of the index
+_FIELD_OVERHEAD = 1024  # bytes per sample: header and padding
 _MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
 
 
@@ -47,7 +47,27 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
     return None
 
 
-def refuse_changed_options(plan: Plan, options: ConvertOptions, classes: ClassTable, destination: Path) -> None:
+def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:
+    """Under "fail", raise StorageError for places that could not be listed, DecodeError for samples known to be bad."""
+    if options.on_error is not OnError.FAIL:
+        return
+    if plan.problems:
+        source, reason = plan.problems[0]
+        raise StorageError(
+            f"{options.source}/{source}: {reason} ({len(plan.problems)} such places in all);"
+            " repair, or leave them out with --on-error skip"
+        )
+    known = plan.unreadable
+    if known.num:
+        shown = "; ".join(f"{source}: bad sample: {reason}" for source, reason in known.first)
+        more = f"; and {known.num - len(known.first)} more" if known.num > len(known.first) else ""
+        raise DecodeError(
+            f"{options.source}: {known.num} of {plan.num_samples} samples cannot be read: {shown}{more};"
+            " repair them, or leave them out with --on-error skip or quarantine"
+        )
+
+
+def refuse_changed_options(plan: Plan, options: ConvertOptions, destination: Path) -> None:
     """Raise OptionError, naming them, for options other than the unfinished conversion's."""
     asked = options.as_typed()
     changed = [
@@ -55,8 +75,6 @@ def refuse_changed_options(plan: Plan, options: ConvertOptions, classes: ClassTa
         for name in asked
         if name not in _MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
     ]
-    if plan.classes != classes.names:
-        changed.append(f"classes were {len(plan.classes)}, now {len(classes.names)}, or other names")
     if changed:
         raise OptionError(
             f"{destination}: a conversion with other options is unfinished there: {'; '.join(changed)};"
@@ -64,9 +82,25 @@ def refuse_changed_options(plan: Plan, options: ConvertOptions, classes: ClassTa
         )
 
 
-def needed_nbytes(shards: Iterable[PlannedShard]) -> int:
-    """Bytes on disk for `shards` if the images keep their bytes."""
-    return sum(shard.nbytes + shard.num_slots * _SAMPLE_OVERHEAD for shard in shards)
+def refuse_changed_meaning(plan: Plan, fresh: Plan, destination: Path) -> None:
+    """Raise OptionError if the same samples would now have other fields or classes: a map or a header changed."""
+    changed = []
+    if plan.classes != fresh.classes:
+        changed.append(f"classes were {len(plan.classes or ())}, now {len(fresh.classes or ())}, or other names")
+    if plan.fields != fresh.fields:
+        was, now = (", ".join(f"{field.name} ({field.kind.value})" for field in one.fields) for one in (plan, fresh))
+        changed.append(f"fields were {was}, now {now}")
+    if changed:
+        raise OptionError(
+            f"{destination}: an unfinished conversion there saw another source: {'; '.join(changed)};"
+            f" restore it, or delete {destination / BUILDING_NAME} to begin anew"
+        )
+
+
+def needed_nbytes(shards: Iterable[PlannedShard], *, num_fields: int) -> int:
+    """Bytes on disk for `shards`, of samples of so many fields, if the images keep their bytes."""
+    overhead = _SAMPLE_OVERHEAD + num_fields * _FIELD_OVERHEAD
+    return sum(shard.nbytes + shard.num_slots * overhead for shard in shards)
 
 
 def free_nbytes(directory: Path) -> int:

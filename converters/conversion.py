@@ -16,28 +16,35 @@ from pathlib import Path
 from typing import NoReturn
 
 from converters import finalise
-from converters.admission import already_ended, free_nbytes, needed_nbytes, refuse_changed_options
+from converters.admission import (
+    already_ended,
+    free_nbytes,
+    needed_nbytes,
+    refuse_changed_meaning,
+    refuse_changed_options,
+    refuse_unreadable,
+)
 from converters.engine import run_shards
+from converters.examine import Treatment
 from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
-from converters.options import ConvertOptions, OnError, Part
+from converters.options import ConvertOptions, Part
 from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, open_samples, read_plan
 from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
-from converters.samples import Treatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
-from converters.sources.image_folder import ClassTable, read_classes
+from converters.sources import Source, open_source
+from converters.sources.recognise import resolved
 from converters.writers import TARGETS, sample_key
 from datapipe.cores import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.manifest import BUILDING_NAME, Manifest
 
 _PLAN_LOCK = "plan.lock"
-_COMMAND = "datapipe convert {source} DST/{name} --to "  # and the format
 
 
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
-    """Convert a folder of images, or go on with a conversion that was interrupted.
+    """Convert a source, or go on with a conversion that was interrupted.
 
     The result depends on the source and the options only, not on workers, parts or interruptions.
     Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too
@@ -46,19 +53,20 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     """
     started = time.monotonic()
     destination = options.destination.absolute()
-    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND + options.to)
+    options, _ = resolved(options)
+    source = open_source(options)
     building = destination / BUILDING_NAME
     manifests = already_ended(destination, options)
     if manifests is None:
         try:
             (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
-            return _Conversion(options, destination, classes, on_progress, started).run()
+            return _Conversion(options, destination, source, on_progress, started).run()
         except (LockGoneError, DatapipeError, OSError) as exc:
             is_finished = not building.is_dir() and holds_dataset(destination)  # by another part, meanwhile
             if not is_finished:
                 _raise_translated(destination, exc)
         manifests = [(found.name, found.manifest) for found in find_sets(destination)]
-    return _report(destination, manifests, len(classes.names), (), (0, 0), started)
+    return _report(destination, manifests, (), (0, 0), started)
 
 
 def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
@@ -71,9 +79,10 @@ def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
     """What `convert` would do; writes nothing into the destination."""
-    classes = read_classes(options.source, class_map=options.class_map, command=_COMMAND + options.to)
+    options, _ = resolved(options)
+    source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
-        plan = _plan(Path(scratch) / PLAN_NAME, options, classes, on_progress)
+        plan = _plan(Path(scratch) / PLAN_NAME, options, source, on_progress)
         sets = []
         with open_samples(plan.path) as samples:
             for planned in plan.sets:
@@ -84,11 +93,14 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
                 sets.append(SetPreview(planned.name, planned.num_slots, len(shards), nbytes, first))
         return Preview(
             sets=tuple(sets),
-            num_classes=len(plan.classes),
+            num_classes=None if plan.classes is None else len(plan.classes),
+            fields=tuple((field.name, field.kind.value) for field in plan.fields),
             nbytes=plan.nbytes,
-            needed_nbytes=None if options.transcodes else needed_nbytes(plan.shards),
+            needed_nbytes=None if options.transcodes else needed_nbytes(plan.shards, num_fields=len(plan.fields)),
             free_nbytes=free_nbytes(options.destination),
             problems=plan.problems,
+            num_unreadable=plan.unreadable.num,
+            unreadable=plan.unreadable.first,
             warnings=warnings_of(plan),
         )
 
@@ -97,12 +109,12 @@ class _Conversion:
     """One run in an open building directory."""
 
     def __init__(
-        self, options: ConvertOptions, destination: Path, classes: ClassTable, on_progress: OnProgress, started: float
+        self, options: ConvertOptions, destination: Path, source: Source, on_progress: OnProgress, started: float
     ) -> None:
         self.options = options
         self.destination = destination
         self.building = destination / BUILDING_NAME
-        self.classes = classes
+        self.source = source  # not listed yet
         self.on_progress = on_progress
         self.started = started
         self.target = TARGETS[options.to]
@@ -135,7 +147,7 @@ class _Conversion:
                     raise LockGoneError
                 return self._make_plan(path)
         plan = read_plan(path)
-        refuse_changed_options(plan, self.options, self.classes, self.destination)
+        refuse_changed_options(plan, self.options, self.destination)
         if not (self.building / finalise.FINAL_NAME).exists():
             self._refuse_changed_source(plan)
         return plan
@@ -143,23 +155,14 @@ class _Conversion:
     def _make_plan(self, path: Path) -> Plan:
         """A new plan; if none can be made, the destination is left as it was found."""
         try:
-            plan = _plan(path, self.options, self.classes, self.on_progress)
-            self._refuse_unlisted(plan)
+            plan = _plan(path, self.options, self.source, self.on_progress)
+            refuse_unreadable(plan, self.options)
         except BaseException:
             shutil.rmtree(self.building, ignore_errors=True)
             with contextlib.suppress(OSError):  # it stays if it held something before
                 self.destination.rmdir()
             raise
         return plan
-
-    def _refuse_unlisted(self, plan: Plan) -> None:
-        """Under "fail", raise StorageError for directories that could not be listed."""
-        if plan.problems and self.options.on_error is OnError.FAIL:
-            source, reason = plan.problems[0]
-            raise StorageError(
-                f"{self.options.source}/{source}: {reason} ({len(plan.problems)} such directories in all);"
-                " repair, or leave them out with --on-error skip"
-            )
 
     def _refuse_other_division(self) -> None:
         """Raise StorageError while runs that divide the shards otherwise are under way."""
@@ -172,10 +175,12 @@ class _Conversion:
 
     def _refuse_changed_source(self, plan: Plan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
-            fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.classes, self.on_progress)
+            fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.source, self.on_progress)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
-                difference = "other directories than before cannot be read"
+                difference = "other parts of it than before cannot be read"
+            if difference is None:
+                refuse_changed_meaning(plan, fresh, self.destination)
         if difference is not None:
             raise IntegrityError(
                 f"{self.options.source}: changed since the conversion began: {difference};"
@@ -184,7 +189,7 @@ class _Conversion:
 
     def _write_shards(self, plan: Plan) -> tuple[int, int]:
         """Write this part's missing shards; how many were written, and how many were there."""
-        self._refuse_unlisted(plan)
+        refuse_unreadable(plan, self.options)
         missing: list[PlannedShard] = []
         num_errors = len(plan.problems)
         for shard in filter(self._owns, plan.shards):
@@ -197,7 +202,7 @@ class _Conversion:
                 missing.append(shard)
             else:
                 num_errors += len(done.errors)
-        self._refuse_full_disk(missing)
+        self._refuse_full_disk(plan, missing)
         self._refuse_too_many(plan, num_errors)
         total = sum(shard.num_slots for shard in missing)
         self.on_progress(Advance(Phase.WRITE, 0, num_errors, total))
@@ -209,7 +214,7 @@ class _Conversion:
             if num_bad:
                 self._refuse_too_many(plan, num_errors)
 
-        run_shards(self._job(), missing, num_workers=self.options.num_workers or num_usable_cores(), on_samples=on_samples)
+        run_shards(self._job(plan), missing, num_workers=self.options.num_workers or num_usable_cores(), on_samples=on_samples)
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
 
     def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
@@ -220,13 +225,14 @@ class _Conversion:
     def _owns(self, shard: PlannedShard) -> bool:
         return self.part.owns(shard.number)
 
-    def _job(self) -> ShardJob:
+    def _job(self, plan: Plan) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode)
-        return ShardJob(self.building, options.source.absolute(), options.to, treatment, options.on_error)
+        root = self.source.root.absolute()
+        return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
 
-    def _refuse_full_disk(self, missing: list[PlannedShard]) -> None:
-        needed, free = needed_nbytes(missing), free_nbytes(self.destination)
+    def _refuse_full_disk(self, plan: Plan, missing: list[PlannedShard]) -> None:
+        needed, free = needed_nbytes(missing, num_fields=len(plan.fields)), free_nbytes(self.destination)
         if not self.options.transcodes and needed > free:
             raise StorageError(
                 f"{self.destination}: needs {needed / 1e9:.2f} GB more and has {free / 1e9:.2f} GB free;"
@@ -252,31 +258,31 @@ class _Conversion:
             num_waiting = len(plan.shards) - len(done)
             if num_waiting:
                 elapsed_s = time.monotonic() - self.started
+                num_classes = None if plan.classes is None else len(plan.classes)
                 counts = (num_written, num_resumed, num_waiting)
-                return Report(self.destination, (), len(plan.classes), *counts, warnings_of(plan), elapsed_s)
+                return Report(self.destination, (), num_classes, *counts, warnings_of(plan), elapsed_s)
             if not (self.building / finalise.FINAL_NAME).exists():
                 self._refuse_too_many(plan, len(plan.problems) + sum(len(shard.errors) for shard in done.values()))
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
             manifests = finalise.finish(self.destination, plan, done, target=self.target)
         num_shards = (num_written, num_resumed)
-        return _report(self.destination, manifests, len(plan.classes), warnings_of(plan), num_shards, self.started)
+        return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 
 
-def _plan(path: Path, options: ConvertOptions, classes: ClassTable, on_progress: OnProgress) -> Plan:
+def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> Plan:
     num_told = 0
 
-    def on_files(num_files: int) -> None:
+    def on_samples(num_samples: int) -> None:
         nonlocal num_told
-        on_progress(Advance(Phase.SCAN, num_files - num_told))
-        num_told = num_files
+        on_progress(Advance(Phase.SCAN, num_samples - num_told))
+        num_told = num_samples
 
-    return build_plan(path, options, classes, on_files=on_files)
+    return build_plan(path, options, source, on_samples=on_samples)
 
 
 def _report(
     destination: Path,
     manifests: list[tuple[str, Manifest]],
-    num_classes: int,
     warnings: tuple[str, ...],
     num_shards: tuple[int, int],
     started: float,
@@ -292,4 +298,6 @@ def _report(
         )
         for name, manifest in manifests
     )
+    classes = manifests[0][1].classes
+    num_classes = None if classes is None else len(classes)
     return Report(destination, sets, num_classes, num_shards[0], num_shards[1], 0, warnings, time.monotonic() - started)

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converters.examine import Treatment
 from converters.options import Check, Encode, OnError, Resize
 from converters.planning import PLAN_NAME, PlannedShard, open_samples, read_plan
-from converters.samples import Treatment
 from converters.shards import ShardJob, build_shard
 from converters.writers import TARGETS
 from datapipe import errors
 from datapipe.errors import DatapipeError, StorageError
+from datapipe.manifest import FieldSpec, Kind
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
 
@@ -148,19 +149,29 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
     treatment = job.treatment
     return {
         "building": os.fspath(job.building),
-        "source": os.fspath(job.source),
+        "root": os.fspath(job.root),
         "target": job.target,
         "check": treatment.check.value,
         "resize": None if treatment.resize is None else str(treatment.resize),
         "encode": str(treatment.encode),
         "on_error": job.on_error.value,
+        "fields": [[field.name, field.kind.value] for field in job.fields],
+        "classes": job.classes,
     }
 
 
 def job_from_json(value: dict[str, Any]) -> ShardJob:
     resize = None if value["resize"] is None else Resize.parse(value["resize"])
     treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]))
-    return ShardJob(Path(value["building"]), Path(value["source"]), value["target"], treatment, OnError(value["on_error"]))
+    return ShardJob(
+        building=Path(value["building"]),
+        root=Path(value["root"]),
+        target=value["target"],
+        treatment=treatment,
+        on_error=OnError(value["on_error"]),
+        fields=tuple(FieldSpec(name, Kind(kind)) for name, kind in value["fields"]),
+        classes=None if value["classes"] is None else tuple(value["classes"]),
+    )
 
 
 def error_to_json(exc: BaseException) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
 from converters.planning import Plan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
-from converters.sources.image_folder import FIELDS
 from converters.writers import Target
 from datapipe import atomic
 from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
@@ -84,13 +83,13 @@ def sweep(destination: Path) -> bool:
 
 
 def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Target, options: dict[str, Any]) -> Manifest:
-    sizes = {size for shard in done for size in shard.image_sizes}
+    sizes = {size for shard in done for size in shard.image_sizes} - {(0, 0)}  # of samples without an image
     return Manifest(
         container=target.container,
-        fields=FIELDS,
+        fields=plan.fields,
         shards=tuple(shard.info for shard in done),
         classes=plan.classes,
-        class_to_idx={name: label for label, name in enumerate(plan.classes)},
+        class_to_idx=None if plan.classes is None else {name: label for label, name in enumerate(plan.classes)},
         permutation_key=planned.permutation_key,
         image_size=sizes.pop() if len(sizes) == 1 else None,
         options=options,

@@ -1,175 +1,267 @@
-"""The source's listing in a database: sorted on disk, so memory does not grow with the number of files.
+"""The source's listing in a database: sorted on disk, so memory does not grow with the number of samples.
 
-SQLite (standard library) sorts in runs that spill into temporary files. Tables:
-`directories(directory, label, path)`, numbered in listing order, and
-`listing(ordinal, directory, name, nbytes, mtime_ns, problem)`, numbered likewise from 0.
+SQLite (standard library) sorts in runs that spill into temporary files. Tables: `directories(directory, path)`,
+numbered in the order of their paths, and `listing`, a row per sample, numbered in listing order from 0. A row tells
+whose fields the sample has as bits of `fields` (bit k is field k of the table `fields`), and where their bytes lie: a sample
+that is one whole file, called as the sample is, needs nothing but that file's size and `mtime_ns`; of any other, `details`
+are JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from converters.sources.image_folder import ClassTable
-from datapipe.containers.listing import ScanNotes, scan_class
-from datapipe.errors import IntegrityError, StorageError
+from converters.database import attached, open_read_only
+from converters.sources import ListedSample, Origin, Source, SourceFacts, join
+from datapipe.containers.listing import ScanNotes
+from datapipe.errors import OptionError
+from datapipe.manifest import Kind
 
-_CACHE_KIB = 32768  # per database; also the size of a sorted run
 _ROWS_AT_ONCE = 4096
-_FILE_COLUMNS = "name BLOB, nbytes INTEGER, mtime_ns INTEGER, problem TEXT"
+_MAX_REMEMBERED = 4096  # directories; a source that comes back to older ones lists them again
+_COLUMNS = "name BLOB, label INTEGER, nbytes INTEGER, mtime_ns INTEGER, problem TEXT, fields INTEGER, details TEXT"
+_MAX_FIELDS = 62  # bits of an integer in SQLite
+_NUM_NAMED = 3  # unreadable samples
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Samples that are known to be bad from the listing alone."""
+
+    num: int
+    first: tuple[tuple[str, str], ...]  # (source, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class ListingSummary:
     """What a scan found."""
 
-    num_files: int
+    num_samples: int
     nbytes: int
     notes: ScanNotes
-    empty_classes: tuple[str, ...]
-
-
-@contextlib.contextmanager
-def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqlite3.Connection]:
-    """Open a database for building: no journal, since an unfinished one is thrown away.
-
-    `temporary`: where sorting spills to. Translates sqlite's errors into StorageError.
-    """
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", f"cache_size=-{_CACHE_KIB}"):
-            connection.execute(f"PRAGMA {pragma}")
-        if temporary is not None:  # deprecated by sqlite, yet the only way that works after its initialisation
-            connection.execute("PRAGMA temp_store_directory = '{}'".format(str(temporary).replace("'", "''")))
-        yield connection
-    except sqlite3.OperationalError as exc:
-        raise StorageError(f"{path.parent}: the plan cannot be written ({exc}); free space or check permissions") from exc
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("PRAGMA temp_store_directory = ''")
-        connection.close()
-
-
-@contextlib.contextmanager
-def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a finished plan. It never changes, so several machines may share it."""
-    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    try:
-        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB // 4}")
-        yield connection
-    except sqlite3.DatabaseError as exc:
-        raise IntegrityError(f"{path}: the plan is damaged ({exc}); delete {path.parent} and convert again") from exc
-    finally:
-        connection.close()
+    facts: SourceFacts
+    field_order: tuple[str, ...]  # by bit of `fields`
+    unreadable: Unreadable
 
 
 def write_listing(
-    connection: sqlite3.Connection, source: Path, classes: ClassTable, *, scratch: Path, on_files: Callable[[int], None]
+    connection: sqlite3.Connection, source: Source, *, scratch: Path, on_samples: Callable[[int], None]
 ) -> ListingSummary:
     """Scan `source` into the tables `directories` and `listing` of `connection`.
 
-    `scratch`: a directory for files that are gone when this returns. `on_files` hears how many files
-    were seen so far.
+    `scratch`: a directory for files that are gone when this returns. `on_samples` hears how many samples were listed so
+    far.
     """
     notes = ScanNotes()
-    unsorted = scratch / f"scan.{os.getpid()}.db"
-    unsorted.unlink(missing_ok=True)
-    connection.execute("ATTACH ? AS scan", (os.fspath(unsorted),))
-    try:
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
-            connection.execute(f"PRAGMA scan.{pragma}")
-        connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, place INTEGER, label INTEGER, path BLOB)")
-        connection.execute(f"CREATE TABLE scan.files (directory INTEGER, {_FILE_COLUMNS})")
-        connection.execute("BEGIN")
-        populated = _insert_scan(connection, source, classes, notes, on_files)
-        _sort(connection)
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute("DETACH scan")
-        unsorted.unlink(missing_ok=True)
-    num_files, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
-    empty = tuple(os.fsdecode(folder) for place, folder in enumerate(classes.folders) if place not in populated)
-    return ListingSummary(num_files, nbytes, notes, empty)
+    with attached(connection, scratch, "scan"):
+        connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, path BLOB)")
+        connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS})")
+        inserting = _Inserting(connection)
+        for num, sample in enumerate(source.scan(notes, scratch)):
+            if num % _ROWS_AT_ONCE == 0:
+                on_samples(num)
+            inserting.add(sample)
+        on_samples(inserting.finish())
+        facts = source.facts()
+        _sort(connection, facts.labels)
+    num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
+    order = tuple(inserting.bits)
+    return ListingSummary(num_samples, nbytes, notes, facts, order, _find_unreadable(connection, facts, order))
 
 
-def _insert_scan(
-    connection: sqlite3.Connection, source: Path, classes: ClassTable, notes: ScanNotes, on_files: Callable[[int], None]
-) -> set[int]:
-    populated: set[int] = set()
-    num_directories = num_files = 0
-    rows: list[tuple[int, bytes, int, int, str | None]] = []
-    insert = "INSERT INTO scan.files VALUES (?, ?, ?, ?, ?)"
-    for place, (folder, label) in enumerate(zip(classes.folders, classes.labels, strict=True)):
-        directory: bytes | None = None
-        for file in scan_class(source, folder, notes):
-            if file.directory != directory:  # the walk reads one directory after the other
-                directory = file.directory
-                num_directories += 1
-                connection.execute("INSERT INTO scan.directories VALUES (?, ?, ?, ?)", (num_directories, place, label, directory))
-                populated.add(place)
-            rows.append((num_directories, file.name, file.nbytes, file.mtime_ns, file.problem))
-            if len(rows) == _ROWS_AT_ONCE:
-                connection.executemany(insert, rows)
-                num_files += len(rows)
-                rows.clear()
-                on_files(num_files)
-    connection.executemany(insert, rows)
-    on_files(num_files + len(rows))
-    return populated
+class _Inserting:
+    """Writes samples as they come."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.bits: dict[str, int] = {}  # by field
+        self._connection = connection
+        self._directories: dict[bytes, int] = {}
+        self._num_directories = 0
+        self._rows: list[tuple[object, ...]] = []
+        self._num = 0
+
+    def add(self, sample: ListedSample) -> None:
+        fields = 0
+        for name in (*sample.origins, *sample.values):
+            bit = self.bits.get(name)
+            if bit is None:
+                if len(self.bits) == _MAX_FIELDS:
+                    raise OptionError(f"more than {_MAX_FIELDS} fields, such as {name!r}; leave some out with --field NAME=none")
+                bit = self.bits[name] = len(self.bits)
+            fields |= 1 << bit
+        mtime_ns, details = _as_columns(sample)
+        place = (sample.place, self._directory(sample.directory), sample.name)
+        self._rows.append((*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details))
+        if len(self._rows) == _ROWS_AT_ONCE:
+            self._flush()
+
+    def finish(self) -> int:
+        """The number of samples."""
+        self._flush()
+        return self._num
+
+    def _flush(self) -> None:
+        self._connection.executemany("INSERT INTO scan.samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._rows)
+        self._num += len(self._rows)
+        self._rows.clear()
+
+    def _directory(self, path: bytes) -> int:
+        known = self._directories.get(path)
+        if known is None:
+            if len(self._directories) >= _MAX_REMEMBERED:
+                self._directories.clear()
+            self._num_directories += 1
+            known = self._directories[path] = self._num_directories
+            self._connection.execute("INSERT INTO scan.directories VALUES (?, ?)", (known, path))
+        return known
 
 
-def _sort(connection: sqlite3.Connection) -> None:
+def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> None:
     """Blobs compare byte by byte, which is the listing's order."""
-    connection.execute("CREATE TABLE directories (directory INTEGER PRIMARY KEY, label INTEGER, path BLOB)")
-    connection.execute(f"CREATE TABLE listing (ordinal INTEGER PRIMARY KEY, directory INTEGER, {_FILE_COLUMNS})")
+    connection.execute("CREATE TABLE directories (directory INTEGER PRIMARY KEY, path BLOB)")
+    connection.execute(f"CREATE TABLE listing (ordinal INTEGER PRIMARY KEY, directory INTEGER, {_COLUMNS})")
     connection.execute("CREATE TABLE scan.ranks (id INTEGER PRIMARY KEY, directory INTEGER)")
-    connection.execute("INSERT INTO scan.ranks SELECT id, row_number() OVER (ORDER BY place, path) - 1 FROM scan.directories")
-    connection.execute("INSERT INTO directories SELECT directory, label, path FROM scan.ranks JOIN scan.directories USING (id)")
+    connection.execute("INSERT INTO scan.ranks SELECT id, dense_rank() OVER (ORDER BY path) - 1 FROM scan.directories")
+    connection.execute("INSERT INTO directories SELECT DISTINCT directory, path FROM scan.ranks JOIN scan.directories USING (id)")
+    label, join_labels = "samples.label", ""
+    if labels is not None:
+        connection.execute("CREATE TABLE scan.labels (listed INTEGER PRIMARY KEY, label INTEGER)")
+        connection.executemany("INSERT INTO scan.labels VALUES (?, ?)", labels.items())
+        label, join_labels = "coalesce(labels.label, samples.label)", " LEFT JOIN scan.labels ON labels.listed = samples.label"
     connection.execute(
-        "INSERT INTO listing SELECT row_number() OVER (ORDER BY ranks.directory, files.name) - 1,"
-        " ranks.directory, files.name, files.nbytes, files.mtime_ns, files.problem"
-        " FROM scan.files AS files JOIN scan.ranks AS ranks ON ranks.id = files.directory"
+        "INSERT INTO listing SELECT row_number() OVER (ORDER BY place, ranks.directory, name) - 1,"
+        f" ranks.directory, name, {label}, nbytes, mtime_ns, problem, fields, details"
+        f" FROM scan.samples JOIN scan.ranks ON ranks.id = samples.directory{join_labels}"
     )
 
 
+# -- one sample as a row ---------------------------------------------------------------------------
+
+
+def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
+    """(mtime_ns, details): one of them, or neither where there is nothing to read."""
+    if not sample.values and sample.size is None:
+        if not sample.origins:
+            return None, None
+        if len(sample.origins) == 1:
+            (origin,) = sample.origins.values()
+            if origin.is_whole and origin.path == sample.source:
+                return origin.mtime_ns, None
+    files: dict[bytes, list[Any]] = {}
+    stretches: dict[str, list[int]] = {}
+    for name, origin in sample.origins.items():
+        file = files.setdefault(origin.path, [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, len(files)])
+        stretches[name] = [file[3], origin.offset, origin.nbytes]
+    details: dict[str, Any] = {"files": [file[:3] for file in files.values()], "fields": stretches}
+    if sample.values:
+        details["values"] = sample.values
+    if sample.size is not None:
+        details["size"] = sample.size
+    return None, json.dumps(details, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a sample is made of."""
+
+    origins: dict[str, Origin]  # by field
+    values: dict[str, str]  # by field
+    size: tuple[int, int] | None  # that its image must have
+
+
+def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], field_order: tuple[str, ...]) -> Contents:
+    """Of the columns nbytes, mtime_ns, fields and details of a row whose sample is called `source`."""
+    nbytes, mtime_ns, fields, text = row
+    if mtime_ns is not None:
+        return Contents({field_order[fields.bit_length() - 1]: Origin.whole(source, nbytes, mtime_ns)}, {}, None)
+    if text is None:
+        return Contents({}, {}, None)
+    details = json.loads(text)
+    files = [(os.fsencode(path), file_nbytes, file_mtime_ns) for path, file_nbytes, file_mtime_ns in details["files"]]
+    origins = {}
+    for name, (number, offset, field_nbytes) in details["fields"].items():
+        path, file_nbytes, file_mtime_ns = files[number]
+        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns)
+    size = details.get("size")
+    return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
+
+
+def missing_fields(facts_fields: tuple[tuple[str, Kind], ...], has: frozenset[str], label: int) -> str | None:
+    """What to say of a sample that lacks one of the set's fields; None if it has them all."""
+    lacks = [name for name, kind in facts_fields if (name not in has if kind is not Kind.LABEL else label < 0)]
+    if not lacks:
+        return None
+    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
+    return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"
+
+
+def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: tuple[str, ...]) -> Unreadable:
+    """Count, in one pass, the samples that have a problem or lack a field."""
+    required = sum(1 << order.index(field.name) for field in facts.fields if field.name in order)
+    has_labels = any(field.kind is Kind.LABEL for field in facts.fields)
+    where = f"problem IS NOT NULL OR fields & {required} != {required}" + (" OR label < 0" if has_labels else "")
+    num = connection.execute(f"SELECT count(*) FROM listing WHERE {where}").fetchone()[0]
+    rows = connection.execute(
+        f"SELECT path, name, problem, fields, label FROM listing CROSS JOIN directories USING (directory) WHERE {where}"
+        f" ORDER BY ordinal LIMIT {_NUM_NAMED}"
+    )
+    wanted = tuple((field.name, field.kind) for field in facts.fields)
+    first = []
+    for path, name, problem, fields, label in rows:
+        has = frozenset(field for bit, field in enumerate(order) if fields >> bit & 1)
+        first.append((os.fsdecode(join(path, name)), problem or missing_fields(wanted, has, label) or ""))
+    return Unreadable(num, tuple(first))
+
+
+# -- two listings ----------------------------------------------------------------------------------
+
 _IN_ORDER = (
-    "SELECT path, name, nbytes, mtime_ns, problem, label FROM listing CROSS JOIN directories USING (directory) ORDER BY ordinal"
+    "SELECT path, name, nbytes, mtime_ns, problem, label, fields, details"
+    " FROM listing CROSS JOIN directories USING (directory) ORDER BY ordinal"
 )
-_Row = tuple[bytes, bytes, int, int, str | None, int]
+_Row = tuple[bytes, bytes, int, int | None, str | None, int, int, str | None]
 
 
 def first_difference(planned: Path, fresh: Path) -> str | None:
     """How the listing in the database `fresh` first differs from that in `planned`; None if it does not.
 
-    Names one file and what became of it.
+    Names one sample and what became of it.
     """
     with open_read_only(planned) as before, open_read_only(fresh) as now:
         for old, new in itertools.zip_longest(before.execute(_IN_ORDER), now.execute(_IN_ORDER)):
             if old != new:
-                return _explain(old, new)
+                return _explain(old, new, before, now)
     return None
 
 
-def _explain(old: _Row | None, new: _Row | None) -> str:
-    if old is None or (new is not None and (new[5], new[:2]) < (old[5], old[:2])):
+def _explain(old: _Row | None, new: _Row | None, before: sqlite3.Connection, now: sqlite3.Connection) -> str:
+    if old is None or (new is not None and old[:2] != new[:2] and not _holds(before, new)):
         return f"{_path(new)} is new"
     if new is None or old[:2] != new[:2]:
-        return f"{_path(old)} is gone"
+        return f"{_path(old)} is {'at another place' if _holds(now, old) else 'gone'}"
     if old[2] != new[2]:
         return f"{_path(old)} had {old[2]} bytes and has {new[2]}"
-    if old[3] != new[3]:
-        return f"{_path(old)} was modified"
-    return f"{_path(old)} changed its kind or its label"
+    if old[5] != new[5]:
+        return f"{_path(old)} has another label"
+    if old[4] != new[4] or old[6] != new[6]:
+        return f"{_path(old)} changed its kind or its fields"
+    return f"{_path(old)} was modified"
+
+
+def _holds(connection: sqlite3.Connection, row: _Row) -> bool:
+    """Whether a listing has a sample of that name."""
+    found = connection.execute(
+        "SELECT 1 FROM listing JOIN directories USING (directory) WHERE name = ? AND path = ? LIMIT 1", (row[1], row[0])
+    )
+    return found.fetchone() is not None
 
 
 def _path(row: _Row | None) -> str:
-    return "" if row is None else os.fsdecode(row[0] + b"/" + row[1])
+    return "" if row is None else os.fsdecode(join(row[0], row[1]))

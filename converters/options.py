@@ -12,7 +12,11 @@ from typing import Any
 
 from datapipe.errors import OptionError
 
-TARGETS = ("webdataset", "hdf5", "tfrecord")
+TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
+FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # of sources
+FIELD_KINDS = (
+    "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
+)  # fmt: skip
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})
@@ -31,6 +35,35 @@ class OnError(enum.Enum):
     FAIL = "fail"
     SKIP = "skip"
     QUARANTINE = "quarantine"  # skipped, and the file copied aside
+
+
+class ClassFrom(enum.Enum):
+    """What of a file's place in a folder names its class."""
+
+    FOLDER = "folder"  # the folder of the source that it lies in, however deep: as torchvision's ImageFolder
+    PARENT = "parent"  # the name of the folder that it lies in
+    PATH = "path"  # the path of that folder, relative to the source
+    NONE = "none"  # nothing: there are no labels
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChoice:
+    """What the user says of one column, suffix or annotation of the source."""
+
+    name: str  # as the source calls it
+    kind: str  # one of FIELD_KINDS
+
+    @classmethod
+    def parse(cls, text: str) -> FieldChoice:
+        name, equals, kind = text.rpartition("=")
+        if not equals or not name or kind not in FIELD_KINDS:
+            raise OptionError(
+                f"--field {text!r} is not NAME=KIND with a kind of: {', '.join(FIELD_KINDS)}; such as --field age=int"
+            )
+        return cls(name, kind)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +189,10 @@ class ConvertOptions:
     source: Path
     destination: Path
     to: str = "webdataset"
+    form: str = "auto"  # of the source, one of FORMS
+    fields: tuple[FieldChoice, ...] = ()
+    class_from: ClassFrom | None = None  # None: "folder", or "none" where files are paired
+    root: Path | None = None  # what a manifest's paths are relative to; None: its own folder
     shard_nbytes: int = 256_000_000  # of source bytes: a target, not a limit
     resize: Resize | None = None
     encode: Encode = Encode("keep")
@@ -172,6 +209,11 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
+        if self.form not in FORMS:
+            raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
+        names = [choice.name for choice in self.fields]
+        if len(set(names)) < len(names):
+            raise OptionError(f"--field: {max(names, key=names.count)!r} is given a kind more than once; keep one")
         if self.shard_nbytes < 1:
             raise OptionError(f"--shard-size is {self.shard_nbytes} bytes; it must be positive")
         if self.num_workers is not None and self.num_workers < 1:
@@ -191,6 +233,9 @@ class ConvertOptions:
         """What decides about the bytes that are written: JSON-safe, without paths and workers."""
         return {
             "to": self.to,
+            "from": self.form,
+            "fields": [str(choice) for choice in self.fields] or None,
+            "class_from": None if self.class_from is None else self.class_from.value,
             "shard_size": self.shard_nbytes,
             "resize": None if self.resize is None else str(self.resize),
             "encode": str(self.encode),

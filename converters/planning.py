@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,12 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.listing_store import ListingSummary, open_database, open_read_only, write_listing
+from converters.database import attached, open_database, open_read_only
+from converters.examine import refuse_treatment
+from converters.listing_store import ListingSummary, Unreadable, contents_of, write_listing
 from converters.options import ConvertOptions
-from converters.sources.image_folder import ClassTable
+from converters.sources import Origin, Source, join
 from datapipe import atomic
 from datapipe.draws import Draws, key64
 from datapipe.errors import MissingDataError, OptionError
+from datapipe.manifest import FieldSpec, Kind
 from datapipe.order import Permutation
 
 PLAN_NAME = "plan.db"
@@ -70,16 +73,11 @@ class PlannedSample:
     slot: int
     id: int
     label: int
-    directory: bytes
-    name: bytes
-    nbytes: int
-    mtime_ns: int
-    problem: str | None
-
-    @property
-    def source(self) -> bytes:
-        """Path relative to the source's root."""
-        return self.directory + b"/" + self.name
+    source: bytes  # what it is called: a path relative to the source's root
+    problem: str | None  # why it cannot be read, known from the listing
+    origins: Mapping[str, Origin]  # by field
+    values: Mapping[str, str]  # by field: text, or JSON text
+    size: tuple[int, int] | None = None  # (height, width) that its image must have
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,10 @@ class Plan:
     options: dict[str, Any]  # ConvertOptions.as_typed() of the run that planned
     sets: tuple[PlannedSet, ...]
     shards: tuple[PlannedShard, ...]
-    classes: tuple[str, ...]
+    fields: tuple[FieldSpec, ...]  # of every sample
+    classes: tuple[str, ...] | None  # names by label, where labels are classes
+    unreadable: Unreadable
+    warnings: tuple[str, ...]  # of the source
     num_ignored: int
     num_junk: int
     num_loops: int
@@ -110,26 +111,25 @@ class Plan:
         return tuple(problem for planned in self.sets for problem in planned.problems)
 
 
-def build_plan(path: Path, options: ConvertOptions, classes: ClassTable, *, on_files: Callable[[int], None]) -> Plan:
+def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_samples: Callable[[int], None]) -> Plan:
     """Scan the source and write the plan to `path`, whole or not at all.
 
-    Raises MissingDataError for a source without images, OptionError for a split that gets none,
-    StorageError where the plan cannot be written.
+    Raises MissingDataError for a source without samples, OptionError for a split that gets none or a treatment that the
+    fields do not allow, StorageError where the plan cannot be written, and what the source raises.
     """
     temporary = path.with_name(path.name + atomic.TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)
     with open_database(temporary, temporary=path.parent) as connection:
-        summary = write_listing(connection, options.source, classes, scratch=path.parent, on_files=on_files)
-        if not summary.num_files:
-            reason = f"; {summary.notes.problems[0].reason}" if summary.notes.problems else ""
-            raise MissingDataError(
-                f"{options.source}: no images in its {len(classes.folders)} class folders"
-                f" ({summary.notes.num_ignored} other files){reason}; images are told by suffix: .jpg, .jpeg, .png, ..."
-            )
+        summary = write_listing(connection, source, scratch=path.parent, on_samples=on_samples)
+        facts, notes = summary.facts, summary.notes
+        if not summary.num_samples:
+            reason = f"; {notes.problems[0].reason}" if notes.problems else ""
+            raise MissingDataError(f"{options.source}: {facts.nothing} ({notes.num_ignored} other files){reason}; {facts.remedy}")
+        refuse_treatment(options, facts.fields)
         sets = _plan_sets(options, summary)
         _write_slots(connection, options, sets, scratch=path.parent)
         _write_shards(connection, options, sets)
-        _write_facts(connection, options, sets, summary, classes)
+        _write_facts(connection, options, sets, summary)
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     atomic.move(temporary, path)
@@ -150,11 +150,11 @@ def _shares(options: ConvertOptions) -> tuple[Fraction, ...]:
 def _plan_sets(options: ConvertOptions, summary: ListingSummary) -> list[PlannedSet]:
     names = [split.name for split in options.split] or [""]
     counts = np.zeros(len(names), np.int64)
-    for ordinals in _batches(summary.num_files):
+    for ordinals in _batches(summary.num_samples):
         counts += np.bincount(split_of(ordinals, seed=options.seed or 0, shares=_shares(options)), minlength=len(names))
     for name, count in zip(names, counts.tolist(), strict=True):
         if not count:
-            raise OptionError(f"--split: {name} gets none of {summary.num_files} samples; give it a larger share")
+            raise OptionError(f"--split: {name} gets none of {summary.num_samples} samples; give it a larger share")
     key = None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE))
     problems = tuple(sorted((os.fsdecode(problem.source), problem.reason) for problem in summary.notes.problems))
     return [
@@ -170,15 +170,9 @@ def _batches(count: int) -> Iterator[NDArray[np.int64]]:
 
 def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], *, scratch: Path) -> None:
     """`slots(position, ordinal, id, nbytes)`: the write order, the sets one after the other."""
-    unsorted = scratch / f"slots.{os.getpid()}.db"
-    unsorted.unlink(missing_ok=True)
-    connection.execute("ATTACH ? AS staged", (os.fspath(unsorted),))
-    try:
-        for pragma in ("journal_mode=OFF", "synchronous=OFF"):
-            connection.execute(f"PRAGMA staged.{pragma}")
+    connection.execute("CREATE TABLE slots (position INTEGER PRIMARY KEY, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
+    with attached(connection, scratch, "staged"):
         connection.execute("CREATE TABLE staged.slots (position INTEGER, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
-        connection.execute("CREATE TABLE slots (position INTEGER PRIMARY KEY, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
-        connection.execute("BEGIN")
         sizes = connection.execute("SELECT nbytes FROM listing ORDER BY ordinal")
         sizes.arraysize = _BATCH
         num_seen = [0] * len(sets)
@@ -195,13 +189,7 @@ def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: 
                     slots = Permutation(planned.num_slots, planned.permutation_key).inverse(ids)
                 rows = np.stack([first_positions[number] + slots, ordinals[mine], ids, nbytes[mine]], axis=1)
                 connection.executemany("INSERT INTO staged.slots VALUES (?, ?, ?, ?)", rows.tolist())
-        connection.execute("INSERT INTO slots SELECT position, ordinal, id, nbytes FROM staged.slots ORDER BY position")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        connection.execute("DETACH staged")
-        unsorted.unlink(missing_ok=True)
+        connection.execute("INSERT INTO main.slots SELECT position, ordinal, id, nbytes FROM staged.slots ORDER BY position")
 
 
 def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet]) -> None:
@@ -239,16 +227,20 @@ def _insert_shard(
 
 
 def _write_facts(
-    connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], summary: ListingSummary, classes: ClassTable
+    connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], summary: ListingSummary
 ) -> None:
     facts = {
         "options": options.as_typed(),
         "sets": [[planned.name, planned.num_slots, planned.permutation_key, planned.problems] for planned in sets],
-        "classes": classes.names,
+        "fields": [[field.name, field.kind.value] for field in summary.facts.fields],
+        "field_order": summary.field_order,
+        "classes": summary.facts.classes,
+        "unreadable": [summary.unreadable.num, summary.unreadable.first],
+        "warnings": summary.facts.warnings,
         "num_ignored": summary.notes.num_ignored,
         "num_junk": summary.notes.num_junk,
         "num_loops": summary.notes.num_loops,
-        "empty_classes": summary.empty_classes,
+        "empty_classes": summary.facts.empty_classes,
     }
     connection.execute("CREATE TABLE facts (value TEXT)")
     connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
@@ -257,7 +249,7 @@ def _write_facts(
 def read_plan(path: Path) -> Plan:
     """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged."""
     with open_read_only(path) as connection:
-        facts = json.loads(connection.execute("SELECT value FROM facts").fetchone()[0])
+        facts = _read_facts(connection)
         shards = tuple(PlannedShard(*row) for row in connection.execute("SELECT * FROM shards ORDER BY number"))
     return Plan(
         path=path,
@@ -267,7 +259,10 @@ def read_plan(path: Path) -> Plan:
             for name, num_slots, key, problems in facts["sets"]
         ),
         shards=shards,
-        classes=tuple(facts["classes"]),
+        fields=tuple(FieldSpec(name, Kind(kind)) for name, kind in facts["fields"]),
+        classes=None if facts["classes"] is None else tuple(facts["classes"]),
+        unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
+        warnings=tuple(facts["warnings"]),
         num_ignored=facts["num_ignored"],
         num_junk=facts["num_junk"],
         num_loops=facts["num_loops"],
@@ -275,18 +270,27 @@ def read_plan(path: Path) -> Plan:
     )
 
 
+def _read_facts(connection: sqlite3.Connection) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(connection.execute("SELECT value FROM facts").fetchone()[0])
+    return facts
+
+
 @contextlib.contextmanager
 def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[PlannedSample]]]:
     """Open the plan at `path` and hand out a function that lists a shard's samples in write order."""
     with open_read_only(path) as connection:
+        order = tuple(_read_facts(connection)["field_order"])
 
         def samples(shard: PlannedShard) -> Iterator[PlannedSample]:
             rows = connection.execute(
-                "SELECT position - ?, id, label, path, name, listing.nbytes, mtime_ns, problem"
+                "SELECT position - ?, id, label, path, name, problem, listing.nbytes, mtime_ns, fields, details"
                 " FROM slots CROSS JOIN listing USING (ordinal) CROSS JOIN directories USING (directory)"
                 " WHERE position >= ? AND position < ? ORDER BY position",
                 (shard.first_position - shard.first_slot, shard.first_position, shard.first_position + shard.num_slots),
             )
-            return (PlannedSample(*row) for row in rows)
+            for slot, sample, label, directory, name, problem, *columns in rows:
+                source = join(directory, name)
+                made_of = contents_of(source, tuple(columns), order)
+                yield PlannedSample(slot, sample, label, source, problem, made_of.origins, made_of.values, made_of.size)
 
         yield samples

@@ -52,7 +52,7 @@ class Report:
 
     destination: Path
     sets: tuple[SetReport, ...]  # empty while other parts are still writing
-    num_classes: int
+    num_classes: int | None  # None where labels have no names, or there are none
     num_written: int  # shards that this run wrote
     num_resumed: int  # shards that an earlier run, or another part, had written
     num_waiting: int  # shards that other parts have still to write; 0 once the dataset is complete
@@ -92,22 +92,25 @@ class Preview:
     """What a conversion would do."""
 
     sets: tuple[SetPreview, ...]
-    num_classes: int
+    num_classes: int | None  # None where labels have no names, or there are none
+    fields: tuple[tuple[str, str], ...]  # (name, kind) of every sample's
     nbytes: int  # of the source files
     needed_nbytes: int | None  # on disk; None where images are encoded anew
     free_nbytes: int
     problems: tuple[tuple[str, str], ...]  # (source, reason) of directories that could not be listed
+    num_unreadable: int  # samples that are bad by the listing alone; others turn out to be when they are read
+    unreadable: tuple[tuple[str, str], ...]  # (source, reason) of the first of them
     warnings: tuple[str, ...]
 
 
 def warnings_of(plan: Plan) -> tuple[str, ...]:
     """What is odd about a source, though not wrong."""
-    warnings = []
+    warnings = list(plan.warnings)
     if plan.empty_classes:
         shown = ", ".join(plan.empty_classes[:5]) + (", ..." if len(plan.empty_classes) > 5 else "")
         warnings.append(f"{len(plan.empty_classes)} class folders without images (they stay in the class list): {shown}")
     if plan.num_ignored:
-        warnings.append(f"{plan.num_ignored} files ignored: their names do not end like an image's")
+        warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples")
     if plan.num_junk:
         warnings.append(f"{plan.num_junk} hidden or system files and folders ignored")
     if plan.num_loops:

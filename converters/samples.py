@@ -1,4 +1,4 @@
-"""One source file to one sample: read, looked at, stored as asked; or found bad, with a reason."""
+"""One planned sample to one stored: its bytes read, looked at, stored as asked; or found bad, with a reason."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from converters.options import Check, Encode, Resize
+from converters.examine import Treatment, encode_value, examine
+from converters.listing_store import missing_fields
 from converters.planning import PlannedSample
-from converters.transcode import decoder, transcode
-from converters.writers import IMAGE_FIELD, StoredField, StoredSample
+from converters.sources import Origin
+from converters.writers import StoredSample
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.probe import ImageHeader, probe
+from datapipe.manifest import FieldSpec
 
-MAX_FILE_NBYTES = 1 << 30  # a sample is held in memory; above it a file is bad, not read
-_OPEN_AHEAD = 16  # files opened before their turn, so that the disk reads them meanwhile
+MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; above it a sample is bad, not read
+_OPEN_AHEAD = 16  # samples whose files are opened before their turn, so that the disk reads them meanwhile
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe put in a file's place must not block
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """How every sample of a conversion is looked at and stored."""
-
-    check: Check
-    resize: Resize | None
-    encode: Encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,91 +27,119 @@ class BadSample:
 
     planned: PlannedSample
     reason: str
-    data: bytes | None  # None where the file could not be read
+    contents: dict[str, bytes]  # by field, what could be read of it
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A sample whose turn is to come: its open files, or why there are none."""
+
+    planned: PlannedSample
+    files: dict[bytes, int] = field(default_factory=dict)  # descriptors by path
+    problem: str | None = None
+
+    def close(self) -> None:
+        for descriptor in self.files.values():
+            os.close(descriptor)
+        self.files.clear()
 
 
 def read_samples(
-    root: bytes, planned: Iterable[PlannedSample], treatment: Treatment
+    root: bytes, planned: Iterable[PlannedSample], fields: tuple[FieldSpec, ...], treatment: Treatment
 ) -> Iterator[tuple[PlannedSample, StoredSample | BadSample]]:
     """The samples of a shard, in order, each with what was planned for it.
 
-    Raises IntegrityError if a file is no longer what the plan saw.
+    `fields`: those that every sample must have. Raises IntegrityError if a file is no longer what the plan saw.
     """
-    for sample, opened in _open_ahead(root, planned):
-        if isinstance(opened, str):
-            yield sample, BadSample(sample, opened, None)
-            continue
+    wanted = tuple((field.name, field.kind) for field in fields)
+    kinds = dict(wanted)
+    for opened in _open_ahead(root, planned):
+        contents: dict[str, bytes] = {}
         try:
-            data = _read(opened, sample, root)
-        except OSError as exc:
-            yield sample, BadSample(sample, f"cannot be read: {exc.strerror}", None)
-            continue
+            problem = _read(root, opened, contents)
         finally:
-            os.close(opened)
-        if data is None:
-            yield sample, BadSample(sample, f"{sample.nbytes} bytes exceed the limit of {MAX_FILE_NBYTES} for one sample", None)
+            opened.close()
+        sample = opened.planned
+        problem = problem or missing_fields(wanted, frozenset((*sample.origins, *sample.values)), sample.label)
+        if problem is not None:
+            yield sample, BadSample(sample, problem, contents)
             continue
         try:
-            stored, header = _examine(data, treatment)
+            values = {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
+            examined = examine({**contents, **values}, fields, treatment, size=sample.size)
         except DecodeError as exc:
-            yield sample, BadSample(sample, str(exc), data)
+            yield sample, BadSample(sample, str(exc), contents)
         else:
-            fields = {IMAGE_FIELD.name: StoredField(header.encoding, stored)}
-            yield sample, StoredSample(sample.id, sample.source, sample.label, (header.height, header.width), fields)
+            yield sample, StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
 
 
-def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, int | str]]:
-    """Each sample with its open file, or the reason why there is none. The receiver closes."""
-    waiting: deque[tuple[PlannedSample, int | str]] = deque()
+def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
+    """Each sample with its open files. The receiver closes."""
+    waiting: deque[_Opened] = deque()
     try:
         for sample in planned:
-            waiting.append((sample, sample.problem or _open(root, sample)))
+            opened = _Opened(sample, problem=sample.problem)
+            waiting.append(opened)
+            if opened.problem is None:
+                _open(root, opened)
             if len(waiting) > _OPEN_AHEAD:
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
     finally:
-        for _, opened in waiting:
-            if isinstance(opened, int):
-                os.close(opened)
+        for opened in waiting:
+            opened.close()
 
 
-def _open(root: bytes, sample: PlannedSample) -> int | str:
-    path = root + b"/" + sample.source
-    try:
-        descriptor = os.open(path, _OPEN_FLAGS)
-    except FileNotFoundError as exc:
-        raise IntegrityError(f"{os.fsdecode(path)}: is gone since the source was listed; {_CHANGED}") from exc
-    except OSError as exc:
-        return f"cannot be opened: {exc.strerror}"
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-    return descriptor
+def _open(root: bytes, opened: _Opened) -> None:
+    """Open every file of a sample, once, or note why it cannot be."""
+    origins = opened.planned.origins
+    nbytes = sum(origin.nbytes for origin in origins.values())
+    if nbytes > MAX_SAMPLE_NBYTES:
+        opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
+        return
+    for origin in origins.values():
+        if origin.path not in opened.files:
+            path = root + b"/" + origin.path
+            try:
+                opened.files[origin.path] = os.open(path, _OPEN_FLAGS)
+            except FileNotFoundError as exc:
+                raise IntegrityError(f"{os.fsdecode(path)}: is gone since the source was listed; {_CHANGED}") from exc
+            except OSError as exc:
+                opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
+                return
+        os.posix_fadvise(opened.files[origin.path], origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 _CHANGED = "restore it, or delete the destination's .building folder and convert again"
 
 
-def _read(descriptor: int, sample: PlannedSample, root: bytes) -> bytes | None:
-    """The whole file; None if it is too large. Raises IntegrityError if it is not as planned."""
+def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | None:
+    """Put what can be read of a sample's files into `contents`; why not all of it. Raises IntegrityError."""
+    if opened.problem is not None:
+        return opened.problem
+    for name, origin in opened.planned.origins.items():
+        try:
+            contents[name] = _read_stretch(opened.files[origin.path], origin, root)
+        except OSError as exc:
+            return f"{_name(opened.planned, origin)}cannot be read: {exc.strerror}"
+    return None
+
+
+def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
+    """The bytes of a field. Raises IntegrityError if its file is not as planned."""
     status = os.fstat(descriptor)
-    if (status.st_size, status.st_mtime_ns) != (sample.nbytes, sample.mtime_ns) or not stat.S_ISREG(status.st_mode):
-        raise IntegrityError(f"{os.fsdecode(root + b'/' + sample.source)}: changed since the source was listed; {_CHANGED}")
-    if sample.nbytes > MAX_FILE_NBYTES:
-        return None
-    data = os.read(descriptor, sample.nbytes)
-    while len(data) < sample.nbytes:  # network file systems may hand out less at a time
-        more = os.read(descriptor, sample.nbytes - len(data))
+    if (status.st_size, status.st_mtime_ns) != (origin.file_nbytes, origin.mtime_ns) or not stat.S_ISREG(status.st_mode):
+        raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
+    data = os.pread(descriptor, origin.nbytes, origin.offset)
+    while len(data) < origin.nbytes:  # network file systems may hand out less at a time
+        more = os.pread(descriptor, origin.nbytes - len(data), origin.offset + len(data))
         if not more:
-            raise IntegrityError(f"{os.fsdecode(root + b'/' + sample.source)}: became shorter while it was read; {_CHANGED}")
+            raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: became shorter while it was read; {_CHANGED}")
         data += more
     return data
 
 
-def _examine(data: bytes, treatment: Treatment) -> tuple[bytes, ImageHeader]:
-    header = probe(data)
-    if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut off: its end marker is missing")
-    stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
-    if treatment.check is Check.DECODE and stored is data:
-        decoder("pillow")(data, header)  # the strictest: what passes here passes wherever it is loaded
-    return stored, stored_header
+def _name(sample: PlannedSample, origin: Origin) -> str:
+    """The file, if it is not the one that the sample is called by."""
+    return "" if origin.path == sample.source else f"{os.fsdecode(origin.path)}: "

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converters.examine import Treatment
 from converters.options import OnError
 from converters.planning import PlannedSample, PlannedShard
-from converters.samples import BadSample, Treatment, read_samples
-from converters.sources.image_folder import FIELDS
+from converters.samples import BadSample, read_samples
 from converters.writers import Target
 from datapipe import atomic
 from datapipe.errors import DatapipeError, DecodeError, StorageError
-from datapipe.manifest import ShardInfo
+from datapipe.manifest import FieldSpec, ShardInfo
 from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
 
 DONE_NAME = "done"
@@ -56,10 +56,12 @@ class ShardJob:
     """What every shard of a run has in common."""
 
     building: Path
-    source: Path
+    root: Path  # of the source
     target: str  # a key of converters.writers.TARGETS
     treatment: Treatment
     on_error: OnError
+    fields: tuple[FieldSpec, ...]  # of every sample
+    classes: tuple[str, ...] | None  # names by label, where labels are classes
 
 
 def build_shard(
@@ -77,16 +79,16 @@ def build_shard(
     """
     name = shard.stem + target.suffix
     temporary = job.building / f"{name}.{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
-    root = os.fsencode(job.source)
+    root = os.fsencode(job.root)
     errors: list[SampleError] = []
     skipped: list[int] = []
     sizes: set[tuple[int, int]] = set()
     with _translating(job.building):
         temporary.unlink(missing_ok=True)  # of a killed process that had this number
-        writer = target.open_shard(temporary, fields=FIELDS)
+        writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
             since = bad_since = 0
-            for planned, result in read_samples(root, samples, job.treatment):
+            for planned, result in read_samples(root, samples, job.fields, job.treatment):
                 if isinstance(result, BadSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)
@@ -174,11 +176,19 @@ def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) 
             f"{os.fsdecode(root)}/{source}: bad sample: {bad.reason};"
             f" run again with --on-error skip or quarantine; or repair it, delete {job.building} and begin anew"
         )
-    if job.on_error is OnError.QUARANTINE and bad.data is not None:
-        copy = job.building / QUARANTINE_NAME / shard.set_name / source
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(bad.data)
+    if job.on_error is OnError.QUARANTINE:
+        for name, data in bad.contents.items():
+            origin = bad.planned.origins[name]
+            path = origin.path if origin.is_whole else bad.planned.source + b"." + name.encode()
+            copy = job.building / QUARANTINE_NAME / shard.set_name / os.fsdecode(_confined(path))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
     return SampleError(source, bad.planned.id, bad.reason)
+
+
+def _confined(path: bytes) -> bytes:
+    """`path` without anything that would lead out of the folder that it is put in, as keys in a tar may."""
+    return b"/".join(b"_" if part in (b"", b".", b"..") else part for part in path.split(b"/"))
 
 
 @contextlib.contextmanager

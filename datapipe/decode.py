@@ -75,7 +75,7 @@ class PillowDecoder:
 
     def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
         if header.encoding == "npy":
-            return _crop(_view_npy(data, header), region)
+            return _as_rgb(_crop(_view_npy(data, header), region))
         try:
             with Image.open(io.BytesIO(data)) as image:
                 pixels = np.asarray(image.convert("RGB"))
@@ -182,6 +182,10 @@ def _view_npy(data: bytes, header: ImageHeader) -> NDArray[np.uint8]:
     if len(data) - start < nbytes:
         raise DecodeError(f"npy image is cut: {len(data) - start} bytes of pixels, its header says {nbytes}")
     return np.frombuffer(data, np.uint8, nbytes, start).reshape(header.height, header.width, header.num_channels)
+
+
+def _as_rgb(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
 
 
 def _crop(pixels: NDArray[np.uint8], region: Region | None) -> NDArray[np.uint8]:

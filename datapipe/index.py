@@ -36,6 +36,7 @@ class Extents:
     crc32c: NDArray[np.uint32]  # (m,)
     has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
     one_file_each: bool  # the extents are whole files, so keeping them open is no use
+    prefixes: list[bytes] | None = None  # (m,) what belongs before the bytes of each; None: nothing
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -73,6 +74,10 @@ class SampleIndex:
         return self.manifest.num_samples if self.chosen is None else len(self.chosen)
 
     @property
+    def has_images(self) -> bool:
+        return any(field.name == "image" for field in self.manifest.fields)
+
+    @property
     def fingerprint(self) -> str:
         """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         if self.chosen is None:
@@ -105,6 +110,7 @@ class SampleIndex:
         labels, offset, nbytes = (np.empty(num, np.int64) for _ in range(3))
         crc32c, has_crc = np.empty(num, np.uint32), np.empty(num, np.uint8)
         paths: list[str] = [""] * num
+        prefixes: list[bytes] | None = None
         loose = self.manifest.container == "folder"
         by_shard = np.argsort(shards, kind="stable")
         starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
@@ -116,9 +122,14 @@ class SampleIndex:
             nbytes[members] = sidecar.nbytes(field)[here]
             crc32c[members] = sidecar.crc32c(field)[here]
             has_crc[members] = sidecar.has_crc(field)[here]
+            if prefix := sidecar.prefixes.get(field):
+                prefixes = prefixes or [b""] * num
+                for member in members.tolist():
+                    prefixes[member] = prefix
             for member, row in zip(members.tolist(), here.tolist(), strict=True):
                 paths[member] = self._loose_path(sidecar, row) if loose else self._shard_paths[shard]
-        return Entries(ids, labels, Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose))
+        extents = Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose, prefixes=prefixes)
+        return Entries(ids, labels, extents)
 
     def labels(self) -> NDArray[np.int64]:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""

@@ -194,7 +194,7 @@ def _probe_tiff(data: bytes) -> ImageHeader:
         raise DecodeError(f"tiff header does not parse: {exc}") from exc
 
 
-_NPY_HEADER = re.compile(rb"\{'descr': '\|u1', 'fortran_order': False, 'shape': \((\d+), (\d+), (\d+)\), \}\s*\Z")
+_NPY_HEADER = re.compile(rb"\{'descr': '\|u1', 'fortran_order': False, 'shape': \((\d+), (\d+)(?:, (\d+))?\), \}\s*\Z")
 
 
 def npy_pixels_offset(data: bytes) -> int:
@@ -206,10 +206,10 @@ def _probe_npy(data: bytes) -> ImageHeader:
     start = npy_pixels_offset(data)
     match = _NPY_HEADER.match(data[10:start]) if data[6:8] == b"\x01\x00" else None
     if match is None:
-        raise DecodeError("npy header is not that of a (height, width, channels) uint8 image")
-    height, width, channels = (int(group) for group in match.groups())
-    if channels != 3:
-        raise DecodeError(f"npy image has {channels} channels, expected 3")
+        raise DecodeError("npy header is not that of a (height, width) or (height, width, channels) uint8 image")
+    height, width, channels = (int(group) for group in match.groups(default=b"1"))
+    if channels not in (1, 3):
+        raise DecodeError(f"npy image has {channels} channels, expected 3, or 1 where it is grey")
     return ImageHeader("npy", height, width, channels, 8, len(data) - start >= height * width * channels)
 
 

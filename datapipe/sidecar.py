@@ -3,14 +3,17 @@
 Columns: `id` int64, `key` binary, `source` binary (path of the source file, relative, as the file
 system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unknown), and for each
 field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes within the shard),
-`F.crc32c` uint32 with `F.has_crc` bool. One record batch, uncompressed, so columns are views of the map.
+`F.crc32c` uint32 with `F.has_crc` bool. Where raw pixels lie without a header, the schema's metadata have one for all of
+them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,7 @@ from datapipe import atomic
 from datapipe.errors import FormatError, MissingDataError
 
 SIDECAR_SUFFIX = ".index.arrow"
+_PREFIX = "datapipe.prefix."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class SidecarRows:
     labels: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)  # (height, width) pixels; (0, 0) unknown
     extents: dict[str, list[FieldExtent]] = field(default_factory=dict)
+    prefixes: dict[str, bytes] = field(default_factory=dict)  # by field, what belongs before the bytes of every sample
+    classes: tuple[str, ...] | None = None  # names by label, where the shard tells them; not kept in the sidecar
 
     def __post_init__(self) -> None:
         self.extents = {name: [] for name in self.field_names}
@@ -65,21 +71,37 @@ class SidecarRows:
     def to_table(self, shard_name: str) -> pa.Table:
         sizes = np.array(self.sizes, np.int32).reshape(-1, 2)
         columns: dict[str, pa.Array] = {
-            "id": pa.array(self.ids, pa.int64()),
-            "key": pa.array(self.keys, pa.binary()),
-            "source": pa.array(self.sources, pa.binary()),
-            "label": pa.array(self.labels, pa.int64()),
-            "height": pa.array(sizes[:, 0].copy(), pa.int32()),
-            "width": pa.array(sizes[:, 1].copy(), pa.int32()),
+            "id": _numbers(np.array(self.ids, np.int64)),
+            "key": _byte_strings(self.keys, pa.binary()),
+            "source": _byte_strings(self.sources, pa.binary()),
+            "label": _numbers(np.array(self.labels, np.int64)),
+            "height": _numbers(sizes[:, 0]),
+            "width": _numbers(sizes[:, 1]),
         }
         for name, extents in self.extents.items():
-            columns[f"{name}.encoding"] = pa.array([extent.encoding for extent in extents], pa.string())
-            columns[f"{name}.offset"] = pa.array([extent.offset for extent in extents], pa.int64())
-            columns[f"{name}.nbytes"] = pa.array([extent.nbytes for extent in extents], pa.int64())
-            columns[f"{name}.crc32c"] = pa.array([extent.crc32c or 0 for extent in extents], pa.uint32())
-            columns[f"{name}.has_crc"] = pa.array([int(extent.crc32c is not None) for extent in extents], pa.uint8())
+            columns[f"{name}.encoding"] = _byte_strings([extent.encoding.encode() for extent in extents], pa.string())
+            columns[f"{name}.offset"] = _numbers(np.array([extent.offset for extent in extents], np.int64))
+            columns[f"{name}.nbytes"] = _numbers(np.array([extent.nbytes for extent in extents], np.int64))
+            columns[f"{name}.crc32c"] = _numbers(np.array([extent.crc32c or 0 for extent in extents], np.uint32))
+            columns[f"{name}.has_crc"] = _numbers(np.array([extent.crc32c is not None for extent in extents], np.uint8))
         metadata = {"datapipe.sidecar": "1", "datapipe.shard": shard_name, "datapipe.fields": ",".join(self.field_names)}
+        metadata |= {_PREFIX + name: prefix.hex() for name, prefix in self.prefixes.items()}
         return pa.table(columns).replace_schema_metadata(metadata)
+
+
+# pa.array, and to_numpy of what it makes, import pandas where that is installed: 50 MB and a third of a second for each
+# process. So arrays are made of buffers here, and read as such.
+
+
+def _numbers(values: NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def _byte_strings(values: list[bytes], kind: pa.DataType) -> pa.Array:
+    ends = np.array([0, *itertools.accumulate(map(len, values))], np.int32)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
@@ -100,7 +122,7 @@ class Sidecar:
     Raises MissingDataError or FormatError on opening.
     """
 
-    __slots__ = ("_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "widths")
+    __slots__ = ("_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "widths")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,12 +148,24 @@ class Sidecar:
             self.widths = self._fixed("width", np.int32)
         except KeyError as exc:
             raise FormatError(f"{path}: column {exc} is missing; index or convert again") from exc
+        self.prefixes = self._read_prefixes(metadata)
 
-    def _fixed(self, name: str, dtype: type) -> NDArray:  # type: ignore[type-arg]
+    def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
+        """By field, bytes that belong before those of every extent; fields that need none are left out."""
+        spelled = {name: metadata.get((_PREFIX + name).encode(), b"") for name in self.field_names}
+        try:
+            return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
+        except ValueError as exc:
+            raise FormatError(f"{self.path}: a prefix is not hexadecimal ({exc}); index or convert again") from exc
+
+    def _fixed(self, name: str, dtype: type) -> NDArray[Any]:
         if not self.num_samples:
             return np.empty(0, dtype)
-        column: NDArray = self._buffers[name].to_numpy(zero_copy_only=True)  # type: ignore[type-arg]
-        return column
+        column = self._buffers[name]
+        values: NDArray[Any] = np.frombuffer(
+            column.buffers()[1], dtype, self.num_samples, column.offset * np.dtype(dtype).itemsize
+        )
+        return values
 
     def offsets(self, name: str) -> NDArray[np.int64]:
         """(n,) bytes from the start of the shard."""

@@ -118,6 +118,41 @@ def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
     return destination
 
 
+def write_hdf5_pixels(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The same as arrays of pixels; the folder's images must be of one size."""
+    import h5py
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    for number, start in enumerate(range(0, len(files), per_shard)):
+        mine = files[start : start + per_shard]
+        with h5py.File(destination / f"set-{number:03d}.h5", "w") as file:
+            file["x"] = np.stack([np.asarray(Image.open(path)) for path in mine])
+            file["y"] = np.array([CLASSES.index(path.parent.name) for path in mine])
+            file["key"] = np.array([str(path.relative_to(source)).encode() for path in mine])
+    return destination
+
+
+def write_parquet(source: Path, destination: Path, *, per_shard: int = 10, **options: Any) -> Path:
+    """The same in Parquet files, as pyarrow's users write them: several rows in a page, small columns compressed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    num_shards = -(-len(files) // per_shard)
+    for number in range(num_shards):
+        mine = files[number * per_shard : (number + 1) * per_shard]
+        columns = {
+            "image": [{"bytes": path.read_bytes(), "path": str(path.relative_to(source))} for path in mine],
+            "label": [CLASSES.index(path.parent.name) for path in mine],
+        }
+        stored = {"compression": {"image.bytes": "none", "label": "zstd"}, "use_dictionary": ["label"], "row_group_size": 7}
+        path = destination / f"train-{number:05d}-of-{num_shards:05d}.parquet"
+        pq.write_table(pa.table(columns), path, **(stored | options))
+    return destination
+
+
 def convert(source: Path, destination: Path, **options: Any) -> Path:
     """The folder as a converted dataset of several shards."""
     import converters

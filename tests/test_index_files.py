@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,48 @@ def test_an_empty_sidecar(tmp_path: Path) -> None:
     write_sidecar(path, rows_of([]), "x.tar")
     sidecar = Sidecar(path)
     assert (sidecar.num_samples, len(sidecar.offsets("image"))) == (0, 0)
+
+
+def test_what_belongs_before_the_bytes_is_looked_up_with_them(tmp_path: Path) -> None:
+    """For the fields and shards that have something: here the second shard's images."""
+    manifest = make_dataset(tmp_path, [3, 2, 2])
+    path = tmp_path / (manifest.shards[1].name + SIDECAR_SUFFIX)
+    rows = rows_of([3, 4])
+    rows.prefixes["image"] = b"\x93NUMPY\0\n"
+    write_sidecar(path, rows, manifest.shards[1].name)
+    assert Sidecar(path).prefixes == {"image": b"\x93NUMPY\0\n"}
+    index = open_dataset(tmp_path)
+    assert index.look_up(np.array([6, 4, 0, 3]), "image").extents.prefixes == [b"", b"\x93NUMPY\0\n", b"", b"\x93NUMPY\0\n"]
+    assert index.look_up(np.array([6, 4]), "label").extents.prefixes is None
+    assert index.look_up(np.array([6, 0]), "image").extents.prefixes is None
+
+
+def test_pandas_is_left_alone(tmp_path: Path) -> None:
+    """pyarrow imports it at many occasions where it is installed: 50 MB for each process that converts or loads."""
+    write_sidecar(tmp_path / "x.index.arrow", rows_of([5, 3]), "x.tar")
+    program = f"""
+import sys
+from pathlib import Path
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, TARGETS, StoredField, StoredSample
+from datapipe.sidecar import Sidecar, write_sidecar
+assert Sidecar(Path({str(tmp_path / "x.index.arrow")!r})).offsets("image").tolist() == [5000, 3000]
+for name, target in TARGETS.items():
+    writer = target.open_shard(Path({str(tmp_path)!r}) / name, fields=(IMAGE_FIELD, LABEL_FIELD), classes=("a",))
+    writer.append(StoredSample(0, b"a.jpg", 0, (1, 1), {{"image": StoredField("jpeg", b"x")}}))
+    write_sidecar(Path({str(tmp_path)!r}) / (name + ".index"), writer.finish().rows, name)
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+def test_a_prefix_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.index.arrow"
+    rows = rows_of([3])
+    rows.prefixes["image"] = b"some bytes"
+    write_sidecar(path, rows, "x.tar")
+    path.write_bytes(path.read_bytes().replace(b"some bytes".hex().encode(), b"zz" * 10))
+    with pytest.raises(FormatError, match=r"x\.index\.arrow: a prefix is not hexadecimal"):
+        Sidecar(path)
 
 
 def test_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:

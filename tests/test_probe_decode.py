@@ -212,8 +212,21 @@ def test_raw_pixels_come_back() -> None:
     assert not probe(data[:-1]).complete
 
 
+@pytest.mark.parametrize("shape", [(HEIGHT, WIDTH), (HEIGHT, WIDTH, 1)])
+def test_grey_pixels_come_back_in_three_channels(shape: tuple[int, ...]) -> None:
+    pixels = picture(1, HEIGHT, WIDTH)[:, :, 0]
+    data = npy(pixels.reshape(shape))
+    header = probe(data)
+    assert (header.height, header.width, header.num_channels, header.complete) == (HEIGHT, WIDTH, 1, True)
+    expected = np.stack([pixels] * 3, axis=2)
+    assert np.array_equal(open_decoder("auto")(data, header), expected)
+    assert np.array_equal(open_decoder("auto")(data, header, (2, 3, 4, 5)), expected[2:6, 3:8])
+    assert not probe(data[:-1]).complete
+
+
 @pytest.mark.parametrize("pixels", [
-    np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3), np.int8), np.zeros((4, 4, 3), np.float32),
+    np.zeros(16, np.uint8), np.zeros((4, 4, 2), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((1, 4, 4, 3), np.uint8),
+    np.zeros((4, 4, 3), np.int8), np.zeros((4, 4, 3), np.float32),
     np.asfortranarray(np.zeros((4, 5, 3), np.uint8)), np.zeros((0, 4, 3), np.uint8),
 ])  # fmt: skip
 def test_other_arrays_are_no_images(pixels: np.ndarray) -> None:

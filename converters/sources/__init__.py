@@ -1,0 +1,120 @@
+"""What conversions read: one module per form of source, found by `--from`.
+
+A module offers `open_source(options) -> Source`. A source lists its samples as a stream and then says which fields
+and classes they have. Where the bytes of a sample's fields lie is part of the listing, so everything else about a
+conversion (sorting, plan, resuming, reading, checks) is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from converters.options import ConvertOptions
+from converters.writers import NO_LABEL
+from datapipe.containers.listing import ScanNotes
+from datapipe.manifest import FieldSpec
+
+_MODULES = {
+    "image-folder": "converters.sources.image_folder",
+    "manifest": "converters.sources.manifest",
+    "pairs": "converters.sources.pairs",
+    "coco": "converters.sources.coco",
+    "tar": "converters.sources.tar",
+    "npy": "converters.sources.npy",
+}
+
+
+class Origin(NamedTuple):  # made by the million, as samples are: a dataclass takes three times as long
+    """A stretch of a file that makes up one field, and what the file was like when it was listed."""
+
+    path: bytes  # relative to the source's root
+    offset: int  # bytes
+    nbytes: int
+    file_nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def whole(cls, path: bytes, nbytes: int, mtime_ns: int) -> Origin:
+        """All of a file."""
+        return cls(path, 0, nbytes, nbytes, mtime_ns)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.offset and self.nbytes == self.file_nbytes
+
+
+class ListedSample(NamedTuple):
+    """One sample of a source. Samples are sorted by (place, directory, name), the names compared as bytes."""
+
+    directory: bytes  # with `name`, a path relative to the source's root; no slash at either end
+    name: bytes
+    place: int = 0
+    label: int = NO_LABEL
+    origins: Mapping[str, Origin] = MappingProxyType({})  # by field
+    values: Mapping[str, str] = MappingProxyType({})  # by field: text, or JSON text
+    size: tuple[int, int] | None = None  # (height, width) that the image must have
+    problem: str | None = None  # why it cannot be read, known without opening a file
+
+    @property
+    def source(self) -> bytes:
+        """What the sample is called."""
+        return join(self.directory, self.name)
+
+    @property
+    def nbytes(self) -> int:
+        """To be read, in all."""
+        nbytes = sum([origin.nbytes for origin in self.origins.values()])
+        return nbytes + sum(map(len, self.values.values())) if self.values else nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What is known of a source once all of it was listed."""
+
+    fields: tuple[FieldSpec, ...]  # of every sample
+    classes: tuple[str, ...] | None  # names by label, where labels are classes
+    labels: Mapping[int, int] | None = None  # listed label -> label; None: the listed ones are final
+    empty_classes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what is odd about it, though not wrong
+    nothing: str = "no samples"  # what to say where there is none,
+    remedy: str = "check the path of the source"  # and what to do then
+
+
+class Source(Protocol):
+    """A source of samples. One object lists once."""
+
+    @property
+    def root(self) -> Path:
+        """What paths in the listing are relative to."""
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        """The samples, in any order; memory does not grow with their number.
+
+        `notes` hears what is no sample; `scratch` is a directory for files that are gone in the end. Raises
+        MissingDataError, StorageError, FormatError or OptionError for what cannot be listed at all.
+        """
+
+    def facts(self) -> SourceFacts:
+        """To be asked when `scan` is exhausted."""
+
+
+def open_source(options: ConvertOptions) -> Source:
+    """The source that `options` name; its form must be known. Raises what can be told without listing it."""
+    source: Source = importlib.import_module(_MODULES[options.form]).open_source(options)
+    return source
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    """A path relative to the root."""
+    return directory + b"/" + name if directory else name
+
+
+def divide(path: bytes) -> tuple[bytes, bytes]:
+    """(directory, name) of a path relative to the root."""
+    directory, _, name = path.rpartition(b"/")
+    return directory, name

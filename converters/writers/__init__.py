@@ -1,6 +1,6 @@
 """What writes shards: one module per target format, found by `--to`.
 
-A module offers `open_shard(path, *, fields) -> ShardWriter` and `companions(shard, sidecar) -> dict[str, bytes]`.
+A module offers `open_shard(path, *, fields, classes) -> ShardWriter` and `companions(shard, sidecar) -> dict[str, bytes]`.
 Everything else about a conversion (plan, checks, resuming, checksums of fields, the manifest) is the
 same for all of them.
 """
@@ -81,12 +81,14 @@ class Target:
     suffix: str  # of a shard's file name
     companion_suffixes: tuple[str, ...] = ()
 
-    def open_shard(self, path: Path, *, fields: Sequence[FieldSpec]) -> ShardWriter:
+    def open_shard(self, path: Path, *, fields: Sequence[FieldSpec], classes: Sequence[str] | None = None) -> ShardWriter:
         """Create `path`, which must not exist, and return what fills it with samples of these fields.
 
-        Raises OptionError for fields that could not be written.
+        `classes`: names by label, for formats that keep them in the shard. Raises OptionError for fields that could
+        not be written.
         """
-        writer: ShardWriter = importlib.import_module(self.module).open_shard(path, fields=checked_fields(fields))
+        open_shard = importlib.import_module(self.module).open_shard
+        writer: ShardWriter = open_shard(path, fields=checked_fields(fields), classes=classes)
         return writer
 
     def companions(self, shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
@@ -99,6 +101,7 @@ TARGETS = {
     "webdataset": Target("converters.writers.webdataset", "tar", ".tar", (".idx",)),
     "tfrecord": Target("converters.writers.tfrecord", "tfrecord", ".tfrecord", (".idx",)),
     "hdf5": Target("converters.writers.hdf5", "hdf5", ".h5"),
+    "parquet": Target("converters.writers.parquet", "parquet", ".parquet"),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -28,7 +29,7 @@ _READ_NBYTES = 4 << 20
 _LABEL_ENCODING = "int64"  # little-endian
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...]) -> Hdf5Shard:
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> Hdf5Shard:
     """Create the shard at `path`, which must not exist."""
     return Hdf5Shard(path, fields)
 

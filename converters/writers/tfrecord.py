@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -18,7 +19,7 @@ from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 _LABEL_ENCODING = "varint"
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...]) -> TFRecordShard:
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TFRecordShard:
     """Create the shard at `path`, which must not exist."""
     return TFRecordShard(path, fields)
 

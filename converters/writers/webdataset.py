@@ -9,7 +9,7 @@ called as its files are (`txt`, `json`) is not named twice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -32,7 +32,7 @@ from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 _LABEL_ENCODING = "text"  # decimal ASCII
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...]) -> TarShard:
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TarShard:
     """Create the tar at `path`, which must not exist."""
     return TarShard(path, fields)
 

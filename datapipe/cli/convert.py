@@ -1,4 +1,4 @@
-"""`datapipe convert`: a folder of images to shards."""
+"""`datapipe convert`: small files to shards."""
 
 from __future__ import annotations
 
@@ -21,12 +21,30 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 example:
-  datapipe convert photos/train shards/train --to webdataset --resize shorter:256 --encode jpeg:90
+  datapipe convert photos shards --to webdataset --resize shorter:256 --encode jpeg:90
 
-A killed or interrupted run is resumed by the same command. Several machines share the work with
---part 1/4, --part 2/4, ... into one destination. Sizes take MB, GB, MiB, GiB. With --resize, images
-that need resizing are stored as JPEG of quality 90 (PNG if they were PNG) unless --encode says otherwise;
-shorter:N and longer:N also enlarge, as torchvision's Resize does. EXIF orientation is not applied.
+what SRC may be, with an example each (docs/convert.md tells more):
+  image-folder: a folder per class; deeper or without classes on request
+    datapipe convert photos/train shards/train --to webdataset
+    datapipe convert scans shards/scans --to webdataset --class-from none
+  manifest: a .csv, .tsv or .jsonl that lists files, labels and other values
+    datapipe convert list.csv shards/list --to webdataset --root photos
+  pairs: files of one name, as imgs/ and masks/, or a.jpg beside a.txt
+    datapipe convert roads shards/roads --to webdataset --from pairs
+  coco: COCO's annotation file, with the folder of its images
+    datapipe convert instances.json shards/coco --to webdataset --root val2017
+  tar: WebDataset tars, repacked with all their members
+    datapipe convert old-shards shards/new --to hdf5
+  npy: .npy files
+    datapipe convert arrays shards/arrays --to tfrecord --class-from none
+
+--dry-run shows what SRC was taken for, its fields and its first samples. A
+killed or interrupted run is resumed by the same command. Several machines share
+the work with --part 1/4, --part 2/4, ... into one destination. Sizes take MB,
+GB, MiB, GiB. With --resize, images that need resizing are stored as JPEG of
+quality 90 (PNG if they were PNG) unless --encode says otherwise; shorter:N and
+longer:N also enlarge, as torchvision's Resize does; masks and boxes follow. EXIF
+orientation is not applied.
 """
 
 
@@ -34,12 +52,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "convert",
-        help="repack a folder of images into shards",
-        description="Repack a folder of class folders of images into shards: atomically, resumably, checked.",
+        help="repack small files into shards",
+        description="Repack images, and what belongs to them, into shards: atomically, resumably, checked.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="folder with one folder per class")
+    parser.add_argument("source", metavar="SRC", type=Path, help="a folder or a file; see below")
     parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
     parser.add_argument(
         "--to",
@@ -47,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("webdataset", "hdf5", "parquet", "tfrecord"),
         help="format of the shards (docs/formats.md)",
     )
+    _add_source_options(parser)
     parser.add_argument(
         "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
     )
@@ -59,7 +78,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--split", type=_split, default=(), metavar="train=0.9,val=0.1", help="divide into datasets DST/train, DST/val"
     )
-    parser.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"folder": index} or lines `folder index`')
     parser.add_argument(
         "--check", default="header", choices=("header", "decode"), help="look at headers and ends, or decode all of it"
     )
@@ -72,12 +90,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+def _add_source_options(parser: argparse.ArgumentParser) -> None:
+    """What SRC is, and what is read of it."""
+    group = parser.add_argument_group("what SRC is")
+    forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")
+    group.add_argument(
+        "--from", dest="form", default="auto", choices=forms, help="auto (default) tells it by a look, and says so"
+    )
+    group.add_argument(
+        "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
+    )
+    group.add_argument(
+        "--field", action="append", default=[], type=_field, metavar="NAME=KIND",
+        help="what a column, suffix or annotation is: image, mask, boxes, text, json, array, bytes, label, int, float,"
+        " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--class-from", choices=("folder", "parent", "path", "none"),
+        help="the class of a file: the folder of SRC that it lies in (default), its own folder, the path of that, or none",
+    )  # fmt: skip
+    group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
+
+
 def run(args: argparse.Namespace) -> int:
     """Do what was asked; 0, or 130 when interrupted. Raises what `converters.convert` raises."""
     import converters
 
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may be any bytes
-    options = _options(args)
+    options = _recognised(_options(args))
     try:
         with _terminable(), _Display() as display:
             if args.dry_run:
@@ -95,12 +135,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
-    from converters import Check, ConvertOptions, OnError
+    from converters import Check, ClassFrom, ConvertOptions, OnError
 
     return ConvertOptions(
         source=args.source,
         destination=args.destination,
         to=args.to,
+        form=args.form,
+        fields=tuple(args.field),
+        class_from=None if args.class_from is None else ClassFrom(args.class_from),
+        root=args.root,
         shard_nbytes=args.shard_size,
         resize=args.resize,
         encode=args.encode,
@@ -114,6 +158,17 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         part=args.part,
         overwrite=args.overwrite,
     )
+
+
+def _recognised(options: ConvertOptions) -> ConvertOptions:
+    """Say what the source is taken for where the user did not."""
+    from converters import recognise
+
+    if options.form != "auto":
+        return options
+    taken = recognise(options)
+    print(f"{options.source}: taken for {taken}", file=sys.stderr)
+    return dataclasses.replace(options, form=taken.form)
 
 
 @contextlib.contextmanager
@@ -178,7 +233,7 @@ def _print_report(report: Report, *, as_json: bool) -> None:
     for one in report.sets:
         bad = f", {one.num_errors} bad samples left out (see {one.directory / 'errors.jsonl'})" if one.num_errors else ""
         print(
-            f"{one.directory}: {one.num_samples} samples of {report.num_classes} classes"
+            f"{one.directory}: {one.num_samples} samples{_of_classes(report.num_classes)}"
             f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
@@ -194,15 +249,23 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
         print(f"warning: {warning}", file=sys.stderr)
     for source, reason in preview.problems:
         print(f"warning: {source}: {reason}", file=sys.stderr)
+    if preview.num_unreadable:
+        shown = "; ".join(f"{source}: {reason}" for source, reason in preview.unreadable)
+        print(f"warning: {preview.num_unreadable} samples cannot be read: {shown}", file=sys.stderr)
     for one in preview.sets:
         print(
-            f"{options.destination / one.name}: would hold {one.num_samples} samples of {preview.num_classes} classes,"
+            f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
             f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
         )
         for key, source in one.first:
             print(f"  {key}  {source}")
+    print("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
     needed = "unknown, as images are encoded anew" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     print(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+
+
+def _of_classes(num_classes: int | None) -> str:
+    return "" if num_classes is None else f" of {num_classes} classes"
 
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
@@ -211,6 +274,12 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         return parse(text)
     except OptionError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+def _field(text: str) -> Any:
+    from converters.options import FieldChoice
+
+    return _parsed(FieldChoice.parse, text)
 
 
 def _nbytes(text: str) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "index",
-        help="index WebDataset shards or an image folder ahead of first use",
+        help="index shards of others or an image folder ahead of first use",
         description="Make, or bring up to date, the index of data that datapipe did not write: a directory, file or glob "
-        "pattern of WebDataset shards, or an image folder. Loading does this by itself on first use.",
+        "pattern of WebDataset, TFRecord, HDF5 or Parquet shards, or an image folder. Loading does this by itself on first use.",
         epilog="example: datapipe index 'shards/train-*.tar'",
     )
     parser.add_argument("path", help="data to index")

@@ -19,8 +19,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="show what a dataset holds; --grid draws a contact sheet",
-        description="Describe a converted dataset, WebDataset shards or an image folder: samples, classes, shards, encodings, "
-        f"sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
+        description="Describe a converted dataset, shards of others (WebDataset, TFRecord, HDF5, Parquet) or an image folder: "
+        f"samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if args.grid is not None:
         from datapipe.cli.contact_sheet import draw_sheet
 
+        if not index.has_images:
+            raise OptionError(f"--grid: {args.path} holds no images")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     print(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
@@ -56,13 +58,15 @@ def describe(index: SampleIndex) -> dict[str, Any]:
     from datapipe.fetch.local import LocalFiles
 
     files, num = LocalFiles(), len(index)
-    ids = index.ids(np.unique(np.linspace(0, num - 1, min(num, _LOOKED_AT)).astype(np.int64)))
-    entries = index.look_up(ids, "image")
+    num_looked_at = min(num, _LOOKED_AT) if index.has_images else 0
+    ids = index.ids(np.unique(np.linspace(0, num - 1, num_looked_at).astype(np.int64)))
     encodings: Counter[str] = Counter()
     sizes: list[tuple[int, int]] = []
     nbytes: list[int] = []
     bad: list[str] = []
+    entries = index.look_up(ids, "image") if len(ids) else None
     for row in range(len(ids)):
+        assert entries is not None
         try:
             data = files.read(entries.extents, row)
             header = checked_header(data)
@@ -88,7 +92,7 @@ def describe(index: SampleIndex) -> dict[str, Any]:
             "median_bytes": int(np.median(nbytes)) if nbytes else None,
             "bad": bad,
         },
-        "first": str(index.describe(int(ids[0]))) if num else None,
+        "first": str(index.describe(int(index.ids(np.zeros(1, np.int64))[0]))) if num else None,
     }
 
 
@@ -102,8 +106,9 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
         f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
         f"  fields   {fields}",
         f"  classes  {facts['classes'] if facts['classes'] is not None else 'not named'}",
-        f"  images   {encodings or 'none readable'} among {seen['samples']} looked at",
     ]
+    if "image" in facts["fields"]:
+        lines.append(f"  images   {encodings or 'none readable'} among {seen['samples']} looked at")
     if seen["median_size"]:
         height, width = seen["median_size"]
         lines.append(f"  median   {height} x {width} pixels (height x width), {seen['median_bytes'] / 1e3:,.1f} kB")

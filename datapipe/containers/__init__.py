@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.listing import held_apart_names
 from datapipe.containers.shard_names import container_of
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index import SampleIndex
@@ -19,7 +21,7 @@ __all__ = ["open_index"]
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     """The samples at `path`: a converted dataset, shards that others wrote, or an image folder.
 
-    Shards are WebDataset tars, TFRecord or HDF5 files, given as a file, a directory or a glob pattern.
+    Shards are WebDataset tars, TFRecord, HDF5 or Parquet files, given as a file, a directory or a glob pattern.
     Data that datapipe did not write is indexed on first use, which may take minutes for millions of
     samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
     FormatError where the contents are not understood.
@@ -37,6 +39,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     refuse_unfinished(here)
     shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
     if shards:
+        _refuse_several_sets(shards, here)
         return open_foreign(_shards(shards, text))
     sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())
     if sets:
@@ -51,7 +54,8 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     for path in paths:
         if container_of(path.name) is None or not path.is_file():
             raise FormatError(
-                f"{path}: not a regular .tar, .tfrecord or .h5 file; datapipe reads such shards, converted sets and image folders"
+                f"{path}: not a regular .tar, .tfrecord, .h5 or .parquet file; datapipe reads such shards, converted sets"
+                " and image folders"
             )
     containers = _grouped(paths, lambda path: container_of(path.name) or "")
     if len(containers) > 1:
@@ -63,6 +67,16 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     directory = Path(next(iter(directories)))
     refuse_unfinished(directory)
     return ForeignSet(next(iter(containers)), directory, tuple(path.name for path in paths))
+
+
+def _refuse_several_sets(shards: list[Path], directory: Path) -> None:
+    """`train-*` beside `test-*` are sets of their own, as on Hugging Face's hub."""
+    names = _grouped(shards, lambda path: re.split(r"[^A-Za-z]", path.name, maxsplit=1)[0])
+    sets = held_apart_names(names)
+    if sets:
+        first = names[sets[0]][0].name
+        pattern = sets[0] + first[len(sets[0])] + "*"
+        raise FormatError(f"{directory}: holds shards of {', '.join(sets)}; open one set of them, e.g. '{directory / pattern}'")
 
 
 def _grouped(paths: list[Path], name_of: Callable[[Path], str]) -> dict[str, list[Path]]:

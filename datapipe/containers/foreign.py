@@ -39,7 +39,7 @@ _STAMP_NAME = "source.json"  # what the data looked like when the index was made
 class ForeignSet:
     """Data to be indexed: shards of one directory, or an image folder."""
 
-    container: str  # "tar", "tfrecord", "hdf5" or "folder"
+    container: str  # "tar", "tfrecord", "hdf5", "parquet" or "folder"
     directory: Path
     names: tuple[str, ...] = ()  # of the shards, in order; () for a folder
 
@@ -121,6 +121,7 @@ def _make_index(data: ForeignSet, home: Path) -> None:
         (home / _STAMP_NAME).unlink()
     stamp: dict[str, Any]
     fields: tuple[FieldSpec, ...]
+    classes: tuple[str, ...] | None
     if data.container == "folder":
         folder.refuse_several_sets(data.directory)
         notes = ScanNotes()
@@ -129,8 +130,7 @@ def _make_index(data: ForeignSet, home: Path) -> None:
         stamp = {"directories": folder.directory_times(data.directory, notes)}
     else:
         stats = _shard_stats(data)
-        shards, fields = _index_shards(data, home, stats)
-        classes = None
+        shards, fields, classes = _index_shards(data, home, stats)
         stamp = {"shards": stats}
     manifest = Manifest(
         container=data.container,
@@ -159,17 +159,23 @@ def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardI
     return shards
 
 
-def _index_shards(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> tuple[list[ShardInfo], tuple[FieldSpec, ...]]:
+def _index_shards(
+    data: ForeignSet, home: Path, stats: dict[str, list[int]]
+) -> tuple[list[ShardInfo], tuple[FieldSpec, ...], tuple[str, ...] | None]:
+    """Scan every shard and write its sidecar; what there is, its fields, and its classes where shards name them."""
     index_shard = _scanner(data.container)
     shards: list[ShardInfo] = []
     fields: tuple[FieldSpec, ...] | None = None
+    classes: tuple[str, ...] | None = None
     first = 0
     for name in _progress(data.names, data, total=len(data.names)):
         rows, found = index_shard(data.directory / name)
         if fields is not None and found != fields:
             has, had = (", ".join(field.name for field in specs) for specs in (found, fields))
             raise FormatError(f"{data.directory / name}: has fields {has}, the shards before it {had}; open them apart")
-        fields = found
+        if shards and rows.classes != classes:
+            raise FormatError(f"{data.directory / name}: names other classes than the shards before it; open them apart")
+        fields, classes = found, rows.classes
         digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
         nbytes, mtime_ns = stats[name]
         shards.append(
@@ -184,7 +190,7 @@ def _index_shards(data: ForeignSet, home: Path, stats: dict[str, list[int]]) -> 
             )
         )
         first += len(rows)
-    return shards, fields or ()
+    return shards, fields or (), classes
 
 
 def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:

@@ -1,7 +1,8 @@
-"""HDF5 files of encoded images: where in the file each image's bytes lie, and which label it has.
+"""HDF5 files of images: where in the file each image's bytes lie, and which label it has.
 
-Reads two layouts whose images can be had with `pread`: datapipe's own (`image/data` and `image/offsets`, see
-`hdf5_format`), and a dataset of variable-length uint8 arrays, an image each. Arrays of pixels are refused with the reason.
+Reads three layouts whose images can be had with `pread`: datapipe's own (`image/data` and `image/offsets`, see
+`hdf5_format`), a dataset of variable-length uint8 arrays, an encoded image each, and an array of pixels in one piece or in
+unfiltered chunks of one image. Others are refused with the reason.
 Links to other files, external storage and virtual datasets are not followed.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers import hdf5_format as form
+from datapipe.containers.hdf5_pixels import npy_header, pixel_extents
 from datapipe.containers.hdf5_vlen import vlen_extents
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.manifest import FieldSpec, Kind
@@ -38,11 +40,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """Encoded images found in a file."""
+    """Images found in a file."""
 
     name: str  # of their dataset or group
     offset: NDArray[np.int64]  # (n,) bytes from the start of the file
     nbytes: NDArray[np.int64]  # (n,)
+    shape: tuple[int, ...] | None = None  # of each, where they are pixels without headers
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
@@ -77,7 +80,8 @@ def _index(path: Path, data: mmap.mmap) -> tuple[SidecarRows, tuple[FieldSpec, .
         raise FormatError(f"{path}: not an HDF5 file, or damaged ({exc}); get the file again") from exc
     if labels is not None and labels.min() < -1:
         raise FormatError(f"{path}: a label is {labels.min()}, expected class numbers; write labels from 0")
-    rows = SidecarRows(("image",))  # labels are read here and now: they may lie in pieces, or compressed
+    prefixes = {} if images.shape is None else {"image": npy_header(images.shape)}
+    rows = SidecarRows(("image",), prefixes=prefixes)  # labels are read here and now: they may lie in pieces, or compressed
     for row, (offset, nbytes) in enumerate(zip(images.offset.tolist(), images.nbytes.tolist(), strict=True)):
         key = b"%d" % row if keys is None else keys[row]
         label = -1 if labels is None else int(labels[row])
@@ -88,7 +92,7 @@ def _index(path: Path, data: mmap.mmap) -> tuple[SidecarRows, tuple[FieldSpec, .
 
 
 def _find_images(file: h5py.File, data: mmap.mmap, where: str) -> _Images:
-    """The encoded images, by layout and content, or else by name."""
+    """The images, by layout and content, or else by name."""
     objects = _objects(file, where)
     found: list[_Images] = []
     refusals: list[str] = []
@@ -103,21 +107,21 @@ def _find_images(file: h5py.File, data: mmap.mmap, where: str) -> _Images:
             continue
         except FormatError as exc:
             raise FormatError(f"{where}: {name!r}: {exc}; get the file again") from exc
-        if _is_encoded(images, data):
+        if images.shape is not None or _is_encoded(images, data):
             found.append(images)
     named = [images for images in found if images.name.rpartition("/")[2].lower() in _IMAGE_NAMES]
     chosen = named if len(named) == 1 else found
     if len(chosen) == 1:
         return chosen[0]
-    what = f"images in several places ({', '.join(images.name for images in found)})" if found else "no encoded images"
+    what = f"images in several places ({', '.join(images.name for images in found)})" if found else "no images that can be read"
     why = "".join(f"; {text}" for text in refusals)
     remedy = "name one of them 'image'" if found else _REMEDY
     raise FormatError(f"{where}: {what}{why} (has: {_listed(objects)}); {remedy}")
 
 
 _REMEDY = (
-    "datapipe reads encoded images as uint8 (nbytes,) 'image/data' with 'image/offsets', or as variable-length uint8;"
-    " write them so, or write them to a folder per class and run `datapipe convert`"
+    "datapipe reads encoded images as uint8 (nbytes,) 'image/data' with 'image/offsets', or as variable-length uint8, and"
+    " pixels as uint8 (n, h, w, 3) in one piece; write them so, or write images to a folder per class and run `datapipe convert`"
 )
 
 
@@ -150,14 +154,16 @@ def _reader_of(entry: h5py.Group | h5py.Dataset) -> _Reader | None:
         return None
     if entry.ndim == 1 and h5py.check_vlen_dtype(entry.dtype) == np.uint8:
         return _read_vlen
-    return _refuse_pixels if entry.ndim in (3, 4) and entry.dtype == np.uint8 else None
+    return _read_pixels if entry.ndim in (3, 4) and entry.dtype == np.uint8 else None
 
 
-def _refuse_pixels(name: str, entry: h5py.Dataset, data: mmap.mmap, userblock: int) -> _Images:
-    how = "chunks" + (f" with {entry.compression or 'a filter'}" if entry.id.get_create_plist().get_nfilters() else "")
-    raise _UnreadableError(
-        f"are pixels without headers, {entry.shape} in {how if entry.chunks else 'one piece'}: not supported yet"
-    )
+def _read_pixels(name: str, entry: h5py.Dataset, data: mmap.mmap, userblock: int) -> _Images:
+    try:
+        return _Images(name, *pixel_extents(entry, len(data)), entry.shape[1:])
+    except FormatError:
+        raise
+    except ValueError as exc:
+        raise _UnreadableError(f"has {exc}") from exc
 
 
 def _read_own(name: str, group: h5py.Group, data: mmap.mmap, userblock: int) -> _Images:

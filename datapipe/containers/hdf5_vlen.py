@@ -57,11 +57,12 @@ def _references(dataset: h5py.Dataset, data: mmap.mmap) -> NDArray[np.void]:
             raise ValueError("nothing was written to it")
         references[:] = _read_references(data, start, num)
         return references
-    for number in range(dataset.id.get_num_chunks()):
-        info = dataset.id.get_chunk_info(number)
-        first = int(info.chunk_offset[0])
+    chunks: list[h5py.h5d.StoreInfo] = []
+    dataset.id.chunk_iter(chunks.append)  # asking for one after the other takes quadratic time
+    for chunk in chunks:
+        first = int(chunk.chunk_offset[0])
         count = max(0, min(dataset.chunks[0], num - first))
-        references[first : first + count] = _read_references(data, info.byte_offset, count)
+        references[first : first + count] = _read_references(data, chunk.byte_offset, count)
     return references
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from datapipe.errors import MissingDataError, StorageError
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
-_TRAIN_NAMES = (b"train", b"training")
-_HELD_OUT_NAMES = (b"val", b"valid", b"validation", b"test")
+_TRAIN_NAMES = ("train", "training")
+_HELD_OUT_NAMES = ("val", "valid", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def list_classes(root: Path) -> list[bytes]:
     top = os.fsencode(root)
     try:
         with os.scandir(top) as entries:
-            classes = sorted(entry.name for entry in entries if not is_junk(entry.name) and _is_folder(entry))
+            classes = sorted(entry.name for entry in entries if not is_junk(entry.name) and is_folder(entry))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{root}: no such directory; check the path of the source") from exc
     except NotADirectoryError as exc:
@@ -99,12 +99,17 @@ def list_classes(root: Path) -> list[bytes]:
 
 def held_apart(root: Path, classes: list[bytes]) -> tuple[bytes, ...]:
     """The names of `classes` that are whole sets, as in a folder of `train/` and `val/`; empty if it is one set."""
-    lowered = {name.lower(): name for name in classes}
-    sets = [lowered[name] for name in (*_TRAIN_NAMES, *_HELD_OUT_NAMES) if name in lowered]
-    sets = [name for name in sets if _has_folders(os.path.join(os.fsencode(root), name))]
-    is_train = any(name.lower() in _TRAIN_NAMES for name in sets)
-    is_held_out = any(name.lower() in _HELD_OUT_NAMES for name in sets)
-    return tuple(sets) if is_train and is_held_out else ()
+    top = os.fsencode(root)
+    found = held_apart_names(os.fsdecode(name) for name in classes if _has_folders(os.path.join(top, name)))
+    return tuple(map(os.fsencode, found))
+
+
+def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that are called as sets for training and for testing are; empty unless there are both."""
+    lowered = {name.lower(): name for name in names}
+    train = [lowered[name] for name in _TRAIN_NAMES if name in lowered]
+    held_out = [lowered[name] for name in _HELD_OUT_NAMES if name in lowered]
+    return (*train, *held_out) if train and held_out else ()
 
 
 def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
@@ -115,7 +120,7 @@ def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[List
     top = os.fsencode(os.path.realpath(root))
     start = os.path.join(top, class_name)
     waiting: list[tuple[bytes, tuple[tuple[int, int], ...]]] = []
-    if _may_descend(start, top, (), class_name, notes, is_link=os.path.islink(start)):
+    if may_descend(start, top, (), class_name, notes, is_link=os.path.islink(start)):
         waiting.append((class_name, ()))
     while waiting:
         directory, parents = waiting.pop()
@@ -128,19 +133,19 @@ def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[List
                 for entry in entries:
                     if is_junk(entry.name):
                         notes.num_junk += 1
-                    elif _is_folder(entry):
+                    elif is_folder(entry):
                         child = directory + b"/" + entry.name
-                        if _may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
+                        if may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
                             waiting.append((child, here))
                     elif not is_image_name(entry.name):
                         notes.num_ignored += 1
                     else:
-                        yield _listed(entry, top, class_name, directory)
+                        yield listed_file(entry, top, class_name, directory)
         except OSError as exc:
             notes.problems.append(ScanProblem(directory, f"directory cannot be read: {exc.strerror}"))
 
 
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+def is_folder(entry: os.DirEntry[bytes]) -> bool:
     """Whether it is a directory or leads to one; a link that leads to itself does not."""
     try:
         return entry.is_dir()
@@ -148,7 +153,7 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
-def _may_descend(
+def may_descend(
     path: bytes, top: bytes, parents: tuple[tuple[int, int], ...], source: bytes, notes: ScanNotes, *, is_link: bool
 ) -> bool:
     """Whether the walk enters a directory: always, unless a link leads out of the root or back up."""
@@ -165,7 +170,7 @@ def _may_descend(
     return True
 
 
-def _listed(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
+def listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
     problem = None
     try:
         status = entry.stat()
@@ -203,6 +208,6 @@ def _file_type(mode: int) -> str:
 def _has_folders(path: bytes) -> bool:
     try:
         with os.scandir(path) as entries:
-            return any(_is_folder(entry) and not is_junk(entry.name) for entry in entries)
+            return any(is_folder(entry) and not is_junk(entry.name) for entry in entries)
     except OSError:
         return False

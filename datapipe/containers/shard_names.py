@@ -10,6 +10,7 @@ _FORMATS = {
     # `train-00000-of-01024` of TensorFlow's own scripts
     "tfrecord": re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"),
     "hdf5": re.compile(r".+\.(h5|hdf5|he5)"),
+    "parquet": re.compile(r".+\.parquet"),
 }
 _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 

@@ -27,7 +27,7 @@ class LocalFiles:
         self._lock = threading.Lock()
 
     def read(self, extents: Extents, row: int) -> bytes:
-        """The bytes of one extent.
+        """The bytes of one extent, behind their prefix where they have one.
 
         Raises MissingDataError, StorageError, or IntegrityError where the file is shorter than its index
         says or the checksum differs.
@@ -51,7 +51,7 @@ class LocalFiles:
                 f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {int(extents.crc32c[row]):08x}: "
                 "damaged; `datapipe verify` names all damage"
             )
-        return data
+        return data if extents.prefixes is None else extents.prefixes[row] + data
 
     def will_need(self, extents: Extents) -> None:
         """Ask the kernel to read these extents ahead; returns at once. Errors are left to `read`."""

@@ -101,6 +101,11 @@ class DataLoader:
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
+        if not self.dataset.index.has_images:
+            held = ", ".join(field.name for field in self.dataset.index.manifest.fields)
+            raise OptionError(
+                f"{self.dataset.index.data_directory}: holds no field 'image' (has: {held}); images are what is loaded"
+            )
         self.recipe = Recipe.of(transform)
         self.options = LoaderOptions(
             batch_size=whole_number(batch_size, "batch_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from hypothesis import strategies as st
 from converters import Encode
 from datapipe.containers import open_index
 from datapipe.containers.hdf5 import index_shard
+from datapipe.decode import open_decoder
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.fetch.local import LocalFiles
+from datapipe.probe import probe
 
 # Small ones share a heap collection, large ones have one each.
 IMAGES = [jpeg(number, 40 + number, 48) for number in range(30)] + [jpeg(99, 400, 500), encode(picture(5), "PNG")]
@@ -111,6 +115,49 @@ def test_a_shard_of_a_converted_set_is_read_by_itself(folder: Path, tmp_path: Pa
         assert alone.labels()[row] == labels[sample]
 
 
+@pytest.mark.parametrize("shape", [(8, 10, 3), (8, 10, 1), (8, 10)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "file_options"),
+    [
+        ({}, {}),
+        ({"chunks": True, "maxshape": True}, {}),
+        ({"chunks": True}, {"libver": "latest"}),
+        ({}, {"userblock_size": 1024}),
+        ({"chunks": True}, {"userblock_size": 512}),
+    ],
+)
+def test_arrays_of_pixels(path: Path, shape: tuple[int, ...], options: dict[str, Any], file_options: dict[str, Any]) -> None:
+    """In one piece, or in chunks of one image, however they are indexed."""
+    images = np.stack([picture(number, *shape[:2])[:, :, : (*shape, 1)[2]].reshape(shape) for number in range(7)])
+    if "chunks" in options:
+        options = options | {"chunks": (1, *shape)}
+    if "maxshape" in options:
+        options = options | {"maxshape": (None, *shape)}
+    with h5py.File(path, "w", **file_options) as file:
+        dataset = file.create_dataset("x", images.shape, np.uint8, **options)
+        for row in (3, 0, 6, 1, 2, 5, 4):
+            dataset[row] = images[row]
+        file["y"] = np.arange(7)
+    index, files, decoder = open_index(path), LocalFiles(), open_decoder()
+    assert index.labels().tolist() == list(range(7))
+    extents = index.look_up(np.arange(7)[::-1], "image").extents
+    for row, expected in enumerate(images[::-1]):
+        data = files.read(extents, row)
+        assert np.array_equal(np.load(io.BytesIO(data)), expected)
+        rgb = np.broadcast_to(expected.reshape(*shape[:2], -1), (*shape[:2], 3))
+        assert np.array_equal(decoder(data, probe(data)), rgb)
+
+
+def test_a_cut_array_of_pixels_is_refused(path: Path) -> None:
+    with h5py.File(path, "w", libver="latest") as file:
+        file["labels"] = np.zeros(6, int)
+        file["images"] = np.zeros((6, 80, 80, 3), np.uint8)
+    with path.open("r+b") as plain:
+        plain.truncate(path.stat().st_size - 10_000)
+    with pytest.raises(FormatError, match=r"cut|truncated"):
+        index_shard(path)
+
+
 @pytest.mark.parametrize("name", ["label", "labels", "target", "targets", "y"])
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"dtype": np.uint8}])
 def test_labels_by_name(path: Path, name: str, options: dict[str, Any]) -> None:
@@ -166,24 +213,40 @@ def test_of_several_places_the_one_called_image_is_taken(path: Path) -> None:
 # -- what cannot be read --------------------------------------------------------------------------
 
 
-def pixels(**options: Any) -> Callable[[h5py.File], None]:
-    return lambda file: file.create_dataset("images", data=np.zeros((6, 8, 8, 3), np.uint8), **options) and None
+def pixels(shape: tuple[int, ...] = (6, 8, 8, 3), **options: Any) -> Callable[[h5py.File], None]:
+    return lambda file: file.create_dataset("images", data=np.zeros(shape, np.uint8), **options) and None
+
+
+def some_chunks(file: h5py.File) -> None:
+    file.create_dataset("images", (6, 8, 8, 3), np.uint8, chunks=(1, 8, 8, 3))[4] = 1
 
 
 @pytest.mark.parametrize(
     ("write", "said"),
     [
-        (pixels(), r"'images' are pixels without headers, \(6, 8, 8, 3\) in one piece: not supported yet"),
-        (pixels(chunks=(1, 8, 8, 3)), "pixels without headers, .* in chunks: not supported yet"),
-        (pixels(chunks=(2, 8, 8, 3), compression="gzip"), "in chunks with gzip: not supported yet"),
+        (
+            pixels(chunks=(2, 8, 8, 3), compression="gzip"),
+            "'images' has pixels in chunks with gzip, where no image lies as it is",
+        ),
+        (pixels(chunks=(1, 8, 8, 3), shuffle=True), "pixels in chunks with a filter"),
+        (
+            pixels(chunks=(2, 8, 8, 3)),
+            r"pixels in chunks of \(2, 8, 8, 3\), where .*; those of \(1, 8, 8, 3\) can be read",
+        ),
+        (pixels((6, 3, 8, 8)), r"pixels of shape \(6, 3, 8, 8\), which is none of \(n, h, w, 3\)"),
+        (pixels((480, 640, 3)), r"pixels of shape \(480, 640, 3\), which is none of"),
+        (pixels((0, 8, 8, 3)), r"pixels of shape \(0, 8, 8, 3\), which has none"),
+        (pixels((6, 0, 8, 3)), "which has none"),
+        (some_chunks, "pixels of which nobody wrote image 0"),
+        (lambda file: file.create_dataset("images", (6, 8, 8, 3), np.uint8), "pixels that nobody wrote"),
         (
             lambda file: write_vlen(file, chunks=(4,), compression="gzip"),
             "'images' cannot be read: its references are compressed",
         ),
-        (lambda file: file.create_dataset("images", (5,), VLEN), "no encoded images"),
-        (lambda file: write_vlen(file, images=[b"text"] * 3), r"no encoded images \(has: images \(3,\) object\)"),
-        (lambda file: file.create_dataset("x", data=np.zeros(3)), r"no encoded images \(has: x \(3,\) float64\)"),
-        (lambda file: None, r"no encoded images \(has: no datasets\)"),
+        (lambda file: file.create_dataset("images", (5,), VLEN), "no images that can be read"),
+        (lambda file: write_vlen(file, images=[b"text"] * 3), r"no images that can be read \(has: images \(3,\) object\)"),
+        (lambda file: file.create_dataset("x", data=np.zeros(3)), r"no images that can be read \(has: x \(3,\) float64\)"),
+        (lambda file: None, r"no images that can be read \(has: no datasets\)"),
         (lambda file: [file.create_dataset(f"a{n}", data=0) for n in range(20)], r"a9 \(\) int64, and 8 more|, and 8 more"),
     ],
 )
@@ -245,7 +308,7 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, path: Path) -> None:
         layout = h5py.VirtualLayout((len(IMAGES),), VLEN)
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "images", (len(IMAGES),))
         file.create_virtual_dataset("virtual", layout)
-    with pytest.raises(FormatError, match=r"no encoded images; .*outside the file"):
+    with pytest.raises(FormatError, match=r"no images that can be read; .*outside the file"):
         index_shard(path)
     with h5py.File(path, "w") as file:
         write_vlen(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,22 @@ def test_converted_sets_of_a_split_are_named(folder: Path, tmp_path: Path) -> No
         convert(folder, tmp_path / "out" / name)
     with pytest.raises(FormatError, match=r"datasets train, val; open one of them, e\.g\. .*out/train"):
         open_index(tmp_path / "out")
+
+
+@pytest.mark.parametrize("names", ["train-000.tar validation-000.tar", "Train.tar test_1.tar", "training-1.tar val.tar"])
+def test_shards_of_several_sets_in_one_directory_are_told_apart(shards: Path, tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        shutil.copy(shards / "set-000.tar", tmp_path / name)
+    with pytest.raises(FormatError, match=f"holds shards of .*; open one set of them, e.g. '{tmp_path}/"):
+        open_index(tmp_path)
+    assert len(open_index(f"{tmp_path}/*.tar")) == 20, "whoever names them by a pattern means it"
+
+
+@pytest.mark.parametrize("names", ["train-000.tar train-001.tar", "a.tar test.tar", "000.tar 001.tar", "trainer.tar test.tar"])
+def test_shards_of_one_set_are_read_together(shards: Path, tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        shutil.copy(shards / "set-000.tar", tmp_path / name)
+    assert len(open_index(tmp_path)) == 20
 
 
 # -- folders --------------------------------------------------------------------------------------

@@ -9,25 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from trees import ROOT, make_tree, run_cli
+from trees import ROOT, encoded_image, make_tree, run_cli
 
 from converters import ConvertOptions, Encode, convert
 from converters.writers import Target
+from datapipe.containers import open_index
+from datapipe.errors import FormatError
+from datapipe.fetch.local import LocalFiles
 
 TEXT = (ROOT / "docs" / "formats.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", TEXT, re.DOTALL))
 TARGET_OF = {
     "webdataset": "webdataset", "DALI, tar": "webdataset", "h5py": "hdf5", "h5py, --encode raw": "hdf5",
     "TensorFlow": "tfrecord", "DALI, TFRecord": "tfrecord", "the tfrecord package": "tfrecord",
+    "pyarrow": "parquet", "Hugging Face datasets": "parquet",
 }  # fmt: skip
-NEEDS = {"webdataset": "webdataset", "DALI, tar": "nvidia.dali", "DALI, TFRecord": "nvidia.dali", "TensorFlow": "tensorflow"}
+REWRITING = "pyarrow, from OLD to NEW"  # reads no samples
+NEEDS = {
+    "webdataset": "webdataset", "DALI, tar": "nvidia.dali", "DALI, TFRecord": "nvidia.dali", "TensorFlow": "tensorflow",
+    "Hugging Face datasets": "datasets",
+}  # fmt: skip
 LABELS = [0] * 8 + [1] * 8 + [2] * 8  # of the tree's 24 samples
 
 
 def test_every_block_is_run() -> None:
-    assert BLOCKS.keys() == TARGET_OF.keys()
+    assert BLOCKS.keys() == TARGET_OF.keys() | {REWRITING}
     assert TEXT.count("```python") == len(BLOCKS)
 
 
@@ -38,7 +48,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", TARGET_OF)
 def test_stock_readers_read_every_sample(tree: Path, tmp_path: Path, name: str) -> None:
     package = NEEDS.get(name, "json")
     if not is_installed(package):
@@ -54,6 +64,19 @@ def test_stock_readers_read_every_sample(tree: Path, tmp_path: Path, name: str) 
         pixels = np.asarray(image)
         assert pixels.shape == (40, 56, 3)
         assert closest_class(pixels, tree) == as_label(label)
+
+
+def test_compressed_parquet_written_again_is_read(tmp_path: Path) -> None:
+    rows = {"image": [encoded_image(number) for number in range(12)], "label": list(range(12))}
+    pq.write_table(pa.table(rows), tmp_path / "old.parquet")
+    with pytest.raises(FormatError, match="write the file again"):
+        open_index(tmp_path / "old.parquet")
+    source = BLOCKS[REWRITING].replace("OLD", str(tmp_path / "old.parquet")).replace("NEW", str(tmp_path / "new.parquet"))
+    exec(compile(source, REWRITING, "exec"), {})
+    index, files = open_index(tmp_path / "new.parquet"), LocalFiles()
+    extents = index.look_up(np.arange(12), "image").extents
+    assert [files.read(extents, row) for row in range(12)] == rows["image"]
+    assert index.labels().tolist() == rows["label"]
 
 
 def as_label(label: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
 from trees import encoded_image
@@ -28,6 +29,7 @@ from converters.writers import (
 )
 from converters.writers.hdf5_layout import Columns, lay_out
 from datapipe.containers.hdf5_format import DATA_START
+from datapipe.containers.parquet_pages import Chunk, pages
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.sidecar import Sidecar, write_sidecar
@@ -127,7 +129,7 @@ def test_abandoned_shards_leave_nothing_beside(target: Target, tmp_path: Path) -
 
 def test_targets_are_those_of_the_options_and_the_command_line() -> None:
     assert set(options.TARGETS) == set(TARGETS)
-    assert len({target.container for target in TARGETS.values()}) == len({target.suffix for target in TARGETS.values()}) == 3
+    assert len({target.container for target in TARGETS.values()}) == len({target.suffix for target in TARGETS.values()}) == 4
 
 
 @pytest.mark.parametrize("name", ["", "Mask", "a.b", "a/b", "key", "cls", "size", "jpg", "npy", "1st", "_x", "x" * 40, "ä"])
@@ -214,6 +216,125 @@ def test_tfrecord_reads_further_fields(tmp_path: Path) -> None:
     assert {(one["image/width"][0], one["image/format"]) for one in raw} == {(30, b"jpeg")}
 
 
+def test_pyarrow_reads_further_fields(tmp_path: Path) -> None:
+    write(TARGETS["parquet"], tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    texts = {name: [text.encode() for text in table[name].to_pylist()] for name in ("caption", "json")}
+    images = {name: [image["bytes"] for image in table[name].to_pylist()] for name in ("image", "mask")}
+    others = {name: table[name].to_pylist() for name in ("label", "boxes", "raw_bytes")}
+    assert_are_samples({**texts, **images, **others})
+    assert table["key"].to_pylist() == [f"{number:09d}" for number in range(40, 40 + NUM)]
+    assert [image["path"] for image in table["image"].to_pylist()] == [f"{number}.jpg" for number in range(NUM)]
+    assert [image["path"] for image in table["mask"].to_pylist()] == [f"{number}.png" for number in range(NUM)]
+    assert table.column_names == [*(field.name for field in MANY), "key"]
+
+
+def test_hugging_face_decodes_further_fields(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x.parquet", fields=MANY, classes=("ant", "bee", "cat"))
+    for number in range(NUM):
+        writer.append(sample(number))
+    writer.finish()
+    dataset = datasets.Dataset.from_parquet(str(tmp_path / "x.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert dataset.features["label"].names == ["ant", "bee", "cat"]
+    for number, one in enumerate(dataset):
+        assert one["image"].size == one["mask"].size == (30, 20 + number)
+        assert (one["image"].format, one["mask"].mode) == ("JPEG", "L")
+        assert one["label"] == number % 3
+        assert one["caption"] == f"Bild Nº {number}, schön\n"
+        assert np.array_equal(np.load(io.BytesIO(one["boxes"])), boxes_of(number))
+        assert json.loads(one["json"]) == {"number": number}
+        assert one["raw_bytes"] == bytes(number * 100)
+
+
+def test_hugging_face_hands_out_raw_images_undecoded(tmp_path: Path) -> None:
+    """Image could not decode them."""
+    datasets = pytest.importorskip("datasets")
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x.parquet", fields=MANY[:1])
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    writer.append(StoredSample(0, b"a/b.c.jpg", NO_LABEL, (4, 5), {"image": StoredField("npy", npy(pixels))}))
+    writer.finish()
+    dataset = datasets.Dataset.from_parquet(str(tmp_path / "x.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert np.array_equal(np.load(io.BytesIO(dataset[0]["image"]["bytes"])), pixels)
+    assert dataset[0]["image"]["path"] == "b.c.npy"
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        (b"k/cat.JPEG", "cat.jpg"),
+        (b"no suffix", "no suffix.jpg"),
+        (b"k/\xff\n.png", "\\xff\n.jpg"),
+        ("k/ä.jpeg".encode(), "ä.jpg"),
+        (b"", "000000040.jpg"),
+        (b"k/.jpg", ".jpg.jpg"),
+    ],
+)
+def test_paths_are_file_names_with_the_right_suffix(tmp_path: Path, source: bytes, path: str) -> None:
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY[:1])
+    writer.append(StoredSample(40, source, NO_LABEL, (1, 1), {"image": StoredField("jpeg", b"x")}))
+    writer.finish()
+    assert pq.read_table(tmp_path / "x")["image"].to_pylist() == [{"bytes": b"x", "path": path}]
+
+
+def test_row_groups_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins before a row group outgrows its limit; a sample that does alone has one of its own."""
+    monkeypatch.setattr("datapipe.containers.parquet_format.ROW_GROUP_NBYTES", 20_000)
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY[:2])
+    sizes = [9_000, 9_000, 9_000, 50_000, 1_000, 1_000, 9_000, 9_000]
+    for number, nbytes in enumerate(sizes):
+        writer.append(StoredSample(number, b"", number, (1, 1), {"image": StoredField("jpeg", bytes([number]) * nbytes)}))
+    written = writer.finish()
+    metadata = pq.read_metadata(tmp_path / "x")
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == [2, 1, 1, 3, 1]
+    assert [extent.nbytes for extent in written.rows.extents["image"]] == sizes
+    assert pq.read_table(tmp_path / "x")["label"].to_pylist() == list(range(8))
+
+
+def test_pages_are_as_the_documents_say(tmp_path: Path) -> None:
+    """An image above 8 KiB has a page of its own, images have no statistics, and pages are indexed."""
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY[:2])
+    for number in range(3000):
+        image = bytes(10_000 if number % 2 else 100)
+        writer.append(StoredSample(number, b"", number, (1, 1), {"image": StoredField("jpeg", image)}))
+    writer.finish()
+    group = pq.read_metadata(tmp_path / "x").row_group(0)
+    column = {group.column(number).path_in_schema: group.column(number) for number in range(group.num_columns)}
+    assert {column[name].compression for name in column} == {"UNCOMPRESSED"}
+    assert not any(column[name].has_dictionary_page for name in column)
+    assert [column[name].is_stats_set for name in ("image.bytes", "label", "key")] == [False, True, False]
+    assert all(column[name].has_offset_index for name in column)
+    data, num_pages = (tmp_path / "x").read_bytes(), {}
+    for name, found in column.items():
+        chunk = Chunk(found.data_page_offset, found.data_page_offset + found.total_compressed_size, 3000, 2, False)
+        num_pages[name] = len(list(pages(data, chunk)))
+    assert num_pages["image.bytes"] == 1500
+    assert num_pages["label"] == 3
+
+
+@pytest.mark.parametrize(("field", "data"), [("caption", b"\xff"), ("json", b'"\xc3"')])
+def test_texts_that_are_no_text_are_refused(tmp_path: Path, field: str, data: bytes) -> None:
+    one = sample(0)
+    spoiled = StoredSample(one.id, one.source, one.label, one.size, {**one.fields, field: StoredField("text", data)})
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
+    with pytest.raises(FormatError, match=rf"sample 40: field '{field}' is no UTF-8"):
+        writer.append(spoiled)
+
+
+def test_fields_that_no_page_could_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.containers.parquet_format.MAX_FIELD_NBYTES", 500)
+    with pytest.raises(FormatError, match=r"sample 40: field 'image' of \d+ bytes exceeds the 500 of a page"):
+        write(TARGETS["parquet"], tmp_path / "x")
+
+
+def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A future version of pyarrow, or a disk that does not keep what it is given."""
+    checksums = itertools.count()  # never the same twice
+    monkeypatch.setattr("converters.writers.parquet.crc32c", lambda data: next(checksums))
+    with pytest.raises(FormatError, match="field 'image' reads back other than it was written; pyarrow"):
+        write(TARGETS["parquet"], tmp_path / "x")
+
+
 def test_sets_without_labels_or_images(tmp_path: Path) -> None:
     from tfrecord.reader import tfrecord_loader
 
@@ -226,6 +347,8 @@ def test_sets_without_labels_or_images(tmp_path: Path) -> None:
     writer.finish()
     with h5py.File(tmp_path / "x.h5") as file:
         assert set(file) == {"caption", "key", "size"}
+    write(TARGETS["parquet"], tmp_path / "x.parquet", captions[:1])
+    assert pq.read_schema(tmp_path / "x.parquet").names == ["caption", "key"]
 
 
 def test_examples_that_protobuf_could_not_parse_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +364,12 @@ def test_bytes_besides_the_fields(target: Target, tmp_path: Path) -> None:
     for number in range(num):
         writer.append(StoredSample(number, b"", 7, (300, 400), {"image": StoredField("jpeg", image)}))
     overhead = writer.finish().nbytes - num * len(image)
-    low, high = {"tar": (1300, 2300), "hdf5": (33, 33 + 20_000 / num), "tfrecord": (150, 185)}[target.container]
+    low, high = {
+        "tar": (1300, 2300),
+        "hdf5": (33, 33 + 20_000 / num),
+        "parquet": (45, 130 + 5_000 / num),
+        "tfrecord": (150, 185),
+    }[target.container]
     assert low * num <= overhead <= high * num
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import sys
@@ -101,6 +102,15 @@ def test_parts_of_a_file(tmp_path: Path) -> None:
     assert files.read(extents([path], 17, 5), 0) == bytes(range(17, 22))
     assert files.read(extents([path], 17, 0), 0) == b""
     assert files.read(extents([path], 199, 1), 0) == b"\xc7"
+
+
+def test_prefixes_come_before_the_bytes_and_not_under_their_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    path.write_bytes(bytes(range(200)))
+    plain = extents([path, path], 17, 5, crc=crc32c.crc32c(bytes(range(17, 22))))
+    where = dataclasses.replace(plain, prefixes=[b"header", b""])
+    files = LocalFiles()
+    assert [files.read(where, row) for row in range(2)] == [b"header" + bytes(range(17, 22)), bytes(range(17, 22))]
 
 
 def test_a_file_that_is_too_short_is_named(tmp_path: Path) -> None:

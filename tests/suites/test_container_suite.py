@@ -14,7 +14,18 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 import pytest
-from fixtures import CLASSES, NUM_SAMPLES, convert, entry_of, listing, write_hdf5, write_tfrecord, write_webdataset
+from fixtures import (
+    CLASSES,
+    NUM_SAMPLES,
+    convert,
+    entry_of,
+    listing,
+    write_hdf5,
+    write_hdf5_pixels,
+    write_parquet,
+    write_tfrecord,
+    write_webdataset,
+)
 from PIL import Image
 
 from converters import Encode
@@ -38,15 +49,19 @@ MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "webdataset": write_webdataset,
     "tfrecord": write_tfrecord,
     "hdf5": write_hdf5,
+    "hdf5, pixels": write_hdf5_pixels,
+    "parquet": write_parquet,
     "converted": convert,
     "converted, raw": lambda source, destination: convert(source, destination, encode=Encode("raw")),
     "converted, unshuffled": lambda source, destination: convert(source, destination, seed=None),
     "converted to tfrecord": lambda source, destination: convert(source, destination, to="tfrecord"),
     "converted to tfrecord, raw": lambda source, destination: convert(source, destination, to="tfrecord", encode=Encode("raw")),
+    "converted to parquet": lambda source, destination: convert(source, destination, to="parquet"),
+    "converted to parquet, raw": lambda source, destination: convert(source, destination, to="parquet", encode=Encode("raw")),
     "converted to hdf5": lambda source, destination: convert(source, destination, to="hdf5"),
     "converted to hdf5, raw": lambda source, destination: convert(source, destination, to="hdf5", encode=Encode("raw")),
 }
-FOREIGN = ("folder", "webdataset", "tfrecord", "hdf5")  # indexed on first use
+FOREIGN = ("folder", "webdataset", "tfrecord", "hdf5", "parquet")  # indexed on first use
 ALL_IDS = np.arange(NUM_SAMPLES)
 
 
@@ -79,7 +94,8 @@ def test_extents_hold_each_samples_pixels(made: Path, folder: Path) -> None:
         data = files.read(entries.extents, row)
         with Image.open(path) as image:
             assert np.array_equal(decoder(data, probe(data)), np.asarray(image))
-        assert len(data) == entries.extents.nbytes[row]
+        prefixes = entries.extents.prefixes
+        assert len(data) == entries.extents.nbytes[row] + (len(prefixes[row]) if prefixes else 0)
         if probe(data).encoding == "jpeg":
             assert data == path.read_bytes()
 

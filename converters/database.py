@@ -1,0 +1,81 @@
+"""SQLite files that conversions keep: built once, then read; large ones sort on disk, so memory stays flat."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from datapipe.errors import IntegrityError, StorageError
+
+_CACHE_KIB = 32768  # per database; also the size of a sorted run
+
+
+@contextlib.contextmanager
+def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqlite3.Connection]:
+    """Open a database for building: no journal, since an unfinished one is thrown away.
+
+    `temporary`: where sorting spills to. Translates sqlite's errors into StorageError.
+    """
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", f"cache_size=-{_CACHE_KIB}"):
+            connection.execute(f"PRAGMA {pragma}")
+        if temporary is not None:  # deprecated by sqlite, yet the only way that works after its initialisation
+            connection.execute("PRAGMA temp_store_directory = '{}'".format(str(temporary).replace("'", "''")))
+        yield connection
+    except sqlite3.OperationalError as exc:
+        raise StorageError(f"{path.parent}: the plan cannot be written ({exc}); free space or check permissions") from exc
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("PRAGMA temp_store_directory = ''")
+        connection.close()
+
+
+@contextlib.contextmanager
+def open_scratch(scratch: Path, name: str) -> Iterator[sqlite3.Connection]:
+    """A database in the directory `scratch` that is deleted in the end, within one transaction."""
+    path = scratch / f"{name}.{os.getpid()}.db"
+    path.unlink(missing_ok=True)
+    try:
+        with open_database(path) as connection:
+            connection.execute("BEGIN")
+            yield connection
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterator[None]:
+    """A second database, known as `name` within `connection`, that is deleted in the end; one transaction over both."""
+    path = scratch / f"{name}.{os.getpid()}.db"
+    path.unlink(missing_ok=True)
+    connection.execute(f"ATTACH ? AS {name}", (os.fspath(path),))
+    try:
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
+            connection.execute(f"PRAGMA {name}.{pragma}")
+        connection.execute("BEGIN")
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute(f"DETACH {name}")
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a finished plan. It never changes, so several machines may share it."""
+    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    try:
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB // 4}")
+        yield connection
+    except sqlite3.DatabaseError as exc:
+        raise IntegrityError(f"{path}: the plan is damaged ({exc}); delete {path.parent} and convert again") from exc
+    finally:
+        connection.close()

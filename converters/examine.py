@@ -1,0 +1,171 @@
+"""The fields of one sample, from the bytes that were read to those that are stored: looked at, resized, encoded.
+
+What a field's bytes are is decided by its kind and its contents, never by a file's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from converters.arrays import check_array
+from converters.boxes import load_boxes, parse_boxes, scale_boxes, store_boxes
+from converters.masks import check_mask, mask_size, resize_mask
+from converters.options import Check, ConvertOptions, Encode, Resize
+from converters.transcode import decoder, transcode
+from converters.writers import IMAGE_FIELD, StoredField
+from datapipe.errors import DecodeError, OptionError
+from datapipe.manifest import FieldSpec, Kind
+from datapipe.probe import ImageHeader, probe
+
+_ENCODINGS = {Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """How every sample of a conversion is looked at and stored."""
+
+    check: Check
+    resize: Resize | None
+    encode: Encode
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is stored of a sample."""
+
+    fields: dict[str, StoredField]
+    size: tuple[int, int]  # (height, width) of the image as stored; (0, 0) where there is none
+
+
+def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
+    """Raise OptionError for resizing or encoding that fields of these kinds do not allow."""
+    if not options.transcodes or any(field.kind is Kind.IMAGE for field in fields):
+        return
+    asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
+    raise OptionError(f"{asked}: the samples of {options.source} have no images; leave it out")
+
+
+def examine(
+    contents: Mapping[str, bytes], fields: tuple[FieldSpec, ...], treatment: Treatment, *, size: tuple[int, int] | None = None
+) -> Examined:
+    """The stored fields of a sample. `contents`: bytes by field; `size`: what its image must have, if that is known.
+
+    Masks must have the size of the image. With `treatment.resize` masks and boxes follow the image; texts, arrays and
+    other fields stay as they are. Raises DecodeError for a bad sample, naming the field unless it is the image.
+    """
+    image = main_image(fields)
+    stored: dict[str, StoredField] = {}
+    before = after = (0, 0)
+    if image is not None:
+        with _naming(image):
+            header = _header(contents[image])
+            before = (header.height, header.width)
+            if size is not None and before != size:
+                raise DecodeError(
+                    f"the image is {before[0]}x{before[1]} pixels (height x width), its annotations are of {_by(size)}"
+                )
+            data, header = _treated(contents[image], header, treatment)
+            after = (header.height, header.width)
+        stored[image] = StoredField(header.encoding, data)
+    for field in fields:
+        if field.name != image and field.kind is not Kind.LABEL:
+            with _naming(field.name):
+                stored[field.name] = _examined(field.kind, contents[field.name], treatment, before, after)
+    return Examined(stored, after)
+
+
+def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
+    """The field whose size is the sample's: `image`, or the first that is an image."""
+    images = [field.name for field in fields if field.kind is Kind.IMAGE]
+    return IMAGE_FIELD.name if IMAGE_FIELD.name in images else next(iter(images), None)
+
+
+def encode_value(kind: Kind, text: str) -> bytes:
+    """A value that the source told as text, as the contents of a field. Raises DecodeError."""
+    if kind is Kind.BOXES:
+        return parse_boxes(text)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half a character, which UTF-8 cannot hold") from exc
+
+
+def _examined(kind: Kind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
+    """A field that is not the sample's image, which was `before` and is `after` pixels high and wide."""
+    if kind is Kind.IMAGE:
+        data, header = _treated(data, _header(data), treatment)
+        return StoredField(header.encoding, data)
+    if kind is Kind.MASK:
+        return _examined_mask(data, treatment, before, after)
+    if kind is Kind.BOXES:
+        boxes = load_boxes(data)
+        if after != before:
+            boxes = scale_boxes(boxes, height=after[0] / before[0], width=after[1] / before[1])
+        return StoredField("npy", store_boxes(boxes))
+    if kind is Kind.TEXT:
+        _check_text(data)
+    elif kind is Kind.JSON:
+        _check_json(data)
+    elif kind is Kind.ARRAY:
+        check_array(data)
+    return StoredField(_ENCODINGS[kind], data)
+
+
+def _header(data: bytes) -> ImageHeader:
+    header = probe(data)
+    if not header.complete:
+        raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut off: its end marker is missing")
+    return header
+
+
+def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
+    stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
+    if treatment.check is Check.DECODE and stored is data:
+        decoder("pillow")(data, header)  # the strictest: what passes here passes wherever it is loaded
+    return stored, stored_header
+
+
+def _examined_mask(data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
+    encoding, size = mask_size(data)
+    if before != (0, 0) and size != before:
+        raise DecodeError(f"the mask is {_by(size)}, the image {_by(before)}")
+    wanted = after if before != (0, 0) else size
+    if wanted != size:
+        return StoredField(*resize_mask(data, wanted))
+    if treatment.check is Check.DECODE:
+        check_mask(data)
+    return StoredField(encoding, data)
+
+
+def _check_text(data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as exc:
+        raise DecodeError(f"byte 0x{data[exc.start]:02x} at {exc.start} is not UTF-8; save the text as UTF-8") from exc
+
+
+def _check_json(data: bytes) -> None:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise DecodeError(f"not JSON: {exc}") from exc
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]} (height x width)"
+
+
+class _naming:  # noqa: N801  # used as a function
+    """Says which field a DecodeError is about, unless it is the image."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        if isinstance(exc, DecodeError) and self._field != IMAGE_FIELD.name:
+            raise DecodeError(f"field {self._field!r}: {exc}") from exc

@@ -1,0 +1,138 @@
+"""A tree of files, one sample each, whose folders may name classes: what image folders and folders of arrays share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts, join
+from converters.sources.labels import LabelCensus, place_labels
+from converters.sources.walk import list_folders, walk
+from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, is_image_name, list_classes, scan_class
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.manifest import FieldSpec
+
+_NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
+
+
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """Which files are samples."""
+
+    field: FieldSpec  # that each file is
+    is_wanted: Callable[[bytes], bool]  # by name
+    plural: str  # for messages
+    suffixes: str  # for messages
+
+
+class FolderSource:
+    """Files under a folder. In mode FOLDER the classes are its folders, empty ones included; otherwise those met."""
+
+    def __init__(self, options: ConvertOptions, form: FileForm) -> None:
+        """Raises MissingDataError, StorageError, or OptionError for several sets in one folder or a map that does not fit."""
+        self.root = options.source
+        self._form = form
+        self._class_from = options.class_from or ClassFrom.FOLDER
+        self._census: LabelCensus | None = None
+        self._folders: list[bytes] = []
+        self._populated: set[bytes] = set()
+        self._classes: tuple[str, ...] | None = None
+        refuse_field_choices(options)
+        folders = list_folders(self.root)
+        if self._class_from is ClassFrom.NONE:
+            refuse_class_map(options)
+            return
+        _refuse_several_sets(options, folders)
+        if self._class_from is ClassFrom.FOLDER:
+            self._folders = _class_folders(self.root)
+            names = map(os.fsdecode, self._folders)
+            self._labels, self._classes = place_labels(names, options.class_map, "class folders")
+        else:
+            self._census = LabelCensus(options.class_map, is_named=True)
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        if self._class_from is not ClassFrom.FOLDER:
+            for file in walk(self.root, b"", notes, self._form.is_wanted):
+                yield self._listed(file, 0, *self._class_of(file))
+            return
+        for place, folder in enumerate(self._folders):
+            label = self._labels[os.fsdecode(folder)]
+            for file in self._scan_class(folder, notes):
+                self._populated.add(folder)
+                yield self._listed(file, place, label, None)
+
+    def facts(self) -> SourceFacts:
+        has_labels = self._class_from is not ClassFrom.NONE
+        what = self._form.plural
+        nothing = f"no {what} in it" if not self._folders else f"no {what} in its {len(self._folders)} class folders"
+        return SourceFacts(
+            fields=(self._form.field, LABEL_FIELD) if has_labels else (self._form.field,),
+            classes=self._classes if self._census is None else self._census.classes(),
+            labels=None if self._census is None else self._census.labels(),
+            empty_classes=tuple(os.fsdecode(folder) for folder in self._folders if folder not in self._populated),
+            nothing=nothing,
+            remedy=f"{what} are told by suffix: {self._form.suffixes}",
+        )
+
+    def _scan_class(self, folder: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
+        if self._form.is_wanted is is_image_name:  # the very listing that the folder is indexed by, so that ids agree
+            return scan_class(self.root, folder, notes)
+        return walk(self.root, folder, notes, self._form.is_wanted)
+
+    def _class_of(self, file: ListedFile) -> tuple[int, str | None]:
+        """(label, problem)"""
+        if self._census is None:
+            return NO_LABEL, None
+        folder = class_name(file.directory, self._class_from)
+        return (NO_LABEL, _NO_FOLDER) if folder is None else (self._census.number(folder), None)
+
+    def _listed(self, file: ListedFile, place: int, label: int, problem: str | None) -> ListedSample:
+        path = join(file.directory, file.name)
+        origins = {self._form.field.name: Origin.whole(path, file.nbytes, file.mtime_ns)}
+        return ListedSample(file.directory, file.name, place, label, origins, problem=file.problem or problem)
+
+
+def class_name(directory: bytes, class_from: ClassFrom) -> str | None:
+    """The class of what lies in `directory` (relative to the root); None where no folder names one."""
+    if not directory or class_from is ClassFrom.NONE:
+        return None
+    if class_from is ClassFrom.FOLDER:
+        directory = directory.partition(b"/")[0]
+    elif class_from is ClassFrom.PARENT:
+        directory = directory.rpartition(b"/")[2]
+    return os.fsdecode(directory)
+
+
+def refuse_field_choices(options: ConvertOptions) -> None:
+    """Raise OptionError if fields were chosen for a source that has but one."""
+    if options.fields:
+        raise OptionError(
+            f"--field {options.fields[0]}: means nothing with --from {options.form}, whose samples are one file each"
+        )
+
+
+def refuse_class_map(options: ConvertOptions) -> None:
+    """Raise OptionError if classes were given to a set without labels."""
+    if options.class_map is not None:
+        raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
+
+
+def _class_folders(root: Path) -> list[bytes]:
+    try:
+        return list_classes(root)
+    except MissingDataError as exc:
+        raise MissingDataError(f"{exc}; for a set without labels pass --class-from none") from exc
+
+
+def _refuse_several_sets(options: ConvertOptions, folders: list[bytes]) -> None:
+    """Raise OptionError, with the commands to give instead, for a folder of `train/` and `val/`."""
+    names = [os.fsdecode(name) for name in held_apart(options.source, folders)]
+    if names:
+        command = "  datapipe convert {source} DST/{name} --to {to}"
+        commands = "\n".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)
+        shown = " and ".join(f"{name}/" for name in names)
+        raise OptionError(f"{options.source}: holds {shown}, which are sets of their own; run\n{commands}")

@@ -1,0 +1,212 @@
+"""COCO: images with the boxes that an annotation file gives them, and what else it says of each box.
+
+Samples are sorted by the id of their image, as torchvision's `CocoDetection` has them. Boxes are kept as
+`datapipe`'s kind `boxes` (see `converters.boxes`); their labels are places in the list of categories, sorted by id.
+Any other member of an annotation is kept on request as a JSON list, in the order of the boxes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from converters.database import open_scratch
+from converters.options import ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources.field_names import Choices, field_name, in_order
+from converters.sources.json_stream import array_elements
+from converters.sources.labels import place_labels
+from converters.sources.manifest import refuse_class_from
+from converters.sources.named_files import NamedFiles
+from converters.writers import IMAGE_FIELD
+from datapipe.containers.listing import ScanNotes
+from datapipe.errors import FormatError, OptionError
+from datapipe.manifest import FieldSpec, Kind
+
+BOXES_FIELD = FieldSpec("boxes", Kind.BOXES)
+IMAGE_ID_FIELD = FieldSpec("image_id", Kind.JSON)
+_COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # that resizing would make wrong
+_ARRAYS = frozenset(("images", "annotations", "categories"))
+
+
+class _Image(NamedTuple):
+    """An image as the file lists it."""
+
+    id: int
+    name: str
+    height: int | None
+    width: int | None
+
+
+class CocoSource:
+    """An annotation file and a folder of images."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Raises MissingDataError for a folder that is not there, OptionError for choices that cannot be honoured."""
+        self._path = options.source
+        self.root = options.root or options.source.parent
+        refuse_class_from(options)
+        self._class_map = options.class_map
+        self._members = [choice.name for choice in options.fields if choice.kind == "json"]
+        for choice in options.fields:
+            Choices.refuse_kind(choice.name, choice.kind, ("json",))
+        if options.resize is not None and (wrong := sorted(_COORDINATES.intersection(self._members))):
+            raise OptionError(
+                f"--resize with --field {wrong[0]}=json: the coordinates in it would no longer fit the image;"
+                " leave one of them out"
+            )
+        self._files = NamedFiles(self.root, self._path)
+        self._met: set[str] = set()  # members of annotations
+        self._classes: tuple[str, ...] = ()
+        self._label_of: dict[int, int] = {}  # by category id
+        self._has_boxes = False
+        self._num_crowds = self._num_strays = 0
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        with open_scratch(scratch, "coco") as connection:
+            connection.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, name TEXT, height INTEGER, width INTEGER)")
+            connection.execute("CREATE TABLE annotations (image INTEGER, number INTEGER, value TEXT)")
+            self._read(connection)
+            self._check_members()
+            connection.execute("CREATE INDEX by_image ON annotations (image, number)")
+            strays = "SELECT count(*) FROM annotations WHERE image NOT IN (SELECT id FROM images)"
+            self._num_strays = connection.execute(strays).fetchone()[0]
+            rows = connection.execute(
+                "SELECT id, name, height, width, value FROM images LEFT JOIN annotations ON image = id ORDER BY id, number"
+            )
+            for place, (head, group) in enumerate(groupby(rows, key=lambda row: _Image(*row[:4]))):
+                yield self._listed(place, head, [json.loads(row[4]) for row in group if row[4] is not None])
+        self._files.refuse_wrong_root()
+
+    def facts(self) -> SourceFacts:
+        warnings = []
+        if self._num_crowds:
+            warnings.append(f"{self._num_crowds} regions of crowds left out (iscrowd; --field iscrowd=json keeps them)")
+        if self._num_strays:
+            warnings.append(f"{self._num_strays} annotations of images that the file does not list left out")
+        members = [FieldSpec(field_name(name), Kind.JSON) for name in self._members]
+        boxes = [BOXES_FIELD] if self._has_boxes else []
+        return SourceFacts(
+            fields=in_order([IMAGE_FIELD, IMAGE_ID_FIELD, *boxes, *members]),
+            classes=self._classes or None,
+            warnings=tuple(warnings),
+            nothing="lists no images",
+            remedy="an annotation file has `images`, `annotations` and `categories`",
+        )
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def _read(self, connection: sqlite3.Connection) -> None:
+        announced: set[str] = set()
+        categories: list[tuple[int, str]] = []
+        for number, (key, value) in enumerate(array_elements(self._path, _ARRAYS)):
+            if value is None and key not in announced:
+                announced.add(key)
+            elif not isinstance(value, dict):
+                raise FormatError(f"{self._path}: `{key}` holds {value!r:.40}, expected objects")
+            elif key == "categories":
+                categories.append((self._whole(value, "id", "category"), self._text(value, "name", "category")))
+            elif key == "images":
+                self._insert_image(connection, value)
+            else:
+                self._insert_annotation(connection, number, value)
+        missing = {"images", "annotations"} - announced
+        if missing:
+            raise FormatError(f"{self._path}: has no {' and no '.join(sorted(missing))}: not a COCO annotation file")
+        self._place_categories(categories)
+
+    def _insert_image(self, connection: sqlite3.Connection, value: dict[str, Any]) -> None:
+        image = self._whole(value, "id", "image")
+        name = self._text(value, "file_name", f"image {image}")
+        size = [value.get("height"), value.get("width")]
+        size = size if all(isinstance(side, int) and side > 0 for side in size) else [None, None]
+        try:
+            connection.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (image, name, *size))
+        except sqlite3.IntegrityError as exc:
+            raise FormatError(f"{self._path}: two images have the id {image}; give each its own") from exc
+
+    def _insert_annotation(self, connection: sqlite3.Connection, number: int, value: dict[str, Any]) -> None:
+        image = self._whole(value, "image_id", "annotation")
+        self._met.update(value)
+        self._has_boxes = self._has_boxes or "bbox" in value
+        if value.get("iscrowd") and "iscrowd" not in self._members:
+            self._num_crowds += 1
+            return
+        kept = {name: value[name] for name in ("id", "bbox", "category_id", *self._members) if name in value}
+        connection.execute("INSERT INTO annotations VALUES (?, ?, ?)", (image, number, json.dumps(kept)))
+
+    def _place_categories(self, categories: list[tuple[int, str]]) -> None:
+        categories.sort()
+        ids, names = [number for number, _ in categories], [name for _, name in categories]
+        for what, values in (("the id", ids), ("the name", names)):
+            if len(set(values)) < len(values):
+                twice = max(values, key=values.count)  # type: ignore[arg-type]
+                raise FormatError(f"{self._path}: two categories have {what} {twice!r}; give each its own")
+        labels, self._classes = place_labels(names, self._class_map, "categories")
+        self._label_of = {number: labels[name] for number, name in categories}
+
+    def _check_members(self) -> None:
+        unmet = [name for name in self._members if name not in self._met]
+        if unmet:
+            has = ", ".join(sorted(self._met)) or "nothing"
+            raise OptionError(f"{self._path}: no annotation has {unmet[0]!r} (they have: {has}); check --field")
+
+    def _whole(self, value: dict[str, Any], name: str, what: str) -> int:
+        number = value.get(name)
+        if isinstance(number, str) and number.isdecimal() and len(number) < 19:  # some tools write ids as texts
+            number = int(number)
+        if not isinstance(number, int) or isinstance(number, bool) or abs(number) >= 1 << 63:
+            raise FormatError(f"{self._path}: `{name}` of {what} {value!r:.60} is {number!r:.30}, expected a whole number")
+        return number
+
+    def _text(self, value: dict[str, Any], name: str, what: str) -> str:
+        text = value.get(name)
+        if not isinstance(text, str) or not text:
+            raise FormatError(f"{self._path}: `{name}` of {what} is {text!r:.30}, expected a text")
+        return text
+
+    # -- listing ------------------------------------------------------------------------------------
+
+    def _listed(self, place: int, image: _Image, annotations: list[dict[str, Any]]) -> ListedSample:
+        path, origin, problem = self._files.find(image.name)
+        values = {IMAGE_ID_FIELD.name: str(image.id)}
+        if self._has_boxes:
+            rows = []
+            for annotation in annotations:
+                row, why = self._box(annotation)
+                rows.append(row)
+                problem = problem or why
+            values[BOXES_FIELD.name] = json.dumps(rows)
+        for member in self._members:
+            listed = [annotation.get(member) for annotation in annotations]
+            values[field_name(member)] = json.dumps(listed, ensure_ascii=False)
+        directory, file = divide(path or b"image %d" % image.id)
+        origins: dict[str, Origin] = {} if origin is None else {IMAGE_FIELD.name: origin}
+        size = None if image.height is None or image.width is None else (image.height, image.width)
+        return ListedSample(directory, file, place, origins=origins, values=values, size=size, problem=problem)
+
+    def _box(self, annotation: dict[str, Any]) -> tuple[list[float], str | None]:
+        """([x1, y1, x2, y2, label], what is wrong with it) of COCO's [x, y, width, height]."""
+        where, box, category = f"annotation {annotation.get('id')}", annotation.get("bbox"), annotation.get("category_id")
+        is_box = isinstance(box, list) and len(box) == 4 and all(_is_finite(value) for value in box)
+        if not is_box or box[2] < 0 or box[3] < 0:  # type: ignore[index]
+            return [], f"{where}: bbox is {box!r:.60}, expected [x, y, width, height]"
+        label = self._label_of.get(category) if isinstance(category, int) else None
+        if label is None:
+            return [], f"{where}: its category {category!r:.30} is none of the file's categories"
+        x, y, width, height = box  # type: ignore[misc]
+        return [x, y, x + width, y + height, label], None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def open_source(options: ConvertOptions) -> CocoSource:
+    """See `CocoSource`."""
+    return CocoSource(options)

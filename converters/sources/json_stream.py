@@ -1,0 +1,127 @@
+"""Large JSON files, element by element: an object whose arrays are read one member at a time."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datapipe.errors import FormatError, MissingDataError, StorageError
+
+_READ_NBYTES = 1 << 20
+_SPACE = " \t\r\n"
+_DECODER = json.JSONDecoder()
+
+
+def array_elements(path: Path, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """(key, element) for every element of the arrays that the object in `path` holds under `keys`, in the file's order.
+
+    An array is announced by (key, None) even if it is empty. Other members are passed over. Memory holds one element
+    (of another member: all of it). Raises MissingDataError, StorageError, or FormatError for what is not such an object.
+    """
+    if path.exists() and not path.is_file():
+        raise MissingDataError(f"{path}: not a regular file; pass the annotation file")
+    try:
+        with path.open("rb") as file:
+            yield from _members(_Text(path, iter(lambda: file.read(_READ_NBYTES), b"")), keys)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; check the path of the source") from exc
+    except OSError as exc:
+        raise StorageError(f"{path}: cannot be read ({exc.strerror}); check its permissions") from exc
+
+
+def _members(text: _Text, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    text.expect("{")
+    if text.peek() == "}":
+        return
+    while True:
+        key = text.value()
+        if not isinstance(key, str):
+            raise text.error("a name in quotes belongs here")
+        text.expect(":")
+        if key in keys:
+            yield key, None
+            text.expect("[")
+            if text.peek() == "]":
+                text.expect("]")
+            else:
+                yield key, text.value()
+                while text.take_one_of(",]") == ",":
+                    yield key, text.value()
+        else:
+            text.value()
+        if text.take_one_of(",}") == "}":
+            return
+
+
+class _Text:
+    """What is left of the file, as much of it as was needed so far."""
+
+    def __init__(self, path: Path, blocks: Iterator[bytes]) -> None:
+        self._path = path
+        self._blocks = blocks
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text = ""
+        self._at = 0
+        self._num_before = 0  # characters that were dropped from the front
+        self._has_ended = False
+
+    def peek(self) -> str:
+        """The next character that is no space. Raises FormatError at the end."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._more():
+                raise self.error("it ends here: was it cut?")
+
+    def take_one_of(self, marks: str) -> str:
+        mark = self.peek()
+        if mark not in marks:
+            raise self.error(f"{' or '.join(map(repr, marks))} belongs here, found {mark!r}")
+        self._at += 1
+        return mark
+
+    def expect(self, mark: str) -> None:
+        self.take_one_of(mark)
+
+    def value(self) -> Any:
+        """The next JSON value."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError) as exc:
+                if self._more():
+                    continue
+                raise self.error(str(exc)) from exc
+            if end < len(self._text) or not self._more():  # a number at the end of what was read may go on
+                self._at = end
+                return value
+
+    def error(self, what: str) -> FormatError:
+        return FormatError(f"{self._path}: not the JSON that was expected, at character {self._num_before + self._at}: {what}")
+
+    def _more(self) -> bool:
+        """Read on, at least as much as is there already; False at the end."""
+        if self._has_ended:
+            return False
+        left = self._text[self._at :]
+        self._num_before += self._at
+        parts = [left]
+        wanted, nread = len(left), 0
+        while not nread or nread < wanted:
+            block = next(self._blocks, b"")
+            try:
+                parts.append(self._decode.decode(block, final=not block))
+            except UnicodeDecodeError as exc:
+                raise FormatError(f"{self._path}: is not UTF-8 ({exc.reason}); save it as UTF-8") from exc
+            if not block:
+                self._has_ended = True
+                break
+            nread += len(block)
+        self._text, self._at = "".join(parts), 0
+        return True

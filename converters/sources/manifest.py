@@ -1,0 +1,184 @@
+"""A manifest: a CSV or JSON-lines file with a row per sample that names its files, its label and further values.
+
+A sample's id is its row's place. The manifest is read twice: once to learn what its columns hold, once to list.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources.columns import Census, Column, assign
+from converters.sources.field_names import Choices, in_order
+from converters.sources.labels import LabelCensus
+from converters.sources.manifest_rows import Row, is_json_lines, read_header, read_rows
+from converters.sources.named_files import NamedFiles
+from converters.writers import NO_LABEL
+from datapipe.containers.listing import ScanNotes
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.manifest import Kind
+
+
+class ManifestSource:
+    """The rows of a manifest."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Reads all of the manifest once.
+
+        Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError where it cannot be
+        told which column is what.
+        """
+        self._path = options.source
+        self.root = options.root or options.source.parent
+        refuse_class_from(options)
+        self._is_typed = is_json_lines(self._path)
+        self._files = NamedFiles(self.root, self._path)
+        self._columns = assign(str(self._path), self._take_census(), Choices(options.fields), is_typed=self._is_typed)
+        self._census = LabelCensus(options.class_map)
+        self._label = next((column for column in self._columns if column.is_label), None)
+        if self._label is None and options.class_map is not None:
+            raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; say which with --field COLUMN=label")
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        for place, row in enumerate(read_rows(self._path)):
+            yield self._listed(place, row)
+        self._files.refuse_wrong_root()
+
+    def facts(self) -> SourceFacts:
+        return SourceFacts(
+            fields=in_order(column.field for column in self._columns),
+            classes=None if self._label is None else self._census.classes(),
+            labels=None if self._label is None else self._census.labels(),
+        )
+
+    def _take_census(self) -> dict[str, Census]:
+        found = {} if self._is_typed else {name: Census() for name in read_header(self._path)}
+        row = None
+        for row in read_rows(self._path):
+            for name, cell in row.cells.items():
+                if name not in found:
+                    found[name] = Census()
+                found[name].count(cell)
+        if row is None:
+            raise MissingDataError(
+                f"{self._path}: no rows{'' if self._is_typed else ' below its header'}; check the path of the source"
+            )
+        return found
+
+    def _listed(self, place: int, row: Row) -> ListedSample:
+        origins: dict[str, Origin] = {}
+        values: dict[str, str] = {}
+        problems: list[str] = []
+        source = b""
+        for column in self._columns:
+            cell, name = row.cells.get(column.name), column.field.name
+            if column.is_label:
+                continue
+            try:
+                if column.is_path:
+                    path, origins[name] = self._find(column, cell)
+                    source = source if source and name != "image" else path
+                else:
+                    values[name] = _value(column, cell, is_typed=self._is_typed)
+            except _BadCell as exc:
+                problems.append(str(exc))
+                source = source or exc.path
+        label = NO_LABEL
+        if self._label is not None:
+            try:
+                label = self._number(self._label, row)
+            except _BadCell as exc:
+                problems.append(str(exc))
+        directory, file = divide(source or b"line %d" % row.line)
+        problem = f"line {row.line}: {'; '.join(problems)}" if problems else None
+        return ListedSample(directory, file, place, label, origins, values, problem=problem)
+
+    def _find(self, column: Column, cell: Any) -> tuple[bytes, Origin]:
+        if not isinstance(cell, str) or not cell:
+            raise _BadCell(f"{column.name!r} is {_shown(cell)}, not the name of a file")
+        path, origin, problem = self._files.find(cell)
+        if origin is None:
+            raise _BadCell(f"{column.name!r} is {cell!r}: {problem}", path)
+        return path, origin
+
+    def _number(self, column: Column, row: Row) -> int:
+        cell = row.cells.get(column.name)
+        if isinstance(cell, int) and not isinstance(cell, bool):
+            cell = str(cell)
+        if not isinstance(cell, str) or not cell:
+            if cell is None or cell == "":
+                raise _BadCell(f"{column.name!r} is empty: no label")
+            raise FormatError(
+                f"{self._path}: line {row.line}: {column.name!r} is {_shown(cell)}: not a class;"
+                f" keep it as a value with --field {column.name}=json"
+            )
+        try:
+            os.fsencode(cell)
+        except UnicodeEncodeError as exc:
+            raise _BadCell(f"{column.name!r} is {_shown(cell)}, which has half a character in it") from exc
+        return self._census.number(cell)
+
+
+class _BadCell(Exception):  # noqa: N818  # never leaves this module
+    """Why a row is a bad sample, and what it is called if that is known."""
+
+    def __init__(self, reason: str, path: bytes = b"") -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+def _value(column: Column, cell: Any, *, is_typed: bool) -> str:
+    """What the plan keeps of a cell: a text, or JSON text. Raises _BadCell."""
+    if column.number and not _is_number(column.number, cell, is_typed=is_typed):
+        raise _BadCell(f"{column.name!r} is {_shown(cell)}, not {'a whole' if column.number == 'int' else 'a'} number")
+    if column.field.kind is Kind.TEXT:
+        if cell is not None and not isinstance(cell, str):
+            raise _BadCell(f"{column.name!r} is {_shown(cell)}, not a text")
+        if cell is None and is_typed:
+            raise _BadCell(f"{column.name!r} is missing")
+        return str(cell or "")
+    if is_typed:
+        try:
+            return json.dumps(cell, ensure_ascii=False, allow_nan=False)
+        except ValueError as exc:
+            raise _BadCell(f"{column.name!r} holds a number that is too large for JSON") from exc
+    return cell.strip() or "null"
+
+
+def _is_number(wanted: str, cell: Any, *, is_typed: bool) -> bool:
+    if cell is None or cell == "":
+        return True
+    if not is_typed:
+        try:
+            cell = json.loads(cell)
+        except ValueError:
+            return False
+    if isinstance(cell, bool) or not isinstance(cell, int | float) or not math.isfinite(cell):
+        return False
+    return wanted == "float" or isinstance(cell, int)
+
+
+def _shown(cell: Any) -> str:
+    if cell is None or cell == "":
+        return "empty"
+    text = repr(cell)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def refuse_class_from(options: ConvertOptions) -> None:
+    """Raise OptionError if classes should come from folders, in a source that tells labels itself."""
+    if options.class_from not in (None, ClassFrom.NONE):
+        raise OptionError(
+            f"--class-from {options.class_from.value}: means nothing with --from {options.form}, which tells labels itself"
+        )
+
+
+def open_source(options: ConvertOptions) -> ManifestSource:
+    """See `ManifestSource`."""
+    return ManifestSource(options)

@@ -1,0 +1,14 @@
+"""A folder of arrays: every `.npy` file is a sample; folders name classes, or nothing does."""
+
+from __future__ import annotations
+
+from converters.options import ConvertOptions
+from converters.sources.class_folders import FileForm, FolderSource
+from datapipe.manifest import FieldSpec, Kind
+
+_ARRAYS = FileForm(FieldSpec("array", Kind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy")
+
+
+def open_source(options: ConvertOptions) -> FolderSource:
+    """See `FolderSource`."""
+    return FolderSource(options, _ARRAYS)

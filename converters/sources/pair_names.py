@@ -1,0 +1,69 @@
+"""Which files of a folder belong together, by their names alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from converters.sources.field_names import field_name, is_mask_name
+from datapipe.containers.listing import ListedFile, is_image_name
+from datapipe.manifest import Kind
+
+IMAGE = "image"
+MASK = "mask"
+KINDS = {b".txt": Kind.TEXT, b".json": Kind.JSON, b".npy": Kind.ARRAY}  # of files that are no images, by suffix
+_BESIDE = {Kind.TEXT: "txt", Kind.JSON: "json", Kind.ARRAY: "array"}  # the field that such a file beside an image is
+_IMAGE_FOLDERS = frozenset(
+    (b"images", b"image", b"imgs", b"img", b"jpegimages", b"photos", b"pictures", b"inputs", b"input", b"rgb")
+)
+_MASK_FOLDERS = frozenset((b"gt", b"gts", b"groundtruth", b"ground_truth", b"labels", b"label", b"targets", b"target"))
+_MASK_ENDING = re.compile(rb"(?i)(.+)[_-](masks?|seg|segmentation|labels?|gt|matte)")
+
+
+@dataclass(frozen=True, slots=True)
+class PairedFile:
+    """A file and the sample that it is part of."""
+
+    directory: bytes  # of the sample: relative to the root, or to the folder of its role
+    stem: bytes  # of the sample
+    field: str  # IMAGE, MASK, or what the folder or the suffix is called
+    kind: Kind
+    other_stem: bytes | None  # whose mask it may be: if there is such an image (IMAGE), if there is none of `stem` (MASK)
+
+
+def is_pair_name(name: bytes) -> bool:
+    """Whether a file of this name may be part of a sample."""
+    return is_image_name(name) or os.path.splitext(name)[1].lower() in KINDS
+
+
+def role_folders(folders: list[bytes]) -> dict[bytes, str]:
+    """Field by folder, where the folders of a source hold one field each: one of them the images. Else empty."""
+    images = [folder for folder in folders if folder.lower() in _IMAGE_FOLDERS]
+    if len(images) != 1 or len(folders) < 2:
+        return {}
+    return {folder: IMAGE if folder == images[0] else _field_of_folder(folder) for folder in folders}
+
+
+def _field_of_folder(folder: bytes) -> str:
+    name = os.fsdecode(folder)
+    return MASK if folder.lower() in _MASK_FOLDERS or is_mask_name(name) else field_name(name)
+
+
+def place_file(file: ListedFile, roles: dict[bytes, str]) -> PairedFile:
+    """Where a file belongs; `roles` as `role_folders` gives them."""
+    stem, suffix = os.path.splitext(file.name)
+    top, _, below = file.directory.partition(b"/")
+    role, directory = (roles.get(top), below) if roles else (None, file.directory)
+    ending = _MASK_ENDING.fullmatch(stem)
+    masked = ending[1] if ending else None
+    if is_image_name(file.name):
+        if role in (None, IMAGE):
+            return PairedFile(directory, stem, IMAGE, Kind.IMAGE, None if role else masked)
+        return PairedFile(directory, stem, role, Kind.MASK if role == MASK else Kind.IMAGE, masked if role == MASK else None)
+    kind = KINDS[suffix.lower()]
+    if role in (None, IMAGE):
+        return PairedFile(directory, stem, _BESIDE[kind], kind, None)
+    if role == MASK and kind is not Kind.ARRAY:  # YOLO and others keep texts in a folder called "labels"
+        role = field_name(os.fsdecode(top))
+    return PairedFile(directory, stem, role, Kind.MASK if role == MASK else kind, masked if role == MASK else None)

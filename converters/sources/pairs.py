@@ -1,0 +1,161 @@
+"""Files that belong together by their names: an image and its mask, caption or description.
+
+Either folders of the source hold one field each (`imgs/a.jpg`, `masks/a.png`, `captions/a.txt`), or the files lie side by
+side (`a.jpg`, `a_mask.png` or `a.png`, `a.txt`, `a.json`, `a.npy`). A sample is all files of one stem; the set has
+every field that some sample has, and a sample that lacks one is bad.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from converters.database import open_scratch
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts, divide, join
+from converters.sources.class_folders import class_name, refuse_class_map
+from converters.sources.field_names import Choices, in_order
+from converters.sources.labels import LabelCensus
+from converters.sources.pair_names import IMAGE, MASK, PairedFile, is_pair_name, place_file, role_folders
+from converters.sources.walk import list_folders, walk
+from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe.containers.listing import ListedFile, ScanNotes
+from datapipe.errors import OptionError
+from datapipe.manifest import FieldSpec, Kind
+
+_CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
+_COLUMNS = "directory BLOB, stem BLOB, field TEXT, kind TEXT, path BLOB, nbytes INTEGER, mtime_ns INTEGER, problem TEXT"
+# A file called like the mask of another: it is one if that other is there. A mask goes to the image of its own name first.
+_RESOLVE = """
+    INSERT INTO paired SELECT directory,
+        CASE WHEN is_mask THEN other_stem ELSE stem END,
+        CASE WHEN is_mask THEN 'mask' ELSE field END,
+        CASE WHEN is_mask THEN 'mask' ELSE kind END,
+        path, nbytes, mtime_ns, problem
+    FROM (
+        SELECT *, other_stem IS NOT NULL AND CASE field
+            WHEN 'image' THEN EXISTS (SELECT 1 FROM files AS image WHERE {is_image} AND image.stem = files.other_stem)
+            ELSE NOT EXISTS (SELECT 1 FROM files AS image WHERE {is_image} AND image.stem = files.stem)
+        END AS is_mask FROM files
+    )
+""".format(is_image="image.directory = files.directory AND image.field = 'image'")
+_Row = tuple[bytes, bytes, str, str, bytes, int, int, str | None]
+
+
+class PairedFiles:
+    """A folder of files that belong together by name."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Raises MissingDataError or StorageError for a folder that cannot be read."""
+        self.root = options.source
+        self._class_from = options.class_from or ClassFrom.NONE
+        self._choices = Choices(options.fields)
+        self._roles = role_folders(list_folders(self.root))
+        self._fields: dict[str, Kind] = {}
+        self._census: LabelCensus | None = None
+        if self._class_from is ClassFrom.NONE:
+            refuse_class_map(options)
+        else:
+            self._census = LabelCensus(options.class_map, is_named=True)
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        with open_scratch(scratch, "pairs") as connection:
+            connection.execute(f"CREATE TABLE files ({_COLUMNS}, other_stem BLOB)")
+            connection.execute(f"CREATE TABLE paired ({_COLUMNS})")
+            insert = f"INSERT INTO files VALUES ({', '.join('?' * 9)})"
+            connection.executemany(insert, (self._row(file) for file in walk(self.root, b"", notes, is_pair_name)))
+            connection.execute("CREATE INDEX by_stem ON files (directory, stem, field)")
+            connection.execute(_RESOLVE)
+            self._fields = self._choose_fields(connection)
+            order = "directory, stem, field = 'mask', field, path"
+            rows: Iterator[_Row] = connection.execute(f"SELECT * FROM paired ORDER BY {order}")
+            for place, (_, group) in enumerate(groupby(rows, key=lambda row: row[:2])):
+                members = [row for row in _with_png_as_mask(list(group)) if row[2] in self._fields]
+                if members:
+                    yield self._listed(place, members)
+
+    def facts(self) -> SourceFacts:
+        if self._fields and len(self._fields) < 2:
+            raise OptionError(
+                f"{self.root}: nothing is paired, there are files of one kind only ({', '.join(self._fields)});"
+                " convert them with --from image-folder"
+            )
+        fields = [FieldSpec(name, kind) for name, kind in self._fields.items()]
+        return SourceFacts(
+            fields=in_order([*fields, *([LABEL_FIELD] if self._census else [])]) if fields else (),
+            classes=self._census.classes() if self._census else None,
+            labels=self._census.labels() if self._census else None,
+            nothing="no files to pair",
+            remedy="images are told by suffix (.jpg, .png, ...), what belongs to them by .txt, .json, .npy or as their masks",
+        )
+
+    def _row(self, file: ListedFile) -> tuple[object, ...]:
+        placed: PairedFile = place_file(file, self._roles)
+        path = join(file.directory, file.name)
+        details = (path, file.nbytes, file.mtime_ns, file.problem, placed.other_stem)
+        return (placed.directory, placed.stem, placed.field, placed.kind.value, *details)
+
+    def _choose_fields(self, connection: sqlite3.Connection) -> dict[str, Kind]:
+        """The fields that there are, those that are left out removed."""
+        fields: dict[str, Kind] = {}
+        found = connection.execute("SELECT DISTINCT field, kind FROM paired ORDER BY field, kind").fetchall()
+        doubled = connection.execute(
+            "SELECT 1 FROM paired WHERE field = 'image' GROUP BY directory, stem HAVING count(*) = 2"
+            " AND sum(lower(CAST(path AS TEXT)) LIKE '%.png') = 1 LIMIT 1"
+        ).fetchone()
+        if doubled and (MASK, Kind.MASK.value) not in found:
+            found.append((MASK, Kind.MASK.value))
+        for name, group in groupby(sorted(found), key=lambda row: row[0]):
+            kinds = [Kind(kind) for _, kind in group]
+            choice = self._choices.take(name)
+            if choice is not None:
+                Choices.refuse_kind(name, choice, _CHOICES)
+            if choice == "none":
+                continue
+            if choice is None and len(kinds) > 1:
+                shown = " and ".join(kind.value for kind in kinds)
+                raise OptionError(
+                    f"{self.root}: files of {name!r} are {shown} by their suffixes; say which with --field {name}=KIND"
+                )
+            fields[name] = Kind(choice) if choice else kinds[0]
+        self._choices.refuse_unmet(str(self.root), {name for name, _ in found})
+        return fields
+
+    def _listed(self, place: int, rows: list[_Row]) -> ListedSample:
+        problem: str | None = None
+        origins: dict[str, Origin] = {}
+        for _, _, field, _, path, nbytes, mtime_ns, why in rows:
+            if field in origins:
+                shown = f"{os.fsdecode(origins[field].path)} and {os.fsdecode(path)}"
+                problem = problem or f"has two files for the field {field!r}: {shown}"
+                continue
+            origins[field] = Origin.whole(path, nbytes, mtime_ns)
+            if why is not None:
+                problem = problem or (why if field == IMAGE else f"{os.fsdecode(path)}: {why}")
+        label = NO_LABEL
+        if self._census is not None:
+            folder = class_name(rows[0][0], self._class_from)
+            if folder is None:
+                problem = problem or "lies in no folder that names its class; move it into one, or leave --class-from out"
+            else:
+                label = self._census.number(folder)
+        directory, name = divide((origins.get(IMAGE) or origins[rows[0][2]]).path)
+        return ListedSample(directory, name, place, label, origins, problem=problem)
+
+
+def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
+    """Of two images of one stem of which one is a .png, that is the mask; unless there is a mask."""
+    images = [row for row in rows if row[2] == IMAGE]
+    pngs = [row for row in images if row[4].lower().endswith(b".png")]
+    if len(images) != 2 or len(pngs) != 1 or any(row[2] == MASK for row in rows):
+        return rows
+    mask = pngs[0]
+    return [row for row in rows if row is not mask] + [(*mask[:2], MASK, Kind.MASK.value, *mask[4:])]
+
+
+def open_source(options: ConvertOptions) -> PairedFiles:
+    """See `PairedFiles`."""
+    return PairedFiles(options)

@@ -1,0 +1,220 @@
+"""What a source is, where the user does not say: told from names, by a bounded look, and never guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources.json_stream import array_elements
+from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
+from converters.sources.pair_names import KINDS, role_folders
+from converters.sources.walk import list_folders
+from datapipe.containers.listing import held_apart, is_image_name, is_junk
+from datapipe.errors import FormatError, OptionError
+from datapipe.manifest import MANIFEST_NAME
+
+_MAX_NAMES = 2000  # that are looked at in a folder
+_MAX_FOLDERS = 20  # that are looked into
+_LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
+_TITLES = {
+    "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
+    "tar": "WebDataset tars", "npy": "a folder of arrays",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """What a source was taken for, and why."""
+
+    form: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{_TITLES[self.form]} ({self.why}; --from {self.form})"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What lies in a folder and the folders in it."""
+
+    num_images: int = 0
+    num_images_deep: int = 0  # in folders
+    num_arrays: int = 0
+    num_tars: int = 0  # in the folder itself
+    beside: str = ""  # a file with the stem of an image
+    lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names
+    annotations: str = ""  # a JSON file that may be COCO's
+
+
+def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | None]:
+    """The options with the form of their source; what it was taken for, where they did not say.
+
+    Raises OptionError where it may be several things, or none; MissingDataError or StorageError where it cannot be looked at.
+    """
+    if options.form != "auto":
+        return options, None
+    taken = recognise(options)
+    return dataclasses.replace(options, form=taken.form), taken
+
+
+def recognise(options: ConvertOptions) -> Recognition:
+    """What `options.source` is. Raises as `resolved` does."""
+    source = options.source
+    return _of_file(source) if source.is_file() else _of_folder(options)
+
+
+def _of_file(path: Path) -> Recognition:
+    suffix = path.suffix.lower()
+    if suffix in CSV_SUFFIXES or suffix in JSON_SUFFIXES:
+        return Recognition("manifest", f"its name ends with {suffix}")
+    if suffix == ".tar":
+        return Recognition("tar", "its name ends with .tar")
+    if suffix == ".json":
+        if _is_coco(path):
+            return Recognition("coco", "it has `images` and `annotations`")
+        raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
+    raise OptionError(
+        f"{path}: not known by its name; pass a folder, a .csv, .tsv, .jsonl, .tar or COCO's .json, or say --from what it is"
+    )
+
+
+def _is_coco(path: Path) -> bool:
+    try:
+        return next(array_elements(path, frozenset(("images", "annotations"))), None) is not None
+    except FormatError:
+        return False
+
+
+def _of_folder(options: ConvertOptions) -> Recognition:
+    source = options.source
+    folders = list_folders(source)
+    if held_apart(source, folders) and options.class_from is not ClassFrom.NONE:
+        return Recognition("image-folder", "it has class folders")  # which then says what is wrong with it
+    seen = _look(source, folders)
+    if (source / MANIFEST_NAME).is_file() and not seen.num_tars:
+        raise OptionError(
+            f"{source}: a converted dataset, and not of tars; of such, only tars are read; convert its source again"
+        )
+    found: list[Recognition] = []
+    roles = role_folders(folders)
+    if seen.num_tars:
+        found.append(Recognition("tar", "it holds .tar files"))
+    if len(roles) > 1 and options.class_from in (None, ClassFrom.NONE):
+        shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
+        return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source)
+    if seen.beside:
+        found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
+    if seen.num_images_deep:
+        found.append(Recognition("image-folder", "images in folders"))
+    elif seen.num_images and options.class_from is ClassFrom.NONE:
+        found.append(Recognition("image-folder", "images in it"))
+    elif seen.num_images and not seen.beside:
+        raise _without_folders(source, seen)
+    if seen.num_arrays and not found:
+        found.append(Recognition("npy", "it holds .npy files"))
+    if seen.lists and seen.num_images + seen.num_images_deep:
+        raise OptionError(
+            f"{source}: holds images and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
+            " --from image-folder to take the classes from the folders"
+        )
+    if not found and folders and not seen.lists and not seen.annotations:
+        return Recognition("image-folder", "it has folders")  # empty ones: it says what is missing
+    return _only(found, source, seen)
+
+
+def _only(found: list[Recognition], source: Path, seen: _Seen | None = None) -> Recognition:
+    """The one thing that it can be. Raises OptionError if there are several, or none."""
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = "; or ".join(f"--from {one.form} ({one.why})" for one in found)
+        raise OptionError(f"{source}: may be several things, say which: {shown}")
+    files = [*(seen.lists if seen else ()), *([seen.annotations] if seen and seen.annotations else [])]
+    if files:
+        raise OptionError(
+            f"{source}: a folder with {files[0]}: pass {source / files[0]} itself, and --root for the folder of its files"
+        )
+    raise OptionError(
+        f"{source}: no images, .npy or .tar files in it, nor in the folders in it; check the path, or say --from what it is"
+    )
+
+
+def _without_folders(source: Path, seen: _Seen) -> OptionError:
+    if seen.lists:
+        return OptionError(f"{source}: images and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists")
+    return OptionError(
+        f"{source}: images in no class folders: pass --class-from none for a set without labels, a .csv or .jsonl that"
+        " lists files and labels, or COCO's annotation file with --root"
+    )
+
+
+def _look(source: Path, folders: list[bytes]) -> _Seen:
+    """A bounded look: some names of the folder, and of some folders in it, down to the first files."""
+    seen = _Seen()
+    top = os.fsencode(source)
+    _count(top, seen, is_top=True)
+    waiting = [os.path.join(top, folder) for folder in folders]
+    for _ in range(_MAX_FOLDERS):
+        if not waiting:
+            break
+        waiting = _count(waiting[0], seen, is_top=False) + waiting[1:]
+    return seen
+
+
+def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
+    """Note what lies in `folder`; the folders in it."""
+    images: dict[bytes, bytes] = {}
+    others: list[bytes] = []
+    folders: list[bytes] = []
+    for entry in itertools.islice(_entries(folder), _MAX_NAMES):
+        name = entry.name
+        stem, suffix = os.path.splitext(name)
+        if is_junk(name):
+            continue
+        if _is_folder(entry):
+            folders.append(os.path.join(folder, name))
+        elif is_image_name(name):
+            seen.num_images += is_top
+            seen.num_images_deep += not is_top
+            if stem in images and {suffix.lower(), os.path.splitext(images[stem])[1].lower()} & {b".png"}:
+                seen.beside = seen.beside or os.fsdecode(min(name, images[stem]))
+            images[stem] = name
+        elif suffix.lower() in KINDS:
+            seen.num_arrays += suffix.lower() == b".npy"
+            others.append(name)
+            if is_top and suffix.lower() == b".json" and not seen.annotations:
+                seen.annotations = os.fsdecode(name)
+        elif is_top and suffix.lower() == b".tar":
+            seen.num_tars += 1
+        if is_top and name.lower() in _LISTS:
+            seen.lists.append(os.fsdecode(name))
+    masks = [
+        name
+        for stem, name in images.items()
+        for ending in (b"_mask", b"_seg")
+        if stem.endswith(ending) and stem.removesuffix(ending) in images
+    ]
+    beside = sorted([*masks, *(name for name in others if os.path.splitext(name)[0] in images)])
+    if beside:
+        seen.beside = seen.beside or os.fsdecode(beside[0])
+    return sorted(folders)
+
+
+def _entries(folder: bytes) -> Iterator[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:  # a real scan says so
+        return
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

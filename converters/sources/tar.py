@@ -1,0 +1,246 @@
+"""WebDataset tars that others wrote: every member of a sample becomes a field, named by its suffix.
+
+Tars are read in the order of their names, samples in the order of the tar. Nothing is extracted: a member's name is a
+key and a suffix, never a path to write to; links, devices and folders are passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.options import ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts
+from converters.sources.field_names import Choices, field_name, in_order, is_mask_name
+from converters.sources.labels import LabelCensus
+from converters.sources.manifest import refuse_class_from
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
+from datapipe.containers.tar import IMAGE_SUFFIXES, Member, scan_members, split_name
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.manifest import MANIFEST_NAME, FieldSpec, Kind, read_manifest, refuse_unfinished
+from datapipe.probe import probe
+
+_CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
+_LABELS = ("cls", "label")
+_SUFFIX_KINDS = {"txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "json": Kind.JSON, "npy": Kind.ARRAY}
+_MAX_LABEL_NBYTES = 1024
+_MAX_SUFFIXES = 1000  # different ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Consecutive members of one key."""
+
+    key: bytes
+    members: list[tuple[str, Member]]  # by suffix, in order
+    is_again: bool  # members of that key came before
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A tar and what it was like when it was opened."""
+
+    data: mmap.mmap
+    nbytes: int
+    mtime_ns: int
+
+
+class TarSource:
+    """A tar, or the tars of a folder."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Of a converted dataset, kinds of fields and names of classes are those of its manifest.
+
+        Raises MissingDataError or StorageError where there are no tars, UnfinishedError for a half-made dataset.
+        """
+        refuse_class_from(options)
+        source = options.source
+        self.root = source if source.is_dir() else source.parent
+        self._names = _tars_in(source) if source.is_dir() else [os.fsencode(source.name)]
+        refuse_unfinished(self.root)
+        converted = read_manifest(self.root) if (self.root / MANIFEST_NAME).is_file() else None
+        self._kinds = {} if converted is None else {spec.name: spec.kind for spec in converted.fields}
+        self._classes = None if converted is None or options.class_map else converted.classes
+        self._choices = Choices(options.fields)
+        self._fields: dict[str, FieldSpec | None] = {}  # by suffix
+        self._census = LabelCensus(options.class_map)
+
+    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+        place = 0
+        for name in self._names:
+            path = os.path.join(os.fsencode(self.root), name)
+            tar = _open_map(path)
+            with contextlib.closing(tar.data):
+                groups = _groups(tar.data, os.fsdecode(path), notes)
+                while group := self._next(groups, name, path, notes):
+                    yield self._listed(place, name, group, tar)
+                    place += 1
+
+    @staticmethod
+    def _next(groups: Iterator[_Group], name: bytes, path: bytes, notes: ScanNotes) -> _Group | None:
+        """The next sample; None at the end, and where the tar is damaged, which is noted."""
+        try:
+            return next(groups, None)
+        except FormatError as exc:
+            reason = str(exc).removeprefix(f"{os.fsdecode(path)}: ")
+            notes.problems.append(ScanProblem(name, f"{reason}; samples from there on are missing"))
+            return None
+
+    def facts(self) -> SourceFacts:
+        self._choices.refuse_unmet(str(self.root), self._fields)
+        fields = {field for field in self._fields.values() if field is not None}
+        for field in fields:
+            suffixes = sorted(suffix for suffix, other in self._fields.items() if other is not None and other.name == field.name)
+            if any(self._fields[suffix] != field for suffix in suffixes):
+                raise OptionError(
+                    f"{self.root}: the members {' and '.join(suffixes)} would both be the field {field.name!r};"
+                    f" leave one out, such as --field {suffixes[-1]}=none"
+                )
+        has_labels = LABEL_FIELD in fields
+        return SourceFacts(
+            fields=in_order(fields) if fields else (),
+            classes=(self._census.classes() or self._classes) if has_labels else None,
+            labels=self._census.labels() if has_labels else None,
+            nothing=f"no samples in {len(self._names)} tars",
+            remedy="samples are members called KEY.SUFFIX",
+        )
+
+    def _listed(self, place: int, name: bytes, group: _Group, tar: _Mapped) -> ListedSample:
+        origins: dict[str, Origin] = {}
+        problem = "its members are not consecutive: some came before; sort the tar by name" if group.is_again else None
+        label, met = NO_LABEL, set()
+        for suffix, member in group.members:
+            field = self._field_of(suffix, member, tar.data)
+            if field is None:
+                continue
+            if field.name in met:
+                suffixes = [suffix for suffix, _ in group.members if self._fields.get(suffix) == field]
+                problem = problem or _two_for_one(field, suffixes)
+            met.add(field.name)
+            if field == LABEL_FIELD:
+                text = bytes(tar.data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)]).strip()
+                try:
+                    label = self._census.number(text.decode())
+                except UnicodeDecodeError:
+                    problem = problem or f"its label {text[:20]!r} is no text"
+            else:
+                origins[field.name] = Origin(name, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns)
+        return ListedSample(name, group.key, place, label, origins, problem=problem)
+
+    def _field_of(self, suffix: str, member: Member, data: mmap.mmap | bytes) -> FieldSpec | None:
+        if suffix not in self._fields:
+            if len(self._fields) >= _MAX_SUFFIXES:
+                raise OptionError(
+                    f"{self.root}: members of more than {_MAX_SUFFIXES} suffixes, such as {suffix!r}; have the keys dots in them?"
+                )
+            choice = self._choices.take(suffix)
+            if choice is not None:
+                Choices.refuse_kind(suffix, choice, _CHOICES)
+            known = self._kinds.get(suffix.rpartition(".")[0])
+            head = bytes(data[member.offset : member.offset + min(member.nbytes, 256)])
+            self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head)
+        return self._fields[suffix]
+
+
+def _field_of(suffix: str, choice: str | None, head: bytes) -> FieldSpec | None:
+    """The field that members of a suffix are; None for those that are left out. `head`: the first bytes of one."""
+    stem, _, extension = suffix.rpartition(".")
+    if choice == "none":
+        return None
+    if choice == "label" or (choice is None and suffix in _LABELS):
+        return LABEL_FIELD
+    kind = Kind(choice) if choice else _kind_of(stem, extension, head)
+    if not stem:
+        if kind is Kind.IMAGE:
+            return IMAGE_FIELD
+        is_file_suffix = extension in IMAGE_SUFFIXES  # says nothing of what it is for
+        return FieldSpec(kind.value if is_file_suffix else field_name(extension), kind)
+    is_known = extension in IMAGE_SUFFIXES or extension in _SUFFIX_KINDS or extension == "bin"
+    name = stem if is_known else suffix
+    return IMAGE_FIELD if name == IMAGE_FIELD.name and kind is Kind.IMAGE else FieldSpec(field_name(name), kind)
+
+
+def _kind_of(stem: str, extension: str, head: bytes) -> Kind:
+    if extension == "npy":
+        return Kind.IMAGE if not stem and _is_raw_image(head) else Kind.ARRAY
+    if extension in IMAGE_SUFFIXES:
+        return Kind.MASK if is_mask_name(stem) else Kind.IMAGE
+    return _SUFFIX_KINDS.get(extension, Kind.BYTES)
+
+
+def _is_raw_image(head: bytes) -> bool:
+    """Whether a .npy begins as one of (height, width, 3) uint8 does."""
+    try:
+        return probe(head).encoding == "npy"
+    except DecodeError:
+        return False
+
+
+def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:
+    shown = " and ".join(suffixes) if len(set(suffixes)) > 1 else f"two members {suffixes[0]}"
+    remedy = f"say what they are, such as --field {suffixes[-1]}=mask, or leave one out with =none"
+    return f"has {shown} for the field {field.name!r}" + (f"; {remedy}" if len(set(suffixes)) > 1 else "")
+
+
+def _groups(data: mmap.mmap | bytes, where: str, notes: ScanNotes) -> Iterator[_Group]:
+    """The samples of a tar. Raises FormatError where it does not parse; the sample at hand is then dropped."""
+    done: set[bytes] = set()
+    current: bytes | None = None
+    members: list[tuple[str, Member]] = []
+    for member in scan_members(data, where):
+        split = split_name(member.name)
+        if split is None:
+            if is_junk(member.name.rpartition(b"/")[2]):
+                notes.num_junk += 1
+            else:
+                notes.num_ignored += 1
+            continue
+        key, suffix = split
+        if key != current:
+            if current is not None:
+                yield _Group(current, members, current in done)
+                done.add(current)
+            current, members = key, []
+        members.append((suffix, member))
+    if current is not None:
+        yield _Group(current, members, current in done)
+
+
+def _tars_in(source: Path) -> list[bytes]:
+    try:
+        names = [name for name in os.listdir(os.fsencode(source)) if name.lower().endswith(b".tar") and not is_junk(name)]
+    except OSError as exc:
+        raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
+    if not names:
+        raise MissingDataError(f"{source}: no .tar files; pass a tar or the folder that holds them")
+    return sorted(names)
+
+
+def _open_map(path: bytes) -> _Mapped:
+    """A tar in memory, to be closed. Raises MissingDataError, StorageError or FormatError."""
+    where = os.fsdecode(path)
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise FormatError(f"{where}: not a regular file; remove it, or pass the tars one by one")
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not status.st_size:
+                raise FormatError(f"{where}: empty file, not a tar; get the file again or remove it")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{where}: no such file; check the path of the source") from exc
+    except OSError as exc:
+        raise StorageError(f"{where}: cannot be read ({exc.strerror}); check its permissions") from exc
+    data.madvise(mmap.MADV_RANDOM)  # headers alone are read: don't drag the images in
+    return _Mapped(data, status.st_size, status.st_mtime_ns)
+
+
+def open_source(options: ConvertOptions) -> TarSource:
+    """See `TarSource`."""
+    return TarSource(options)

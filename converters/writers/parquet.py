@@ -1,0 +1,268 @@
+"""Parquet shards as Hugging Face's `datasets` writes and reads them, with each field's bytes in one piece.
+
+Samples are gathered until they fill a row group, which pyarrow then writes: memory does not grow with the shard. Where
+each value came to lie is read from the finished file, and held against the checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from converters.writers import LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from converters.writers.parquet_schema import IMAGES, TEXTS, shard_schema
+from converters.writers.stream import ShardStream
+from datapipe.containers import parquet_format as form
+from datapipe.containers.parquet_footer import read_footer
+from datapipe.containers.parquet_pages import UnaddressableError, byte_arrays, plain_values
+from datapipe.containers.thrift_compact import DamagedError
+from datapipe.errors import FormatError
+from datapipe.manifest import FieldSpec
+from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+
+_LABEL_ENCODING = "int64"  # little-endian
+_ROW_NBYTES = 64  # what a row is taken to cost besides its fields: names, levels, labels
+
+
+def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> ParquetShard:
+    """Create the shard at `path`, which must not exist."""
+    return ParquetShard(path, fields, classes)
+
+
+def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
+    """None: Parquet is its own index."""
+    return {}
+
+
+class ParquetShard:
+    """A Parquet file being written; see `converters.writers.ShardWriter`."""
+
+    def __init__(self, path: Path, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
+        self._path = path
+        self._fields = fields
+        self._classes = classes
+        self._sha256 = hashlib.sha256()
+        self._stream = ShardStream(path, on_write=self._sha256.update)
+        self._sink = _Sink(self._stream)
+        self._writer: pq.ParquetWriter | None = None  # opened with the first row group: its samples decide about the schema
+        self._group = _RowGroup(fields)
+        self._stored: dict[str, list[tuple[str, int, int]]] = {spec.name: [] for spec in fields}  # encoding, nbytes, crc32c
+        self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
+
+    def append(self, sample: StoredSample) -> None:
+        for spec in self._fields:
+            if spec.name != LABEL_FIELD.name:
+                _refuse_unfit(sample, spec)
+        nbytes = _ROW_NBYTES + sum(len(stored.data) for stored in sample.fields.values())
+        if len(self._group) and not self._group.has_room(nbytes):
+            self._write_group()
+        self._group.append(sample, nbytes)
+        for name, stored in self._stored.items():
+            if name == LABEL_FIELD.name:
+                stored.append((_LABEL_ENCODING, 8, crc32c(np.array(sample.label, "<i8").tobytes())))
+            else:
+                one = sample.fields[name]
+                stored.append((one.encoding, len(one.data), crc32c(one.data)))
+        self._samples.append((sample.id, sample.source, sample.label, sample.size))
+
+    def finish(self) -> WrittenShard:
+        if len(self._group) or self._writer is None:
+            self._write_group()
+        assert self._writer is not None
+        self._writer.close()
+        self._stream.flush()
+        rows = self._rows()
+        self._stream.finish()
+        return WrittenShard(self._stream.position, self._sha256.hexdigest(), rows, {})
+
+    def abandon(self) -> None:
+        self._sink.is_lost = True  # pyarrow would end the file properly
+        self._writer = None
+        self._stream.abandon()
+
+    def _write_group(self) -> None:
+        if self._writer is None:
+            raw = {name for name, stored in self._stored.items() if stored and stored[0][0] == "npy"}
+            schema = shard_schema(self._fields, self._classes, raw=raw)
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                schema,
+                compression="none",
+                use_dictionary=False,
+                write_statistics=[form.LABEL],
+                write_page_index=True,
+                data_page_size=form.PAGE_NBYTES,
+                write_batch_size=1,  # the size of a page is looked at after so many rows
+            )
+        if len(self._group):
+            self._writer.write_table(self._group.to_table(self._writer.schema), row_group_size=len(self._group))
+        self._group = _RowGroup(self._fields)
+
+    def _rows(self) -> SidecarRows:
+        rows = SidecarRows(tuple(spec.name for spec in self._fields))
+        extents = self._extents()
+        for row, (number, source, label, size) in enumerate(self._samples):
+            here = {name: found[row] for name, found in extents.items()}
+            rows.append(id=number, key=sample_key(number).encode(), source=source, label=label, size=size, extents=here)
+        return rows
+
+    def _extents(self) -> dict[str, list[FieldExtent]]:
+        """By field, where each sample's value lies: read back from the file, and compared with what was to be written."""
+        extents: dict[str, list[FieldExtent]] = {}
+        with self._path.open("rb") as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            data.madvise(mmap.MADV_RANDOM)
+            for name, stored in self._stored.items():
+                found = list(_places(self._path, name, data))
+                if not _are_as_written(plain.fileno(), found, stored):
+                    raise FormatError(f"{self._path}: field {name!r} reads back other than it was written; {_NOT_AS_EXPECTED}")
+                extents[name] = [
+                    FieldExtent(encoding, offset, nbytes, checksum)
+                    for (encoding, nbytes, checksum), (offset, _) in zip(stored, found, strict=True)
+                ]
+        return extents
+
+
+def _are_as_written(descriptor: int, found: list[tuple[int, int]], stored: list[tuple[str, int, int]]) -> bool:
+    return len(found) == len(stored) and all(
+        nbytes == size and crc32c(os.pread(descriptor, size, offset)) == checksum
+        for (_, nbytes, checksum), (offset, size) in zip(stored, found, strict=True)
+    )
+
+
+_NOT_AS_EXPECTED = f"pyarrow {pa.__version__} writes pages otherwise, or the disk is damaged; convert to another format"
+
+
+def _places(path: Path, name: str, data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Offset and size of each value of a field."""
+    try:
+        footer = read_footer(data)
+        column = next(one for one in footer.columns if one.path in (name, f"{name}.{form.BYTES}"))
+        for chunk, _ in footer.chunks(column):
+            for values in plain_values(data, chunk):
+                if name == LABEL_FIELD.name:
+                    yield from ((values.start + 8 * row, 8) for row in range(values.num))
+                else:
+                    yield from byte_arrays(data, values)
+    except (DamagedError, UnaddressableError) as exc:
+        raise FormatError(f"{path}: field {name!r} is {exc} as written; {_NOT_AS_EXPECTED}") from exc
+
+
+def _refuse_unfit(sample: StoredSample, spec: FieldSpec) -> None:
+    stored = sample.fields[spec.name]
+    if len(stored.data) > form.MAX_FIELD_NBYTES:
+        raise FormatError(
+            f"sample {sample.id}: field {spec.name!r} of {len(stored.data)} bytes exceeds the {form.MAX_FIELD_NBYTES} of a page"
+            " of Parquet; leave it out, or convert to webdataset or hdf5"
+        )
+    if spec.kind in TEXTS:
+        try:
+            stored.data.decode()
+        except UnicodeDecodeError as exc:
+            raise FormatError(
+                f"sample {sample.id}: field {spec.name!r} is no UTF-8 ({exc.reason} at byte {exc.start}), as a text in Parquet"
+                " must be; leave it out, or convert to another format"
+            ) from exc
+
+
+# -- rows --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """Byte strings on their way into an Arrow array: one behind the other, so that they are held once.
+
+    Arrays are made of buffers, as `pa.array` would import pandas where that is installed.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    ends: list[int] = field(default_factory=lambda: [0])
+
+    def append(self, value: bytes) -> None:
+        self.data += value
+        self.ends.append(len(self.data))
+
+    def to_array(self, kind: pa.DataType) -> pa.Array:
+        ends = pa.py_buffer(np.array(self.ends, np.int32))
+        return pa.Array.from_buffers(kind, len(self.ends) - 1, [None, ends, pa.py_buffer(self.data)])
+
+
+class _RowGroup:
+    """The samples of one row group."""
+
+    def __init__(self, fields: tuple[FieldSpec, ...]) -> None:
+        self._fields = fields
+        self._values = {spec.name: _Bytes() for spec in fields if spec.name != LABEL_FIELD.name}
+        self._paths = {spec.name: _Bytes() for spec in fields if spec.kind in IMAGES}
+        self._labels: list[int] = []
+        self._keys = _Bytes()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def has_room(self, nbytes: int) -> bool:
+        return self._nbytes + nbytes <= form.ROW_GROUP_NBYTES and len(self) < form.MAX_ROW_GROUP_ROWS
+
+    def append(self, sample: StoredSample, nbytes: int) -> None:
+        for name, values in self._values.items():
+            values.append(sample.fields[name].data)
+        for name, paths in self._paths.items():
+            paths.append(_file_name(sample, sample.fields[name]))
+        self._labels.append(sample.label)
+        self._keys.append(sample_key(sample.id).encode())
+        self._nbytes += nbytes
+
+    def to_table(self, schema: pa.Schema) -> pa.Table:
+        arrays = [self._array(spec, schema.field(spec.name).type) for spec in self._fields]
+        return pa.Table.from_arrays([*arrays, self._keys.to_array(pa.string())], schema=schema)
+
+    def _array(self, spec: FieldSpec, kind: pa.DataType) -> pa.Array:
+        if spec.name == LABEL_FIELD.name:
+            return pa.Array.from_buffers(kind, len(self), [None, pa.py_buffer(np.array(self._labels, np.int64))])
+        if spec.kind in IMAGES:
+            parts = [self._values[spec.name].to_array(pa.binary()), self._paths[spec.name].to_array(pa.string())]
+            return pa.StructArray.from_arrays(parts, fields=list(kind))
+        return self._values[spec.name].to_array(kind)
+
+
+def _file_name(sample: StoredSample, stored: StoredField) -> bytes:
+    """The source file's name without its folders, with the suffix that the bytes ask for; bytes that are not UTF-8 escaped."""
+    name = os.path.splitext(os.path.basename(sample.source))[0] or sample_key(sample.id).encode()
+    return name.decode(errors="backslashreplace").encode() + b"." + suffix_of(stored.encoding).encode()
+
+
+class _Sink:
+    """What pyarrow takes for a file: hands on to the shard's stream until that fails or is abandoned."""
+
+    closed = False
+
+    def __init__(self, stream: ShardStream) -> None:
+        self._stream = stream
+        self.is_lost = False
+
+    def write(self, data: bytes) -> int:
+        if not self.is_lost:
+            try:
+                self._stream.put(data)
+            except BaseException:
+                self.is_lost = True  # pyarrow goes on to write what belongs behind
+                raise
+        return len(data)
+
+    def tell(self) -> int:
+        return self._stream.position
+
+    def flush(self) -> None:
+        """The stream is flushed in the end."""
+
+    def close(self) -> None:
+        """The stream is closed by the shard."""

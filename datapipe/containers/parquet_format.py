@@ -1,0 +1,24 @@
+"""What datapipe's Parquet shards look like: Hugging Face's convention for images, and settings that keep bytes addressable.
+
+    image  struct<bytes: binary, path: string>   the encoded image, and a file name for it
+    label  int64
+    key    string                                 the sample's name
+
+Further fields have their own names: masks as `image`, texts and JSON as string, all else as binary. The schema's metadata
+`huggingface` say what the columns mean to the `datasets` package, the names of classes among it.
+"""
+
+from __future__ import annotations
+
+BYTES = "bytes"
+PATH = "path"
+LABEL = "label"
+KEY = "key"
+FEATURES = b"huggingface"  # key in the schema's metadata; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
+
+# A page is closed once it has this many bytes, looked at after every row: so an image of that size has a page of its own,
+# which readers that know page indexes can fetch alone, while a thousand labels share one.
+PAGE_NBYTES = 8192
+ROW_GROUP_NBYTES = 128_000_000  # of fields, before a row group is written; readers hold one in memory
+MAX_ROW_GROUP_ROWS = 1 << 20
+MAX_FIELD_NBYTES = (1 << 31) - (1 << 16)  # sizes of pages are 31-bit numbers, and a page has more than a value

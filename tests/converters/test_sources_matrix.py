@@ -1,0 +1,93 @@
+"""Every form of source into every format: told by a look, converted, read back by the index, verified, resumed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from source_trees import SOURCES, Made
+from trees import contents
+
+from converters import ConvertOptions, FieldChoice, Part, convert, recognise
+from converters.verify import verify
+from datapipe.containers import open_index
+from datapipe.errors import IntegrityError, OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.manifest import read_manifest
+
+
+@pytest.fixture(params=SOURCES)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    """Each source in turn."""
+    return SOURCES[request.param](tmp_path / "source")
+
+
+def options_of(
+    made: Made, out: Path, *, to: str = "webdataset", part: Part | None = None, num_workers: int = 1
+) -> ConvertOptions:
+    return ConvertOptions(made.source, out, to=to, shard_nbytes=5_000, num_workers=num_workers, part=part, **made.options)
+
+
+def test_what_went_in_comes_out(made: Made, tmp_path: Path, to: str) -> None:
+    """Keys, labels, bytes and further fields, by ids."""
+    out = tmp_path / "out"
+    report = convert(options_of(made, out, to=to))
+    assert (report.num_samples, report.num_errors) == (len(made.samples), 0)
+    assert report.sets[0].num_shards > 1
+    manifest = read_manifest(out)
+    has_image = "image" in made.samples[0]
+    kinds = {**({"image": "image"} if has_image else {}), **made.kinds, **({} if made.labels is None else {"label": "label"})}
+    assert {spec.name: spec.kind.value for spec in manifest.fields} == kinds
+    assert manifest.classes == made.classes
+    index, files = open_index(out), LocalFiles()
+    ids = index.ids(np.arange(len(index)))
+    assert ids.tolist() == list(range(len(made.samples)))
+    for name in made.samples[0]:
+        entries = index.look_up(ids, name)
+        assert entries.extents.has_crc.all()
+        for number, sample in enumerate(made.samples):
+            assert files.read(entries.extents, number) == sample[name], (number, name)
+        assert entries.labels.tolist() == (made.labels or [-1] * len(made.samples))
+    files.close()
+    assert verify(out, num_workers=1).problems == ()
+
+
+def test_the_form_is_told_by_a_look(made: Made, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    form = next(name for name in SOURCES if f"[{name}]" in request.node.name).partition(",")[0]
+    assert recognise(options_of(made, tmp_path / "out")).form == form
+
+
+def test_parts_and_workers_do_not_show(made: Made, tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    convert(options_of(made, reference))
+    for number in (2, 1):
+        report = convert(options_of(made, tmp_path / "parts", part=Part(number, 2)))
+    assert report.is_finished
+    convert(options_of(made, tmp_path / "joined", part=Part(1, 3)))
+    report = convert(options_of(made, tmp_path / "joined", num_workers=2))  # one command takes up what parts have left
+    assert 0 < report.num_resumed < report.num_resumed + report.num_written
+    assert contents(tmp_path / "parts") == contents(reference) == contents(tmp_path / "joined")
+
+
+def test_a_source_that_changed_is_refused(made: Made, tmp_path: Path) -> None:
+    """Resuming names what changed; restored, it goes on."""
+    options, out = options_of(made, tmp_path / "out"), tmp_path / "out"
+    convert(options_of(made, out, part=Part(1, 2)))
+    root = made.options.get("root", made.source if made.source.is_dir() else made.source.parent)
+    victim = sorted(path for path in root.rglob("*") if path.suffix in (".jpg", ".png", ".tar", ".npy"))[-1]
+    status = victim.stat()
+    os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(IntegrityError, match=r"changed since the conversion began: .* was modified"):
+        convert(options)
+    os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert convert(options).is_finished
+
+
+def test_choices_of_fields_are_options(tmp_path: Path) -> None:
+    made = SOURCES["pairs"](tmp_path / "source")
+    convert(options_of(made, tmp_path / "out", part=Part(1, 2)))
+    left_out = ConvertOptions(made.source, tmp_path / "out", shard_nbytes=5_000, fields=(FieldChoice("captions", "none"),))
+    with pytest.raises(OptionError, match=r"fields was None, now \['captions=none'\]"):
+        convert(left_out)

@@ -1,0 +1,341 @@
+"""Damaged inputs by the million: every reader of files that others wrote gives a result or a DatapipeError.
+
+    python tests/fuzz.py --inputs 1000000                   # or `make fuzz`; random, the same for the same --seed
+    python tests/fuzz.py --only hdf5:0:12345                # one input again: format, seed, number
+
+Valid files of each format are damaged, and looked at in a process of their own. Another exception, a crash, more than 10
+seconds or 300 MB are findings: they are printed with the input's name, saved in --keep, and make the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fixtures import encode, picture
+from PIL import Image
+
+from datapipe.containers import hdf5, parquet, tar, tfrecord
+from datapipe.containers import tfrecord_format as frame
+from datapipe.errors import DatapipeError
+from datapipe.probe import probe
+
+MAX_S = 10
+MAX_GROWTH_MB = 300
+BATCH = 2000  # inputs per process
+KEEP = Path(tempfile.gettempdir()) / "datapipe-fuzz"
+IMAGES = [b"\xff\xd8\xff" + bytes([number]) * number + b"\xff\xd9" for number in (0, 3, 40)]  # small: what is around them counts
+NUMBERS = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 40, *(2**bits - back for bits in (31, 32, 63, 64) for back in (0, 1)))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One act of damage. `at`: where, as a share of the length; `length`: bytes that are meant."""
+
+    kind: str  # "set", "number", "drop", "again", "move", "cut", "zero"
+    at: float
+    length: int
+    value: int
+
+    def apply(self, data: bytearray) -> None:
+        start = min(int(self.at * len(data)), max(0, len(data) - 1))
+        end = start + self.length
+        if self.kind == "set" and data:
+            data[start] = self.value & 0xFF
+        elif self.kind == "number":
+            width = (1, 2, 4, 8)[self.length % 4]
+            order = "<" if self.length % 8 < 4 else ">"
+            data[start : start + width] = struct.pack(order + "BHIQ"["1248".index(str(width))], self.value & (1 << 8 * width) - 1)
+        elif self.kind == "drop":
+            del data[start:end]
+        elif self.kind == "again":
+            data[start:start] = data[start:end]
+        elif self.kind == "move":
+            there = self.value % (len(data) + 1)
+            data[there : there + self.length] = data[start:end]
+        elif self.kind == "zero":
+            data[start:end] = bytes(len(data[start:end]))
+        else:
+            del data[start:]
+
+
+KINDS = ("set", "set", "set", "number", "number", "drop", "again", "move", "zero", "cut")
+
+
+def random_change(rng: random.Random) -> Change:
+    value = rng.choice(NUMBERS) if rng.random() < 0.5 else rng.getrandbits(16)
+    return Change(rng.choice(KINDS), rng.random(), rng.choice((1, 2, 3, 4, 5, 6, 7, 8, 16, 60, 512, 700)), value)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format: valid files of it, what looks at one, and what makes checksums right again."""
+
+    make: Callable[[], list[bytes]]
+    look: Callable[[bytes, Path], object]
+    mend: Callable[[bytearray], None] = lambda data: None
+
+    def damaged(self, seeds: list[bytes], number: int, changes: Sequence[Change], *, mended: bool) -> bytes:
+        data = bytearray(seeds[number % len(seeds)])
+        for change in changes:
+            change.apply(data)
+        if mended:
+            self.mend(data)
+        return bytes(data)
+
+
+# -- the formats ------------------------------------------------------------------------------------
+
+
+def _scanned(index_shard: Callable[[Path], Any]) -> Callable[[bytes, Path], object]:
+    def look(data: bytes, scratch: Path) -> object:
+        scratch.write_bytes(data)
+        rows, _ = index_shard(scratch)
+        for extents in rows.extents.values():
+            for extent in extents:
+                assert 0 <= extent.offset <= extent.offset + extent.nbytes <= len(data), extent
+        return rows
+
+    return look
+
+
+def _parquet_files() -> list[bytes]:
+    structs = pa.array([{"bytes": image, "path": "a.jpg"} for image in IMAGES * 2])
+    features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}}}'
+    table = pa.table({"image": structs, "label": [0, 1] * 3, "key": list("abcdef")})
+    plain = pa.table({"image": IMAGES * 2, "y": pa.array([0, 1] * 3, pa.int32())}).replace_schema_metadata(
+        {b"huggingface": features}
+    )
+    common = {"use_dictionary": ["label", "key"], "compression": "none"}
+    files = []
+    for source, options in (
+        (table, {"row_group_size": 4, "write_page_index": True}),
+        (table, {"data_page_version": "2.0", "compression": {"label": "zstd", "key": "snappy"}}),
+        (table, {"data_page_size": 8, "write_batch_size": 1, "store_schema": False, "write_page_checksum": True}),
+        (plain, {"write_statistics": False, "use_dictionary": False}),
+        (plain, {"compression": "snappy", "use_dictionary": False}),
+        (plain, {"use_dictionary": True}),
+    ):
+        sink = io.BytesIO()
+        pq.write_table(source, sink, **(common | options))
+        files.append(sink.getvalue())
+    return files
+
+
+def _tfrecord_files() -> list[bytes]:
+    def framed(*examples: dict[str, bytes | int]) -> bytes:
+        out = b""
+        for example in examples:
+            data = b"".join(frame.encode_example(example).parts)
+            out += frame.frame_head(len(data)) + data + frame.frame_tail([data])
+        return out
+
+    ours = [{"__key__": b"k", frame.IMAGE: image, frame.LABEL: number, frame.HEIGHT: 3} for number, image in enumerate(IMAGES)]
+    return [framed(*ours), framed(*({"x": image, "label": -1} for image in IMAGES)), framed({"image": IMAGES[2]})]
+
+
+def _mend_tfrecord(data: bytearray) -> None:
+    position = 0
+    while position + frame.HEAD_NBYTES <= len(data):
+        nbytes = int.from_bytes(data[position : position + 8], "little")
+        data[position : position + frame.HEAD_NBYTES] = frame.frame_head(nbytes)
+        position += frame.HEAD_NBYTES + nbytes + frame.TAIL_NBYTES
+
+
+def _hdf5_files() -> list[bytes]:
+    def vlen(file: h5py.File, **options: Any) -> None:
+        images = file.create_dataset("images", (len(IMAGES),), h5py.vlen_dtype(np.uint8), **options)
+        for row, image in enumerate(IMAGES):
+            images[row] = np.frombuffer(image, np.uint8)
+        file["labels"] = np.arange(len(IMAGES))
+
+    def blobs(file: h5py.File) -> None:
+        file["image/data"] = np.frombuffer(b"".join(IMAGES), np.uint8)
+        file["image/offsets"] = np.cumsum([0, *map(len, IMAGES)])
+        file["label"] = np.arange(len(IMAGES))
+        file["key"] = np.array([b"a", b"b", b"c"])
+
+    def pixels(file: h5py.File, **options: Any) -> None:
+        file.create_dataset("x", data=np.zeros((4, 5, 6, 3), np.uint8), **options)
+        file.create_dataset("y", data=np.arange(4), chunks=(2,), compression="gzip")
+
+    files = []
+    for write, options, file_options in (
+        (vlen, {}, {}), (vlen, {"chunks": (2,)}, {"libver": "latest"}), (blobs, {}, {}), (blobs, {}, {"libver": "latest"}),
+        (pixels, {}, {}), (pixels, {"chunks": (1, 5, 6, 3)}, {}), (pixels, {"chunks": (1, 5, 6, 3)}, {"libver": "latest"}),
+    ):  # fmt: skip
+        sink = io.BytesIO()
+        with h5py.File(sink, "w", **file_options) as file:
+            write(file, **options)  # type: ignore[operator]
+        files.append(sink.getvalue())
+    return files
+
+
+def _tar_files() -> list[bytes]:
+    import tarfile
+
+    files = []
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        sink = io.BytesIO()
+        with tarfile.open(fileobj=sink, mode="w", format=form) as file:
+            for number, image in enumerate(IMAGES):
+                key = str(number) if form == tarfile.USTAR_FORMAT else "n" * 120 + str(number)
+                for suffix, data in (("jpg", image), ("cls", b"%d" % number)):
+                    info = tarfile.TarInfo(f"{key}.{suffix}")
+                    info.size = len(data)
+                    info.mtime = 0.5 if form == tarfile.PAX_FORMAT else 0  # type: ignore[assignment]
+                    file.addfile(info, io.BytesIO(data))
+        data = sink.getvalue().rstrip(b"\0")
+        files.append(data + bytes(-len(data) % 512 + 1024))  # not all of the zeros that fill up the last record
+    return files
+
+
+def _mend_tar(data: bytearray) -> None:
+    for block in range(0, len(data) - 511, 512):
+        if data[block + 257 : block + 262] == b"ustar":
+            data[block + 148 : block + 156] = b" " * 8
+            data[block + 148 : block + 156] = b"%06o\0 " % sum(data[block : block + 512])
+
+
+def _image_files() -> list[bytes]:
+    pixels = picture(1, 6, 7)
+    files = [encode(pixels, form) for form in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")]
+    files += [encode(pixels, "WEBP", lossless=True), encode(pixels, "JPEG", progressive=True), encode(pixels, "PNG", mode="P")]
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "WEBP", exif=b"Exif\0\0" + bytes(20))
+    files.append(sink.getvalue())
+    for array in (pixels, pixels[:, :, 0]):
+        sink = io.BytesIO()
+        np.save(sink, array)
+        files.append(sink.getvalue())
+    return files
+
+
+TARGETS = {
+    "parquet": Target(_parquet_files, _scanned(parquet.index_shard)),
+    "tfrecord": Target(_tfrecord_files, _scanned(tfrecord.index_shard), _mend_tfrecord),
+    "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard)),
+    "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
+    "header": Target(_image_files, lambda data, scratch: probe(data)),
+}
+
+
+def examine(target: Target, data: bytes, scratch: Path) -> None:
+    """Look at one input. Raises what a user must never see."""
+    with contextlib.suppress(DatapipeError):
+        target.look(data, scratch)
+
+
+# -- the driver -------------------------------------------------------------------------------------
+
+
+def input_of(target: Target, seeds: list[bytes], name: str) -> bytes:
+    """The input of that name, `format:seed:number`."""
+    rng = random.Random(name)
+    changes = [random_change(rng) for _ in range(rng.choice((1, 1, 1, 2, 3, 5)))]
+    return target.damaged(seeds, rng.getrandbits(16), changes, mended=rng.random() < 0.5)
+
+
+def _work(name: str, seed: int, first: int, end: int, place: Any, scratch: Path) -> None:
+    """The life of a process: inputs one after the other; `place` says which."""
+    target = TARGETS[name]
+    seeds = target.make()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+    for sound in seeds:
+        examine(target, sound, scratch)
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(first, end):
+        place.value = number
+        signal.alarm(MAX_S)
+        examine(target, input_of(target, seeds, f"{name}:{seed}:{number}"), scratch)
+        grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10
+        if grown_mb > MAX_GROWTH_MB:
+            raise MemoryError(f"{grown_mb} MB more than before")
+    signal.alarm(0)
+
+
+def _process(name: str, seed: int, first: int, end: int, place: Any, scratch: Path) -> None:
+    # libraries print what they think of damaged files, a line for each
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    errors = os.dup(2)
+    os.dup2(quiet, 2)
+    try:
+        _work(name, seed, first, end, place, scratch)
+    except BaseException:
+        os.write(errors, traceback.format_exc().encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def fuzz(name: str, *, seed: int, num: int, keep: Path) -> list[str]:
+    """Look at `num` damaged inputs of a format; the names of those that were findings."""
+    context = multiprocessing.get_context("fork")
+    place = context.RawValue("q", 0)
+    findings: list[str] = []
+    first = 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
+        while first < num:
+            end = min(first + BATCH, num)
+            process = context.Process(target=_process, args=(name, seed, first, end, place, Path(directory) / "x"))
+            process.start()
+            process.join()
+            if not process.exitcode:
+                first = end
+                continue
+            finding = f"{name}:{seed}:{place.value}"
+            code = process.exitcode
+            what = "an exception, or too much memory" if code > 0 else f"died of {signal.Signals(-code).name}"
+            print(f"FOUND {finding}: {what}", flush=True)
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / finding.replace(":", "-")).write_bytes(input_of(TARGETS[name], TARGETS[name].make(), finding))
+            findings.append(finding)
+            first = place.value + 1
+    return findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=100_000, help="in all (100,000)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="another one, other inputs (the time)")
+    parser.add_argument("--formats", default=",".join(TARGETS), help=",".join(TARGETS))
+    parser.add_argument("--keep", type=Path, default=KEEP, help="where findings are saved")
+    parser.add_argument("--only", metavar="FORMAT:SEED:NUMBER", help="look at one input again, with its traceback")
+    args = parser.parse_args()
+    if args.only:
+        target = TARGETS[args.only.partition(":")[0]]
+        with tempfile.TemporaryDirectory() as directory:
+            examine(target, input_of(target, target.make(), args.only), Path(directory) / "x")
+        return 0
+    names, findings = args.formats.split(","), []
+    for name in names:
+        started, num = time.monotonic(), -(-args.inputs // len(names))
+        found = fuzz(name, seed=args.seed, num=num, keep=args.keep)
+        findings += found
+        rate = num / (time.monotonic() - started)
+        print(f"{name}: {num:,} inputs of seed {args.seed}, {len(found)} findings, {rate:,.0f}/s", flush=True)
+    if findings:
+        print(f"saved in {args.keep}; look again with --only NAME")
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
