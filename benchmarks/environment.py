@@ -33,7 +33,11 @@ def command_of(module: str) -> str:
 
 
 def _commit() -> str:
-    shown = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True)
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:  # no git
+        return "unknown"
     return shown.stdout.strip() or "unknown"
 
 

@@ -46,17 +46,13 @@ _ALL = (
     Contender("ours-dali", "datapipe, backend dali", "ours", "shards", {"backend": "dali"}),
     Contender("ours-dali-again", "datapipe, backend dali (the same again)", "ours", "shards", {"backend": "dali"}),
     Contender("ours-dali-uint8", "datapipe, backend dali, uint8", "ours", "shards", _DALI_UINT8, "uint8"),
-    Contender(
-        "ours-dali-uint8-again", "datapipe, backend dali, uint8 (the same again)", "ours", "shards", _DALI_UINT8, "uint8"
-    ),
+    Contender("ours-dali-uint8-again", "datapipe, backend dali, uint8 (the same again)", "ours", "shards", _DALI_UINT8, "uint8"),
     Contender("torch", "torch DataLoader + PIL", "torch_dataloader", "folder"),
     Contender("webdataset", "webdataset + PIL", "webdataset_pil", "webdataset"),
     Contender("dali-file", "DALI on the CPU, file reader", "dali_cpu", "folder", {"reader": "file"}),
     Contender("dali-webdataset", "DALI on the CPU, webdataset reader", "dali_cpu", "webdataset", {"reader": "webdataset"}),
     Contender("dali-file-uint8", "DALI on the CPU, file reader, uint8", "dali_cpu", "folder", _FILE_UINT8, "uint8"),
-    Contender(
-        "dali-webdataset-uint8", "DALI on the CPU, webdataset, uint8 out", "dali_cpu", "webdataset", _WDS_UINT8, "uint8"
-    ),
+    Contender("dali-webdataset-uint8", "DALI on the CPU, webdataset, uint8 out", "dali_cpu", "webdataset", _WDS_UINT8, "uint8"),
     Contender("ffcv", "FFCV", "ffcv_loader", "ffcv.beton", interpreter="ffcv"),
     Contender("ffcv-raw", "FFCV, raw", "ffcv_loader", "ffcv-raw.beton", {"beton": "ffcv-raw.beton"}, interpreter="ffcv"),
     Contender("limit-whole", "limit: decode alone, whole image", "decode_only", "folder", {"decoder": "whole"}, "pixels"),

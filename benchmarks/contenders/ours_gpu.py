@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.contenders import ours
 from benchmarks.task import Task
-from datapipe.backends.images_dali.settings import Dali
+from datapipe import Dali
 
 
 def make(

@@ -26,8 +26,10 @@ def make(task: Task, *, device: str = "cuda") -> Iterator[Sized]:
         persistent_workers=True,
         prefetch_factor=4,
         pin_memory=device == "cuda",
-        multiprocessing_context="forkserver",  # a CUDA context does not survive a fork
     )
-    return endlessly(
-        lambda: (images.to(device, non_blocking=True, memory_format=torch.channels_last) for images, _ in loader),
-    )
+
+    def epoch() -> Iterator[torch.Tensor]:
+        for images, _ in loader:
+            yield images.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+
+    return endlessly(epoch)

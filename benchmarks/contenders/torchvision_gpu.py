@@ -24,8 +24,13 @@ _AHEAD = 4  # batches whose files are being read
 
 
 def make(task: Task, *, device: str = "cuda") -> Iterator[Sized]:
-    """Shuffled in full; files are read ahead, batches decoded one by one in the caller's thread."""
+    """Shuffled in full; files are read ahead, batches decoded one by one in the caller's thread.
+
+    Raises ImportError where torchvision's compiled part does not fit this torch.
+    """
     import_torchvision()
+    if not hasattr(torch.ops.image, "decode_jpeg"):
+        raise ImportError("torchvision's compiled image part does not load beside this torch")
     io: Any = importlib.import_module("torchvision.io")
     crop: Any = importlib.import_module("torchvision.transforms").RandomResizedCrop
     torch.manual_seed(task.seed)

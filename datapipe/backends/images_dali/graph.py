@@ -58,6 +58,7 @@ def _decoded(options: GraphOptions) -> Any:
     how: dict[str, Any] = {"adjust_orientation": False, "jpeg_fancy_upsampling": True, "device": "mixed" if on_gpu else "cpu"}
     if on_gpu:
         how["hw_decoder_load"] = options.hw_decoder_load
+        how["affine"] = False  # else the threads of every pipeline are tied to the same first cores
     region = {"start": _input("region_at"), "shape": _input("region_size"), "axes": [0, 1]}
     if options.decodes_regions:
         return fn.decoders.image_slice(_input("encoded"), **region, **how)

@@ -1,0 +1,188 @@
+"""Work in a process of its own, so that a crash, a hang or a leak of one measurement is one measurement's.
+
+`run_job(check, "sweep_job", arguments)` runs `python -m benchmarks.gpu.job sweep_job ARGUMENTS CHECK`: the function
+`measure(arguments, check)` of that module, which yields one JSON-safe dict per result. Results count as they are
+printed: a job that dies has given those before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from benchmarks.environment import ROOT
+from benchmarks.gpu.settings import Check
+
+_MARK = "RESULT "
+_LOG_TAIL = 2000  # characters
+_DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
+_IMPORTS = ("torch", "datapipe.loader", "nvidia.dali.fn", "benchmarks.gpu.rates", "benchmarks.gpu.train_job")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job."""
+
+    results: list[dict[str, Any]]
+    problem: str | None  # how it ended, if not well, and its last words
+    wall_s: float
+    log: str  # all it printed beside results
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last result; empty where there is none."""
+        return self.results[-1] if self.results else {}
+
+
+def run_job(
+    check: Check,
+    module: str,
+    arguments: Mapping[str, Any],
+    *,
+    limit_s: float,
+    cores: tuple[int, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run it, for `limit_s` at most, on `cores` (empty: all). Never raises for what becomes of the job.
+
+    A dry run forks jobs off this process, which saves the imports, unless they need an `environment` of their own.
+    """
+    start = _forked if check.is_dry and environment is None else _started
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        process = start(Job(module, dict(arguments), check, cores, dict(environment or {})), out)
+        try:
+            code = process.wait(max(limit_s, 1))
+            problem = None if code == 0 else _ending(code)
+        except subprocess.TimeoutExpired:
+            problem = f"stopped after {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # worker processes, too: they belong to its group
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(None)
+        out.seek(0)
+        lines = out.read().splitlines()
+    results = [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
+    log = "\n".join(line for line in lines if not line.startswith(_MARK))
+    if problem is not None:
+        problem = f"{problem}\n{log[-_LOG_TAIL:]}"
+    return Outcome(results, problem, time.monotonic() - began, log)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is started for."""
+
+    module: str
+    arguments: dict[str, Any]
+    check: Check
+    cores: tuple[int, ...]
+    environment: dict[str, str]
+
+    def work(self) -> None:
+        """Print the results, and end the process."""
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)  # a stage that is killed leaves nothing on the GPU
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        results: Iterator[dict[str, Any]] = importlib.import_module(f"benchmarks.gpu.{self.module}").measure(
+            self.arguments, self.check
+        )
+        for result in results:
+            print(_MARK + json.dumps(result), flush=True)
+        sys.stderr.flush()
+        os._exit(0)  # endless loaders end here; several of them join worker threads for ever at exit
+
+
+class _Running(Protocol):
+    """A process, as `subprocess` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def _started(job: Job, out: IO[str]) -> _Running:
+    """A fresh interpreter."""
+    command = [sys.executable, "-m", "benchmarks.gpu.job", job.module, json.dumps(job.arguments), job.check.to_json()]
+    command.append(json.dumps(job.cores))
+    # Torch's pools would fight over the cores with the loaders' threads.
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
+    variables = {**os.environ, **quiet, **job.environment}
+    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=out, stderr=out, start_new_session=True)
+
+
+class _Fork:
+    """A child of this process, which has imported already what jobs import."""
+
+    def __init__(self, job: Job, out: IO[str]) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=_work_in_fork, args=(job, out.fileno()))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("job", timeout or 0)
+        return self._process.exitcode
+
+
+def _forked(job: Job, out: IO[str]) -> _Running:
+    import_early()
+    return _Fork(job, out)
+
+
+def import_early() -> None:
+    """Import, once, what jobs and stages of a dry run need, so that forks have it."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # no threads before a fork
+    for name in _IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("benchmarks.contenders.torchvision_transforms").import_torchvision()
+
+
+def _work_in_fork(job: Job, out: int) -> None:
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # whoever started us may have put others in their place
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    try:
+        job.work()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def main() -> None:
+    module, arguments, check, cores = sys.argv[1:]
+    Job(module, json.loads(arguments), Check.from_json(check), tuple(json.loads(cores)), {}).work()
+
+
+if __name__ == "__main__":
+    main()

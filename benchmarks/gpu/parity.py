@@ -1,0 +1,170 @@
+"""Stage `parity`: the same seed by every backend and device: the same samples, the same crops, nearly the same pixels.
+
+Differences are of 255, over all values of all photographs. What is compared with what, and how far apart the two may be,
+is in `PAIRS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.job import run_job
+from benchmarks.gpu.parity_job import RECIPES, SEED
+from benchmarks.gpu.references import reference
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.sets import image_set
+from benchmarks.gpu.settings import Check, Deadline
+from benchmarks.task import IMAGENET_STD
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The greatest differences allowed, of 255: of any value, of 99.9% of them, on average."""
+
+    largest: float
+    p999: float
+    mean: float
+
+
+EXACT = Bound(0, 0, 0)
+ROUNDINGS = Bound(0.01, 0.01, 0.001)  # the same float32 arithmetic by another unit
+RESIZE = Bound(2, 1, 0.1)  # torch's integer resize against Pillow's
+DECODER = Bound(64, 4, 0.5)  # another inverse cosine transform and resize; single values differ more where chroma is steep
+
+OURS = "images_cpu on the CPU"
+BY_HAND = {"pillow": "Pillow", "torchvision": "torchvision's tensor functions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to the pixels."""
+
+    name: str
+    backend: str
+    device: str
+    bound: Bound  # against OURS
+    dali: dict[str, Any] | None = None
+    older_nvjpeg: bool = False
+
+
+def ways(device: str) -> list[Way]:
+    dali = [
+        Way("DALI, hw_decoder_load 0.65", "dali", device, DECODER, {"hw_decoder_load": 0.65}),
+        Way("DALI, CUDA cores alone", "dali", device, DECODER, {"hw_decoder_load": 0.0}),
+        Way("DALI, JPEG engines alone", "dali", device, DECODER, {"hw_decoder_load": 1.0}),
+        Way("DALI, whole images decoded", "dali", device, DECODER, {"hw_decoder_load": 0.65}, older_nvjpeg=True),
+    ]
+    return [
+        Way(OURS, "images_cpu", "cpu", EXACT),
+        Way("images_cpu, pixels on the device", "images_cpu", device, ROUNDINGS),
+        Way("DALI on the CPU", "dali", "cpu", DECODER, {}),
+        *dali,
+    ]
+
+
+def run(check: Check, report: Report, deadline: Deadline) -> None:
+    folder = some_files(check, image_set(check, "photos") / "folder", check.pick(128, 6))
+    scratch = check.data / "parity-pixels"
+    made: dict[str, dict[str, dict[str, Any]]] = {}  # way -> recipe -> what the job said
+    chosen = ways(check.device)
+    for number, way in enumerate([chosen[number] for number in (0, 1, 3, 6)] if check.is_dry else chosen):
+        if not check.is_dry and deadline.left_s < 40:
+            report.skip(way.name, f"40 s needed, {max(0, deadline.left_s):.0f} s left")
+            continue
+        arguments = {
+            **{name: getattr(way, name) for name in ("backend", "device", "dali", "older_nvjpeg")},
+            "data": str(folder),
+            "out": str(scratch / str(number)),
+            "recipes": list(RECIPES),
+            "batch_size": check.pick(64, 4),
+        }
+        outcome = run_job(check, "parity_job", arguments, limit_s=120)
+        if outcome.problem is not None:
+            report.fail(way.name, outcome.problem)
+        made[way.name] = {result["recipe"]: result for result in outcome.results if "recipe" in result}
+        for result in outcome.results:
+            if "libraries" in result:
+                report.add(f"{way.name}: libraries", {"way": way.name, **result})
+        if way.name != OURS:
+            compare_ways(report, made.get(OURS, {}), made[way.name], way)
+    _compare_references(check, report, made.get(OURS, {}), folder)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def some_files(check: Check, source: Path, num: int) -> Path:
+    """The first `num` different files of a set, as a folder of its own."""
+    folder = check.data / "parity-folder"
+    shutil.rmtree(folder, ignore_errors=True)
+    originals = [path for path in sorted(source.glob("*/*")) if path.stem.endswith("-0")]
+    for path in originals[:: max(1, len(originals) // num)][:num]:
+        target = folder / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
+    return folder
+
+
+def compare_ways(report: Report, ours: dict[str, Any], theirs: dict[str, Any], way: Way) -> None:
+    """Hold what a job of `way` made to what one of OURS made: recipe -> the job's result."""
+    for recipe, first in ours.items():
+        if recipe not in theirs:
+            continue
+        second = theirs[recipe]
+        what = f"{recipe}: {OURS} - {way.name}"
+        same = {key: first[key] == second[key] for key in ("ids", "labels", "dtype")}
+        report.expect(what, all(same.values()), f"not the same: {[key for key, holds in same.items() if not holds]}")
+        difference = np.load(first["file"]).astype(np.float32) - np.load(second["file"])
+        _judge(report, what, recipe, way.name, difference * _unit(first["dtype"]), way.bound)
+
+
+def _compare_references(check: Check, report: Report, ours: dict[str, Any], folder: Path) -> None:
+    """Some of them: each is made by hand."""
+    files = sorted(folder.glob("*/*"), key=lambda path: (os.fsencode(path.parent.name), os.fsencode(path.name)))
+    for recipe, made in ours.items():
+        pixels = np.load(made["file"])
+        for by, name in BY_HAND.items():
+            what = f"{recipe}: {OURS} - {name}"
+            rows = range(0, len(files), check.pick(4, 1))
+            try:
+                expected = [reference(files[made["ids"][row]], made["ids"][row], RECIPES[recipe], SEED, by=by) for row in rows]
+            except ImportError as exc:
+                report.skip(what, str(exc))
+                continue
+            found = torch.from_numpy(pixels[list(rows)])
+            difference = (found.float() - torch.stack(expected).float()).numpy() * _unit(made["dtype"])
+            bound = RESIZE if by == "pillow" else EXACT if made["dtype"] == "torch.uint8" else ROUNDINGS
+            _judge(report, what, recipe, name, difference, bound)
+
+
+def _unit(dtype: str) -> Any:
+    """What turns a difference into one of 255: per channel where images are normalised."""
+    return 1.0 if dtype == "torch.uint8" else np.array(IMAGENET_STD, np.float32).reshape(1, 3, 1, 1) * 255
+
+
+def _judge(report: Report, what: str, recipe: str, against: str, difference: Any, bound: Bound) -> None:
+    sizes = np.abs(difference)
+    largest = round(float(sizes.max()), 4)
+    p999 = round(float(np.quantile(sizes, 0.999)), 4)
+    mean = round(float(sizes.mean(dtype=np.float64)), 5)
+    is_within = largest <= bound.largest and p999 <= bound.p999 and mean <= bound.mean
+    found = {
+        "recipe": recipe,
+        "against": against,
+        "max": largest,
+        "p99.9": p999,
+        "mean": mean,
+        "bias": round(float(difference.mean(dtype=np.float64)), 5),
+        "share_equal": round(float((sizes == 0).mean()), 5),
+        "num_images": len(sizes),
+        "bound": dataclasses.asdict(bound),
+        "is_within": is_within,
+    }
+    report.add(what, found)
+    report.expect(what, is_within, f"max {largest}, p99.9 {p999}, mean {mean}, more than {bound}")

@@ -1,0 +1,74 @@
+"""The same samples by one backend: pixels to files, for others to compare."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import datapipe
+from benchmarks.gpu.libraries import loaded_libraries, nvjpeg_version
+from benchmarks.gpu.settings import Check
+from benchmarks.task import CROP
+from datapipe import Dali
+
+SEED = 1
+_TO_FLOAT = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
+RECIPES: dict[str, list[Any]] = {
+    "RandomResizedCrop, flip": [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()],
+    "RandomResizedCrop, flip, Normalize": [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip(), *_TO_FLOAT],
+    "Resize, CenterCrop": [datapipe.Resize(256), datapipe.CenterCrop(CROP)],
+    "Resize, RandomCrop with padding, flips": [
+        datapipe.Resize((CROP, CROP)), datapipe.RandomCrop(CROP, padding=16, fill=(9, 80, 200)), datapipe.RandomVerticalFlip(),
+        datapipe.RandomHorizontalFlip(),
+    ],
+    "RandomCrop alone": [datapipe.RandomCrop(CROP, pad_if_needed=True)],
+}  # fmt: skip
+
+
+def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]:
+    """A result per recipe, then what was loaded.
+
+    `arguments`: data (an image folder), out (folder for .npy files), recipes (names), backend, device, dali (settings, or
+    None), batch_size, older_nvjpeg (behave as beside an nvJPEG that cannot decode regions smoothly).
+    """
+    if arguments.get("older_nvjpeg"):
+        _pretend_older_nvjpeg()
+    dali = arguments.get("dali")
+    backend: Any = arguments["backend"] if dali is None else Dali(**dali)
+    out = Path(arguments["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(arguments["recipes"]):
+        loader = datapipe.DataLoader(
+            arguments["data"],
+            batch_size=arguments["batch_size"],
+            shuffle=True,
+            num_workers=4,
+            transform=RECIPES[name],
+            device=arguments["device"],
+            backend=backend,
+            seed=SEED,
+            output="dict",
+        )
+        batches = [{key: value.cpu() for key, value in batch.items()} for batch in loader]
+        images = torch.cat([batch["image"] for batch in batches])
+        path = out / f"{number}.npy"
+        np.save(path, images.numpy())
+        ids, labels = (torch.cat([batch[key] for batch in batches]).tolist() for key in ("id", "label"))
+        yield {"recipe": name, "file": str(path), "ids": ids, "labels": labels, "dtype": str(images.dtype)}
+    libraries = loaded_libraries()
+    yield {"libraries": libraries, "nvjpeg": nvjpeg_version(libraries)}
+
+
+def _pretend_older_nvjpeg() -> None:
+    """Let the installed nvJPEG wheel say a version in which regions are not decoded as smoothly as the whole."""
+    truth: Callable[[str], str] = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        return "12.4.0" if distribution_name in ("nvidia-nvjpeg", "nvidia-nvjpeg-cu12") else truth(distribution_name)
+
+    importlib.metadata.version = version

@@ -1,0 +1,210 @@
+"""What the stages found, as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.gpu.report import read_reports
+from benchmarks.gpu.settings import STAGES
+
+Found = dict[str, Any]
+
+
+def as_text(out: Path) -> str:
+    """Of all results in a directory: what was found, what failed, what was not done."""
+    reports = read_reports(out)
+    if not reports:
+        return f"{out}: holds no results of the GPU check"
+    parts = []
+    for stage in STAGES:
+        if stage not in reports:
+            parts.append(f"== {stage}: did not run")
+            continue
+        report = reports[stage]
+        state = f"done in {report['wall_s']:.0f} s" if report["is_finished"] else "CUT OFF"
+        dry = ", a dry run on the CPU" if report["is_dry_run"] else ""
+        counts = f"{len(report['failures'])} failed, {len(report['skipped'])} skipped"
+        parts.append(f"== {stage}: {state}{dry}; {len(report['measurements'])} measured, {counts}")
+        parts += _TELLERS[stage](report["measurements"])
+        parts += [f"  FAILED  {entry['what']}: {_last_line(entry['why'])}" for entry in report["failures"]]
+        parts += [f"  skipped {entry['what']}: {_last_line(entry['why'])}" for entry in report["skipped"]]
+    return "\n".join(parts)
+
+
+def rows(head: Iterable[str], body: Iterable[Iterable[Any]]) -> list[str]:
+    """A table in columns of equal width, indented; the first column to the left."""
+    table = [[str(cell) for cell in line] for line in (head, *body)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in _numbered(line, widths))
+        for line in table
+    ]
+
+
+def _numbered(line: list[str], widths: list[int]) -> Iterable[tuple[int, tuple[str, int]]]:
+    return enumerate(zip(line, widths, strict=True))
+
+
+def title(contender: str) -> str:
+    return CONTENDERS[contender].title if contender in CONTENDERS else contender
+
+
+# -- stage by stage ------------------------------------------------------------------------------
+
+
+def _look(found: list[Found]) -> list[str]:
+    lines = []
+    compared = [entry["is_within"] for entry in found if "is_within" in entry]
+    if compared:
+        lines.append(f"  kernels: {sum(compared)} of {len(compared)} recipes give the CPU's pixels on the device, within bounds")
+    for entry in found:
+        if entry["what"] == "machine":
+            libraries = ", ".join(
+                f"{name}: {'there' if answer == 'loads' else 'MISSING'}" for name, answer in entry["libraries"].items()
+            )
+            lines += [
+                f"  {entry['nvidia_smi']}; {entry['num_cores']} cores; torch's CUDA {entry['torch_cuda']}",
+                f"  {libraries}",
+            ]
+        if entry["what"] == "decoders":
+            lines += _engines(entry["engines"])
+        if "nvjpeg" in entry and entry.get("libraries"):
+            paths = [path for path in entry["libraries"] if Path(path).name.startswith("libnvjpeg.so")]
+            lines.append(f"  {entry['what']}: nvJPEG {entry['nvjpeg']} from {', '.join(paths) or 'nowhere'}")
+        if "jpeg_engine_percent" in entry:
+            lines.append(
+                f"  {entry['what']}: JPEG engines busy {entry['jpeg_engine_percent']:.0f}%, {entry['images_per_s']:.0f} images/s"
+            )
+    return lines
+
+
+def _engines(found: list[Found]) -> list[str]:
+    """Which engine takes what, with smooth chroma; in brackets the mean difference from Pillow."""
+    smooth = [entry for entry in found if entry.get("smooth_chroma") and "form" in entry]
+    columns = list(dict.fromkeys((entry["form"], entry["view"]) for entry in smooth))
+    body = []
+    for engine in dict.fromkeys(entry["engine"] for entry in smooth):
+        cells = {(entry["form"], entry["view"]): entry for entry in smooth if entry["engine"] == engine}
+        body.append([engine, *(_taken(cells[column]) for column in columns)])
+    return rows(["engine", *(f"{form} {view}" for form, view in columns)], body) if body else []
+
+
+def _taken(entry: Found) -> str:
+    return f"yes ({entry['mean']:.2f})" if "mean" in entry else "yes" if entry["is_decoded"] else "no"
+
+
+def _parity(found: list[Found]) -> list[str]:
+    compared = [entry for entry in found if "p99.9" in entry]
+    body = [
+        [
+            f"{entry['recipe']} | {entry['against']}",
+            entry["max"],
+            entry["p99.9"],
+            entry["mean"],
+            "yes" if entry["is_within"] else "NO",
+        ]
+        for entry in compared
+    ]
+    return rows(["images_cpu against", "max", "p99.9", "mean", "within"], body) if body else []
+
+
+def _survive(found: list[Found]) -> list[str]:
+    told = (
+        "num_bad", "num_compared", "worst_mean_difference", "raised", "num_changed", "num_equal", "worst_difference", "num_taken",
+        "device_mb_grown", "host_mb_grown", "threads_grown", "files_grown",
+    )  # fmt: skip
+    return [f"  {entry['what']}: " + ", ".join(f"{name} {entry[name]}" for name in told if name in entry) for entry in found]
+
+
+def _overlap(found: list[Found]) -> list[str]:
+    body = [
+        [
+            f"{title(entry['contender'])}, {entry['load']} x {entry['demand']:g}",
+            f"{entry['gap_ms']:.3f}",
+            f"{entry['idle_share']:.2%}",
+            f"{entry['expected_idle_share']:.2%}",
+            f"{entry['compute_ms'] / entry['own_compute_ms']:.3f}",
+        ]
+        for entry in found
+        if entry["question"] == "idle"
+    ]
+    lines = rows(["fed by, beside", "gap ms", "idle", "unavoidable", "compute grew to"], body) if body else []
+    for entry in found:
+        if entry["question"] == "hold":
+            waits = ", ".join(f"{wait:.1f}" for wait in entry["waits_ms"])
+            lines.append(f"  {title(entry['contender'])}: next() took {waits} ms under a kernel of {entry['hold_ms']:.0f} ms")
+        if entry["question"] == "bus":
+            lines.append(f"  a {entry['dtype']} batch over the bus: {entry['copy_ms']:.2f} ms, {entry['gb_per_s']:.1f} GB/s")
+    return list(dict.fromkeys(lines))
+
+
+def _sweep(found: list[Found]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys(entry["set"] for entry in found):
+        mine = [entry for entry in found if entry["set"] == name]
+        lines.append(f"  {name}:")
+        for phase in ("first", "settings", "cores", "batch"):
+            measured = [entry for entry in mine if entry["phase"] == phase]
+            body = [
+                [_variant(entry), f"{entry['images_per_s']:.0f}", entry.get("jpeg_engine_percent", "-")] for entry in measured
+            ]
+            lines += rows([phase, "images/s", "JPEG engines %"], body) if body else []
+        for entry in mine:
+            if entry["phase"] == "medians":
+                lines += [f"  median of rounds: {title(contender)} {value:.0f}" for contender, value in entry["medians"].items()]
+                lines += [
+                    f"  {pair}: {ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+                    for pair, ratio in entry["ratios"].items()
+                ]
+    return lines
+
+
+def _variant(entry: Found) -> str:
+    options = entry["options"].get("dali", entry["options"])
+    told = ", ".join(f"{name} {value}" for name, value in options.items())
+    cores = f", {entry['num_cores']} cores" if "num_cores" in entry else ""
+    return f"{title(entry['contender'])}{cores}, batch {entry['batch_size']}{', ' if told else ''}{told}"
+
+
+def _train(found: list[Found]) -> list[str]:
+    body = [
+        [
+            f"{entry['model']} {entry['set']}, {title(entry['contender'])}",
+            f"{entry['images_per_s']:.0f}",
+            f"{entry['step_ms']:.2f}",
+            f"{entry.get('compute_against_resident', float('nan')):.3f}",
+            f"{entry['idle_share']:.2%}",
+            f"{entry['host_wait_ms']:.2f}",
+            entry["device_mb"],
+        ]
+        for entry in found
+    ]
+    head = [
+        "network, set, fed by",
+        "images/s",
+        "step ms",
+        "compute against resident",
+        "idle for data",
+        "host in next() ms",
+        "device MB",
+    ]
+    return rows(head, body) if body else []
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+_TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
+    "look": _look,
+    "parity": _parity,
+    "survive": _survive,
+    "overlap": _overlap,
+    "sweep": _sweep,
+    "train": _train,
+}
