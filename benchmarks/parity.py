@@ -1,4 +1,4 @@
-"""How far datapipe's transforms are from torchvision's, operation by operation.
+"""How far datapipe's transforms are from torchvision's, operation by operation; and DALI's pixels from those of the others.
 
     python -m benchmarks.parity --photos synthetic --out benchmarks/results/parity.json
     python -m benchmarks.parity --photos /data/imagenet/val --images 200
@@ -12,6 +12,7 @@ import argparse
 import importlib.metadata
 import itertools
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.environment import command_of, describe_environment
-from benchmarks.parity_cases import Case, cases
+from benchmarks.parity_backends import BackendCase, Photos, backend_cases
+from benchmarks.parity_cases import Bound, Case, Pair, cases
+from datapipe.backends.images_dali.installation import installation
 from datapipe.samples import make_image_folder
 
 _BINS_PER_STEP = 1000  # of the histogram from which the 99.9th percentile is read
@@ -33,10 +36,15 @@ def main() -> None:
     arguments = _parse()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        photos = list(_photos(arguments.photos, arguments.images, Path(scratch)))
-    results = [measure(case, photos) for case in cases()]
-    print(table(results))
+        paths = list(_photos(arguments.photos, arguments.images, Path(scratch)))
+        photos = [np.asarray(Image.open(path).convert("RGB")).copy() for path in paths]
+        results = [measure(case, photos) for case in cases()]
+        print(table(results))
+        encoded = Photos.of(_copied(paths, Path(scratch) / "copied"))
+        by_backend = [measure_backend(case, encoded) for case in backend_cases()]
+        print(backend_table(by_backend))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "pillow", "numpy")}
+    versions["dali"] = installation().version
     report = {
         "name": "parity",
         "command": command_of("benchmarks.parity"),
@@ -46,22 +54,38 @@ def main() -> None:
         "num_photos": len(photos),
         "unit": "differences of 255",
         "operations": results,
+        "backends": by_backend,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {arguments.out}")
-    if not all(result["within_bound"] for result in results):
+    if not all(result["within_bound"] for result in [*results, *by_backend]):
         raise SystemExit("some differences exceed what is published")
 
 
 def measure(case: Case, photos: list[NDArray[np.uint8]]) -> dict[str, Any]:
     """The differences of one case over all photographs, of 255."""
+    found = _differences((case.compare(photo, number) for number, photo in enumerate(photos)), case.bound, case.name)
+    return {"operation": case.name, "against": case.against, **found}
+
+
+def measure_backend(case: BackendCase, photos: Photos) -> dict[str, Any]:
+    """The same of a backend's images, and the greatest difference away from their border."""
+    pairs = list(case.pairs(photos))
+    found = _differences(iter(pairs), case.bound, case.recipe)
+    inside = max(float((ours - theirs)[:, 1:-1, 1:-1].abs().max()) for ours, theirs in pairs)
+    within = found.pop("within_bound") and inside <= case.inside
+    names = {"recipe": case.recipe, "backend": case.backend, "device": case.device, "against": case.against}
+    bound = {**found.pop("bound"), "max_inside": case.inside}
+    return {**names, **found, "max_inside": round(inside, 6), "bound": bound, "within_bound": within}
+
+
+def _differences(pairs: Iterator[Pair], bound: Bound, name: str) -> dict[str, Any]:
     counts = np.zeros(256 * _BINS_PER_STEP + 1, np.int64)
     largest, total = 0.0, 0.0
-    for number, photo in enumerate(photos):
-        ours, theirs = case.compare(photo, number)
+    for ours, theirs in pairs:
         if ours.shape != theirs.shape:
-            raise SystemExit(f"{case.name}: shapes differ, {tuple(ours.shape)} and {tuple(theirs.shape)}")
+            raise SystemExit(f"{name}: shapes differ, {tuple(ours.shape)} and {tuple(theirs.shape)}")
         difference = (ours - theirs).abs().double().numpy().ravel()
         largest = max(largest, float(difference.max()))
         total += float(difference.sum())
@@ -70,10 +94,7 @@ def measure(case: Case, photos: list[NDArray[np.uint8]]) -> dict[str, Any]:
         counts += np.bincount(places, minlength=len(counts))
     p999 = float(np.searchsorted(np.cumsum(counts), 0.999 * counts.sum()) / _BINS_PER_STEP)
     mean = total / int(counts.sum())
-    bound = case.bound
     return {
-        "operation": case.name,
-        "against": case.against,
         "max": round(largest, 6),
         "p99.9": min(p999, round(largest, 6)),
         "mean": round(mean, 6),
@@ -97,15 +118,36 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _photos(source: str, num_images: int, scratch: Path) -> Iterator[NDArray[np.uint8]]:
+def backend_table(results: list[dict[str, Any]]) -> str:
+    """As Markdown."""
+    lines = [
+        "| recipe | by | against | max | max inside | p99.9 | mean | bounds of the four |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for r in results:
+        bounds = " / ".join(f"{r['bound'][name]:.2g}" for name in ("max", "max_inside", "p99.9", "mean"))
+        figures = " | ".join(f"{r[name]:.2g}" for name in ("max", "max_inside", "p99.9", "mean"))
+        exceeded = "" if r["within_bound"] else " **exceeded**"
+        lines.append(f"| {r['recipe']} | {r['backend']} on {r['device']} | {r['against']} | {figures} | {bounds}{exceeded} |")
+    return "\n".join(lines)
+
+
+def _photos(source: str, num_images: int, scratch: Path) -> Iterator[Path]:
     """Photographs of at least 224 x 224 pixels, from a folder or generated."""
     if source == "synthetic":
         source = str(make_image_folder(scratch / "photos", num_images=num_images, num_classes=8, seed=0))
     paths = sorted(path for path in Path(source).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     if not paths:
         raise SystemExit(f"--photos {source}: no .jpg, .jpeg or .png there")
-    opened = (np.asarray(Image.open(path).convert("RGB")).copy() for path in paths)
-    yield from itertools.islice((photo for photo in opened if min(photo.shape[:2]) >= 224), num_images)
+    yield from itertools.islice((path for path in paths if min(Image.open(path).size) >= 224), num_images)
+
+
+def _copied(paths: list[Path], root: Path) -> Path:
+    """An image folder of these files alone."""
+    (root / "class").mkdir(parents=True)
+    for number, path in enumerate(paths):
+        shutil.copyfile(path, root / "class" / f"{number:06d}{path.suffix}")
+    return root
 
 
 def _parse() -> argparse.Namespace:

@@ -85,11 +85,15 @@ class BatchMaker:
         assert isinstance(fetched, Fetched)
         assert self.dali is not None
         assert memory is not None
-        start_ns = time.perf_counter_ns()
+        start_ns, num_samples = time.perf_counter_ns(), len(fetched.rows_given())
         uploader = self.collator.uploader
-        pixels, batch.kept, report = self.dali.run(fetched, pipeline, worker, uploader.stream if uploader else None)
-        for bad in report.bad:
-            self._settle(batch, bad.row, bad, worker)
+        pixels, batch.kept = self.dali.run(
+            fetched,
+            pipeline,
+            worker,
+            stream=uploader.stream if uploader else None,
+            settle=lambda bad: self._settle(batch, bad.row, bad, worker),
+        )
         if pixels is not None and pixels.device.type != "cpu":
             batch.by_hand = fetched.by_hand
         else:
@@ -97,8 +101,13 @@ class BatchMaker:
             rows = pixels.numpy()
             for row, image in fetched.by_hand.items():
                 rows[row] = image
-        self._observe(Stage.DECODE, batch, start_ns)
-        batch.images = pixels if self.collator.finishes_pixels else self._finished(pixels, batch)
+        self._observe(Stage.DECODE, batch, start_ns, num_samples)
+        if self.collator.finishes_pixels:
+            batch.images = pixels
+        else:
+            start_ns = time.perf_counter_ns()
+            batch.images = self._finished(pixels, batch)
+            self._observe(Stage.AUGMENT, batch, start_ns)
 
     def finish(self, batch: Batch) -> Any:
         """What the user gets, or its arrival on a device."""
@@ -129,16 +138,19 @@ class BatchMaker:
         return report
 
     def _settle(self, batch: Batch, row: int, bad: BadRow, worker: Worker) -> None:
-        sample, reason = int(batch.ids[row]), bad.reason
+        sample, reason = int(batch.draws.ids[row]), bad.reason
         if self.options.on_error == "raise":
             raise located(reason, self.index, sample) from reason
         epoch, seed = batch.picks.after.epoch, self.options.seed
         where = str(self.index.describe(sample))
-        self.bad_samples.add(BadSample(epoch, batch.picks.step, sample, where, str(reason)))
+        tried = batch.num_attempts.get(row, 0)  # where a replacement turned out bad in DALI, the next one is sought
+        if not tried:
+            self.bad_samples.add(BadSample(epoch, batch.picks.step, sample, where, str(reason)))
         if self.options.on_error == "skip":
             batch.good[row] = False
             return
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for attempt in range(tried + 1, MAX_ATTEMPTS + 1):
+            batch.num_attempts[row] = attempt
             other = np.array([replacement_id(self.index, seed=seed, epoch=epoch, id=sample, attempt=attempt)])
             entries = self.index.look_up(other, "image")
             if not self._load(batch, entries, range(1), Draws(seed, epoch, other), row, worker).bad:
@@ -161,13 +173,17 @@ class BatchMaker:
 
     # -- observing ------------------------------------------------------------------------------
 
-    def _observe(self, stage: Stage, batch: Batch, start_ns: int) -> None:
-        self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch)))
+    def _observe(self, stage: Stage, batch: Batch, start_ns: int, num_samples: int | None = None) -> None:
+        num = len(batch) if num_samples is None else num_samples
+        self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)
         self.observer(StageEvent(Stage.READ, step, start_ns, report.read_ns, num, report.nbytes))
         start_ns += report.read_ns
+        if isinstance(batch.images, Fetched):
+            num -= sum(row in rows for row in batch.images.rows_given())
         self.observer(StageEvent(Stage.DECODE, step, start_ns, report.decode_ns, num))
-        start_ns += report.decode_ns
-        self.observer(StageEvent(Stage.AUGMENT, step, start_ns, report.augment_ns, num))
+        if not isinstance(batch.images, Fetched):
+            start_ns += report.decode_ns
+            self.observer(StageEvent(Stage.AUGMENT, step, start_ns, report.augment_ns, num))

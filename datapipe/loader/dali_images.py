@@ -5,15 +5,16 @@ Rows that DALI must not see, or would not give as Pillow does, are made by `imag
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.images_cpu import BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
+from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
 from datapipe.backends.images_dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
@@ -24,7 +25,10 @@ from datapipe.loader.lending import Lending
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
-MAX_FAILURES = 3  # in a row, on batches in which nothing is bad, before DALI is taken to be broken
+MAX_REFUSED = 8  # samples of one batch that images_cpu decodes and DALI does not, before the rest is not tried either
+MAX_GIVEN_UP = 3  # batches in a row, before DALI is taken to be broken
+
+_PLACEHOLDER = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)  # its region
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +39,15 @@ class Fetched:
     """A batch on its way to DALI. Threads write rows of their own."""
 
     def __init__(self, num_samples: int, height: int, width: int) -> None:
-        side = PLACEHOLDER_SIDE
         self.samples: list[EncodedSample | None] = [None] * num_samples  # for DALI; None where it has no part
         self.cuts = Cuts(  # the placeholder's, until a sample takes its row
-            region=_filled(num_samples, (0, 0, side, side)),
+            region=_filled(num_samples, _PLACEHOLDER),
             size=_filled(num_samples, (height, width)),
             window=_filled(num_samples, (0, 0, height, width)),
             flip=np.zeros((num_samples, 2), np.bool_),
         )
         self.by_hand: dict[int, Pixels] = {}  # row -> what images_cpu made of it
-        self.is_open = True  # DALI is still to come
+        self.is_open = True  # DALI may be given samples
 
     def give(self, first: int, samples: Sequence[EncodedSample], cuts: Cuts) -> None:
         """Leave these samples, whose rows count from `first`, to DALI."""
@@ -53,6 +56,15 @@ class Fetched:
             getattr(self.cuts, name)[rows] = getattr(cuts, name)
         for row, sample in zip(rows.tolist(), samples, strict=True):
             self.samples[row] = sample
+
+    def take_back(self, row: int) -> None:
+        """Let DALI have no part in this row."""
+        self.samples[row] = None
+        self.cuts.region[row] = _PLACEHOLDER
+
+    def rows_given(self) -> list[int]:
+        """The rows that are DALI's."""
+        return [row for row, sample in enumerate(self.samples) if sample is not None]
 
     def encoded(self) -> list[bytes]:
         """The bytes for each row, the placeholder's where DALI has no part."""
@@ -74,34 +86,57 @@ class FetchWorker:
         samples = self._worker.read(entries, rows, report)
         start_ns = time.perf_counter_ns()
         if samples:
-            chain = self._geometry.draw_cuts(draws_of(samples, draws), sizes_of(samples))
-            fits = batch.is_open and self._form.takes(chain)
-            given = [place for place, (_, data, header) in enumerate(samples) if fits and can_decode(data, header)]
-            if given:
-                batch.give(first, [samples[place] for place in given], chain[0][np.array(given)])
-            if len(given) < len(samples):
-                left = [place for place in range(len(samples)) if place not in given]
-                self._make([samples[place] for place in left], [cuts[np.array(left)] for cuts in chain], batch, first, report)
+            self._share_out(samples, draws_of(samples, draws), batch, first, report)
         report.decode_ns = time.perf_counter_ns() - start_ns
         return report
 
-    def redo(self, batch: Fetched) -> BlockReport:
-        """Make by hand what DALI was to make. Rows in the report count from the batch's first."""
-        report = BlockReport()
-        samples = [sample._replace(row=row) for row, sample in enumerate(batch.samples) if sample is not None]
-        if samples:
-            rows = np.array([sample.row for sample in samples], np.int64)
-            self._make(samples, [batch.cuts[rows]], batch, 0, report)
-        batch.samples = [None] * len(batch.samples)
-        return report
+    def take_over(self, batch: Fetched, rows: list[int]) -> list[BadRow]:
+        """Make by hand what DALI was to make of these rows; those that do not decode. All count from the batch's first."""
+        bad: list[BadRow] = []
+        for row in rows:
+            batch.by_hand.update(self._made_for_dali(batch, row, bad))
+            batch.take_back(row)
+        return bad
 
-    def _make(self, samples: list[EncodedSample], chain: list[Cuts], batch: Fetched, first: int, report: BlockReport) -> None:
+    def sift(self, batch: Fetched) -> list[BadRow]:
+        """Take out of DALI's hands what does not decode. As `take_over` otherwise."""
+        bad: list[BadRow] = []
+        for row in batch.rows_given():
+            if not self._made_for_dali(batch, row, bad):
+                batch.take_back(row)
+        return bad
+
+    def _made_for_dali(self, batch: Fetched, row: int, bad: list[BadRow]) -> dict[int, Pixels]:
+        sample = batch.samples[row]
+        assert sample is not None
+        cuts = dataclasses.replace(batch.cuts[np.array([row])], fill=self._form.fill)
+        return self._made([sample._replace(row=row)], [cuts], bad)
+
+    def _share_out(self, samples: list[EncodedSample], draws: Draws, batch: Fetched, first: int, report: BlockReport) -> None:
+        """Leave to DALI what it makes, and make the others. Which they are does not depend on who is in the block."""
+        chain = self._geometry.draw_cuts(draws, sizes_of(samples))
+        if len(chain) > 1 and len(samples) > 1:  # it may be for the sake of one of them
+            for place, sample in enumerate(samples):
+                self._share_out([sample], draws[place : place + 1], batch, first, report)
+            return
+        fits = self._form.takes(chain) & batch.is_open
+        fits &= [bool(fit) and can_decode(data, header) for fit, (_, data, header) in zip(fits, samples, strict=True)]
+        given, left = np.flatnonzero(fits), np.flatnonzero(~fits)
+        if len(given):
+            batch.give(first, [samples[place] for place in given], chain[0][given])
+        if len(left):
+            made = self._made([samples[place] for place in left], [cuts[left] for cuts in chain], report.bad)
+            batch.by_hand.update({first + row: pixels for row, pixels in made.items()})
+
+    def _made(self, samples: list[EncodedSample], chain: list[Cuts], bad: list[BadRow]) -> dict[int, Pixels]:
+        """By row, as images_cpu makes them; those that do not decode are added to `bad`."""
         made = {sample.row: np.empty((*self._size, 3), np.uint8) for sample in samples}
-        num_bad = len(report.bad)
+        report = BlockReport()
         self._worker.cut(samples, chain, made, report)
-        for bad in report.bad[num_bad:]:
-            made.pop(bad.row, None)
-        batch.by_hand.update({first + row: pixels for row, pixels in made.items()})
+        for found in report.bad:
+            del made[found.row]
+        bad += report.bad
+        return made
 
 
 class DaliStage:
@@ -111,31 +146,66 @@ class DaliStage:
         self.graph = graph
         self.num_pipelines = num_pipelines
         self.pipelines = Lending(lambda: DaliPipeline(graph))
+        self._num_given_up = 0  # batches in a row
+        self._has_warned = False
 
     def run(
-        self, batch: Fetched, pipeline: DaliPipeline, worker: FetchWorker, stream: torch.cuda.Stream | None
-    ) -> tuple[torch.Tensor | None, object, BlockReport]:
-        """Pixels of the rows that DALI makes, what to keep while they are used, and what became of the samples.
+        self,
+        batch: Fetched,
+        pipeline: DaliPipeline,
+        worker: FetchWorker,
+        *,
+        stream: torch.cuda.Stream | None,
+        settle: Callable[[BadRow], None],
+    ) -> tuple[torch.Tensor | None, object]:
+        """Pixels of the rows that DALI makes, and what to keep while they are used.
 
-        The pixels are those of `DaliPipeline.run`; None where every row was, or had to be, made by hand. Rows in the
-        report count from the batch's first. Raises BackendError if DALI keeps failing with nothing bad in its batches.
+        The pixels are those of `DaliPipeline.run`; None where every row was, or had to be, made by hand. `settle` is
+        told of samples that turn out bad; their rows count from the batch's first, and it may load others into them.
+        A sample that fails is taken out and the others go through DALI again, so that they are what they would be
+        without it. Raises what `settle` raises, and BackendError if DALI keeps failing for no such reason.
         """
-        batch.is_open = False
-        if not any(batch.samples):
-            return None, None, BlockReport()
-        try:
-            pixels, keep = pipeline.run(batch.encoded(), batch.cuts, stream)
-            return pixels, keep, BlockReport()
-        except RunError as exc:
-            report = worker.redo(batch)
-            if not report.bad:
-                if pipeline.num_failures >= MAX_FAILURES:
-                    raise BackendError(
-                        f"DALI failed {pipeline.num_failures} times in a row on batches in which nothing is bad: {exc}; pass "
-                        "backend='images_cpu' to go on without it"
-                    ) from exc
-                logger.warning("a batch in which nothing is bad was redone by images_cpu: %s", exc)
-            return None, None, report
+        num_bad = num_refused = 0
+        while any(batch.samples):
+            try:
+                pixels, keep = pipeline.run(batch.encoded(), batch.cuts, stream)
+            except RunError as exc:
+                if exc.row is None or batch.samples[exc.row] is None or num_refused == MAX_REFUSED:
+                    batch.is_open = False
+                    bad = worker.take_over(batch, batch.rows_given())
+                    self._give_up(exc)
+                else:
+                    pipeline.forgive()
+                    bad = worker.take_over(batch, [exc.row])
+                    if not bad:
+                        num_refused += 1
+                        self._tell_refused(exc)
+                    elif num_bad == 1:  # there may be many, and each would cost a run
+                        bad += worker.sift(batch)
+                    num_bad += len(bad)
+                for found in bad:
+                    settle(found)
+            else:
+                self._num_given_up = 0
+                return pixels, keep
+        return None, None
+
+    def _give_up(self, exc: RunError) -> None:
+        """A batch had to be made by hand as a whole."""
+        self._num_given_up += 1
+        if self._num_given_up >= MAX_GIVEN_UP:
+            raise BackendError(
+                f"DALI failed on {self._num_given_up} batches in a row, which images_cpu then made: {exc}; pass "
+                "backend='images_cpu' to go on without DALI"
+            ) from exc
+        logger.warning("images_cpu made a batch on which DALI failed: %s", exc)
+
+    def _tell_refused(self, exc: RunError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "DALI does not decode a sample that images_cpu decodes (%s); there may be more, not told one by one", exc
+            )
 
 
 def _filled(num_samples: int, values: tuple[int, ...]) -> NDArray[np.int64]:

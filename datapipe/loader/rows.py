@@ -27,6 +27,7 @@ class Batch:
     good: NDArray[np.bool_]  # (b,) False for rows to be left out
     # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ; or what is to go through DALI yet
     images: torch.Tensor | list[torch.Tensor | None] | Fetched
+    num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device
     kept: object = None  # until the device is done with the batch
 

@@ -1,11 +1,17 @@
-"""The same 37 samples as a folder, as webdataset shards and converted; made once, not to be changed."""
+"""The same 37 samples as a folder, as webdataset shards and converted, made once, not to be changed; and the backends."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 from fixtures import convert, make_folder, write_webdataset
+
+from datapipe.backends.images_dali.installation import installation
+from datapipe.backends.images_dali.settings import Dali
+from datapipe.errors import DependencyError
+from datapipe.loader.choice import Choice, Evidence, Request
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +36,22 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder as a converted dataset."""
     return convert(folder, tmp_path_factory.mktemp("converted") / "set")
+
+
+@pytest.fixture(params=["images_cpu", "dali"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What decodes in loaders of backend="auto" in this process; DALI as far as it can do what they ask for."""
+    if request.param == "dali":
+        choose = Request.choose
+
+        def choose_dali(asked: Request, device: torch.device, evidence: Evidence) -> Choice:
+            if asked.backend == "auto" and asked.problem_for_dali(device) is None:
+                return Choice(device, Dali(), "for the test")
+            return choose(asked, device, evidence)
+
+        monkeypatch.setattr(Request, "choose", choose_dali)
+        try:
+            installation()
+        except DependencyError as exc:
+            pytest.skip(str(exc))
+    return str(request.param)

@@ -29,3 +29,9 @@ def ids_of(loader: dp.DataLoader) -> list[list[int]]:
 def own_threads() -> list[str]:
     """The decode threads that are running."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("datapipe-")]
+
+
+def num_threads(loader: dp.DataLoader) -> int:
+    """Of one open iterator: those that load, and DALI's where it decodes."""
+    dali = loader.choice.dali
+    return loader.num_workers + (0 if dali is None else dali.num_pipelines)

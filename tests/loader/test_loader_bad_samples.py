@@ -17,6 +17,8 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe.containers import open_index
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 BAD = (0, 4, 5, 20, 36)  # ids: the first, neighbours, the last
 
 

@@ -15,6 +15,8 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe.backends.slabs import SlabPool
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def rss_nbytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

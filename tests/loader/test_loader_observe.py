@@ -12,6 +12,8 @@ from recipes import TRAIN, make
 
 import datapipe as dp
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_observer_sees_every_stage(folder: Path, num_workers: int) -> None:

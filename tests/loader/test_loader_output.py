@@ -12,6 +12,8 @@ from recipes import TRAIN, make, own_threads
 
 import datapipe as dp
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_mask_says_which_samples_are_real(folder: Path, rank: int) -> None:

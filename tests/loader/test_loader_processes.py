@@ -51,6 +51,7 @@ def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> in
 # -- fork --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_iterator_open_at_a_fork_raises_in_the_child(folder: Path, num_workers: int) -> None:
     loader = dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=num_workers)
@@ -66,7 +67,9 @@ def test_an_iterator_open_at_a_fork_raises_in_the_child(folder: Path, num_worker
     assert len(list(iterator)) == 7, "the parent's goes on"
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_child_makes_an_iterator_of_its_own(folder: Path) -> None:
+    """With decoders of its own where the parent's have threads, which are not there; those it must not even destroy."""
     loader = dp.DataLoader(folder, batch_size=5, shuffle=True, transform=CROP, num_workers=2)
     expected = copies(loader)
     iterator = iter(loader)
@@ -75,6 +78,19 @@ def test_a_child_makes_an_iterator_of_its_own(folder: Path) -> None:
 
     def child() -> None:
         assert same(copies(loader), expected)
+
+    assert in_forked_child(child) == 0
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_child_may_drop_the_parents_loader(folder: Path) -> None:
+    loaders = [dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2)]
+    batches = copies(loaders[0])
+
+    def child() -> None:
+        loaders.clear()
+        batches.clear()
+        gc.collect()
 
     assert in_forked_child(child) == 0
 
@@ -113,20 +129,22 @@ def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -
 
     import torch
 
-    loader = dp.DataLoader(folder, batch_size=5, shuffle=True, transform=TRAIN, num_workers=2, seed=4)
-    (tmp_path / "loader.pickle").write_bytes(pickle.dumps(loader))
+    arguments: dict[str, Any] = {"batch_size": 5, "shuffle": True, "transform": TRAIN, "num_workers": 2, "seed": 4}
+    loaders = [dp.DataLoader(folder, device="cpu", backend=backend, **arguments) for backend in ("images_cpu", "dali")]
+    (tmp_path / "loaders.pickle").write_bytes(pickle.dumps(loaders))
     script = write_script(
         tmp_path / "child.py",
         """
         import pickle, sys, torch
-        loader = pickle.loads(open(sys.argv[1], "rb").read())
-        torch.save([tuple(batch) for batch in loader], sys.argv[2])
+        loaders = pickle.loads(open(sys.argv[1], "rb").read())
+        torch.save([[tuple(batch) for batch in loader] for loader in loaders], sys.argv[2])
         """,
     )
     subprocess.run(
-        [sys.executable, script, tmp_path / "loader.pickle", tmp_path / "batches.pt"], env=environment(), check=True, timeout=60
+        [sys.executable, script, tmp_path / "loaders.pickle", tmp_path / "batches.pt"], env=environment(), check=True, timeout=60
     )
-    assert same(torch.load(tmp_path / "batches.pt"), copies(loader))
+    for found, loader in zip(torch.load(tmp_path / "batches.pt"), loaders, strict=True):
+        assert same(found, copies(loader)), loader.choice
 
 
 def test_open_iterators_do_not_pickle(folder: Path) -> None:
@@ -141,9 +159,10 @@ def test_open_iterators_do_not_pickle(folder: Path) -> None:
 # -- interrupts --------------------------------------------------------------------------------------
 
 _ENDLESS = """
-    import sys, datapipe as dp
-    crop = dp.RandomResizedCrop(24)
-    loader = dp.DataLoader(sys.argv[1], batch_size=3, shuffle=True, transform=crop, num_workers=int(sys.argv[2]))
+    import sys, torch, datapipe as dp
+    loader = dp.DataLoader(sys.argv[1], batch_size=3, shuffle=True, transform=dp.RandomResizedCrop(24), device="cpu",
+                           num_workers=int(sys.argv[2]), backend=sys.argv[4])
+    expected = [images.clone() for images, _ in loader]
     kept = iter(loader)  # one more pass left open
     next(kept)
     try:
@@ -154,16 +173,19 @@ _ENDLESS = """
         if sys.argv[3] == "plain":
             raise
         loader.set_epoch(0)
-        print("after", len(list(loader)), flush=True)
+        print("the same", all(map(torch.equal, expected, [images for images, _ in loader])), flush=True)
     """
 
 
-@pytest.mark.parametrize(("num_workers", "then"), [(2, "plain"), (0, "plain"), (2, "goes on")])
-def test_ctrl_c_ends_a_run_cleanly(folder: Path, tmp_path: Path, num_workers: int, then: str) -> None:
+@pytest.mark.parametrize(("num_workers", "then", "backend"), [
+    (2, "plain", "images_cpu"), (0, "plain", "images_cpu"), (2, "goes on", "images_cpu"),
+    (2, "goes on", "dali"), (0, "goes on", "dali"),
+])  # fmt: skip
+def test_ctrl_c_ends_a_run_cleanly(folder: Path, tmp_path: Path, num_workers: int, then: str, backend: str) -> None:
     """One KeyboardInterrupt, in the main thread; no thread complains, nothing hangs."""
     script = write_script(tmp_path / "endless.py", _ENDLESS)
     process = subprocess.Popen(
-        [sys.executable, script, folder, str(num_workers), then],
+        [sys.executable, script, folder, str(num_workers), then, backend],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
@@ -182,22 +204,30 @@ def test_ctrl_c_ends_a_run_cleanly(folder: Path, tmp_path: Path, num_workers: in
     else:
         assert process.returncode == 0
         assert err == ""
-        assert out.endswith("after 13\n")
+        assert out.endswith("the same True\n")
 
 
-def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path) -> None:
-    """With iterators open, at the end of the script and by sys.exit."""
+@pytest.mark.parametrize("backend", ["images_cpu", "dali"])
+def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str) -> None:
+    """With iterators open, by sys.exit; and so may a child that was forked before."""
     script = write_script(
         tmp_path / "ends.py",
         """
-        import sys, datapipe as dp
-        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=[dp.RandomResizedCrop(24)], num_workers=3)
+        import os, sys, datapipe as dp
+        crop = dp.RandomResizedCrop(24)
+        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=crop, num_workers=3, device="cpu", backend=sys.argv[2])
+        list(loader)
+        child = os.fork()
+        if child == 0:
+            sys.exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
         iterator = iter(loader)
         kept = next(iterator)
         sys.exit(5)
         """,
     )
-    done = subprocess.run([sys.executable, script, folder], env=environment(), capture_output=True, text=True, timeout=60)
+    command = [sys.executable, script, folder, backend]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
 
 

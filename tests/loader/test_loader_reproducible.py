@@ -12,6 +12,8 @@ from recipes import CROP, EVAL, TRAIN
 
 import datapipe as dp
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 RECIPES: dict[str, Any] = {"uint8": CROP, "float32": TRAIN, "eval": EVAL}
 
 

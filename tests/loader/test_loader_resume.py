@@ -15,6 +15,8 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe.errors import StateError
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def make(path: Path, **changes: Any) -> dp.DataLoader:
     return dp.DataLoader(path, **({"batch_size": 5, "shuffle": True, "transform": CROP, "num_workers": 2, "seed": 3} | changes))

@@ -17,6 +17,8 @@ from recipes import make, own_threads
 import datapipe as dp
 from datapipe.loader.options import default_num_workers
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def test_worker_init_fn_runs_in_each_thread(folder: Path) -> None:
     seen: list[tuple[int, str]] = []

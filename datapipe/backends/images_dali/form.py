@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.draws import Draws
 from datapipe.errors import OptionError
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
-# Image sizes (height, width) on which a recipe is tried: photographs, thumbnails, panoramas.
-_TRIED = ((375, 500), (500, 375), (256, 256), (1200, 1600), (32, 32), (8, 8), (90, 1000), (1000, 90))
+# Image sizes (height, width) on which a recipe is tried: photographs, thumbnails, panoramas, and one for any crop.
+_TRIED = ((375, 500), (500, 375), (256, 256), (1200, 1600), (32, 32), (8, 8), (90, 1000), (1000, 90), (20_000, 20_000))
 _TRIES = 8  # sets of random numbers for each
 
 
@@ -23,13 +24,14 @@ class CutForm:
     is_windowed: bool  # some windows are not the whole resized region
     fill: tuple[int, int, int]  # RGB, shown where a window reaches beyond it
 
-    def takes(self, chain: list[Cuts]) -> bool:
-        """Whether the graph carries out exactly these cuts."""
+    def takes(self, chain: list[Cuts]) -> NDArray[np.bool_]:
+        """(n,) For each of the n samples, whether the graph carries out exactly these cuts."""
         if len(chain) != 1:
-            return False
+            return np.zeros(len(chain[0]), np.bool_)
+        (cuts,) = chain
         if not self.is_windowed:
-            return not _is_windowed(chain[0])
-        return chain[0].fill == self.fill or not _shows_fill(chain[0])
+            return ~_windowed(cuts)
+        return np.ones(len(cuts), np.bool_) if cuts.fill == self.fill else ~_showing_fill(cuts)
 
 
 def form_of(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
@@ -39,21 +41,32 @@ def form_of(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
     """
     tried = (input_size,) if input_size else _TRIED
     sizes = np.repeat(np.array(tried, np.int64), _TRIES, axis=0)
-    chains = [recipe.draw_cuts(Draws(0, 0, np.array([number])), sizes[number : number + 1]) for number in range(len(sizes))]
-    single = [chain[0] for chain in chains if len(chain) == 1]
+    single: list[Cuts] = []
+    refusal: OptionError | None = None
+    for number, size in enumerate(sizes):
+        try:
+            chain = recipe.draw_cuts(Draws(0, 0, np.array([number])), size[None])
+        except OptionError as exc:  # an image smaller than a crop that does not pad: raised again when there is one
+            refusal = exc
+            continue
+        if len(chain) == 1:
+            single += chain
     if not single:
-        raise OptionError(
+        raise refusal or OptionError(
             "DALI's graph carries out one crop, resize, crop and flip per image; this recipe's geometry resamples more than "
             "once or flips in between; pass backend='images_cpu', or merge the steps"
         )
-    fills = [cuts.fill for cuts in single if _shows_fill(cuts)]
-    return CutForm(is_windowed=any(_is_windowed(cuts) for cuts in single), fill=fills[0] if fills else single[0].fill)
+    fills = [cuts.fill for cuts in single if _showing_fill(cuts).any()]
+    return CutForm(is_windowed=any(_windowed(cuts).any() for cuts in single), fill=fills[0] if fills else single[0].fill)
 
 
-def _is_windowed(cuts: Cuts) -> bool:
-    return bool((cuts.window[:, :2] != 0).any() or (cuts.window[:, 2:] != cuts.size).any())
-
-
-def _shows_fill(cuts: Cuts) -> bool:
+def _windowed(cuts: Cuts) -> NDArray[np.bool_]:
+    """(n,) Where the window is not the whole resized region."""
     at, size = cuts.window[:, :2], cuts.window[:, 2:]
-    return bool((at < 0).any() or (at + size > cuts.size).any())
+    return np.asarray(((at != 0) | (size != cuts.size)).any(axis=1))
+
+
+def _showing_fill(cuts: Cuts) -> NDArray[np.bool_]:
+    """(n,) Where the window reaches beyond the resized region."""
+    at, size = cuts.window[:, :2], cuts.window[:, 2:]
+    return np.asarray(((at < 0) | (at + size > cuts.size)).any(axis=1))

@@ -17,24 +17,23 @@ from datapipe.decode import import_nvimgcodec
 from datapipe.probe import ImageHeader
 
 PLACEHOLDER_SIDE = 16  # pixels
-_ENCODINGS = frozenset(("jpeg", "png", "webp", "bmp", "tiff", "pnm"))
+_CHANNELS = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}  # as stored, by encoding
 
 
 def can_decode(data: bytes, header: ImageHeader) -> bool:
     """Whether DALI decodes these bytes to the pixels that Pillow would give.
 
-    Left out: CMYK and 12-bit JPEGs, 16-bit PNGs, palettes of 16 bits, animations, pages, GIF and raw pixels.
+    Left out: CMYK and 12-bit JPEGs, 16-bit PNGs, animations, GIF, raw pixels; and, as some of their many forms come out
+    otherwise, TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (whose greatest value is not 255).
     `header` is what `datapipe.probe` read, whose word on the size must be nvImageCodec's too.
     """
-    if header.encoding not in _ENCODINGS or header.animated or header.bit_depth > 8:
-        return False
-    if header.encoding == "jpeg" and header.num_channels not in (1, 3):
+    if header.num_channels not in _CHANNELS.get(header.encoding, ()) or header.animated or header.bit_depth > 8:
         return False
     try:
         stream: Any = import_nvimgcodec().CodeStream(data)
         is_same = (stream.height, stream.width) == (header.height, header.width)
         return is_same and stream.dtype == np.uint8 and stream.num_images == 1
-    except RuntimeError:
+    except (RuntimeError, TypeError, ValueError):  # its dtype has no name in numpy for some of what it cannot decode
         return False
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,34 +21,54 @@ from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.errors import BackendError
 from datapipe.transforms.protocols import Cuts
 
+T = TypeVar("T")
+
 
 class RunError(Exception):
-    """A run gave no pixels: DALI's words, which name a sample at best by its place in the batch."""
+    """A run gave no pixels: DALI's words, and the first row that did not decode, where they name one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        named = _NAMED.search(reason)
+        self.row = int(named[1]) if named else None
+
+
+_NAMED = re.compile(r"[Ff]ailed to decode sample #(\d+)")
 
 
 class DaliPipeline:
     """Decodes, crops, resizes and flips batches. For one thread at a time.
 
-    Built at the first run, and again for a batch larger than all before. After a run that fails the next one goes on;
-    if that fails too, the pipeline is built anew for the one after it.
+    Built at the first run, again for a batch larger than all before, and in a forked child. After a run that fails the
+    next one goes on; if that fails too, and nobody forgave, the pipeline is built anew for the one after it.
     """
 
     def __init__(self, options: GraphOptions) -> None:
         self.options = options
         self._pipeline: Any = None
         self._num_failures = 0  # in a row
+        self._running = threading.Lock()
+        self._is_closed = False
+        _all.append(weakref.ref(self, _all.remove))
 
     def run(self, encoded: Sequence[bytes], cuts: Cuts, stream: torch.cuda.Stream | None) -> tuple[torch.Tensor, object]:
         """(b, height, width, 3) uint8 of b samples, and what must be kept while it is made.
 
         On a GPU the tensor lies in DALI's memory and is complete for work queued on `stream`; it and the second
         value are to be kept until that work is done. On the CPU `stream` is None and the tensor is complete. Every
-        sample must be one that `gate.can_decode`. Raises RunError if a sample does not decode or anything else goes
+        sample must be one that `gate.can_decode`, and its region must lie within it: an error in what comes before
+        the decoding can take DALI's process down. Raises RunError if a sample does not decode or anything else goes
         wrong, BackendError if there cannot be a pipeline at all.
         """
         inputs = _arguments(cuts, is_windowed=self.options.form.is_windowed)
         inputs["encoded"] = [np.frombuffer(data, np.uint8) for data in encoded]
-        self._build(len(encoded))
+        with self._running:
+            if self._is_closed:
+                raise BackendError("DALI has ended with the interpreter; close iterators before the script's end")
+            self._build(len(encoded))
+            return self._run(inputs, stream), inputs
+
+    def _run(self, inputs: dict[str, Any], stream: torch.cuda.Stream | None) -> torch.Tensor:
         is_fed = False
         try:
             for name, values in inputs.items():
@@ -51,31 +78,80 @@ class DaliPipeline:
             (images,) = self._pipeline.outputs(cuda_stream=stream)
             with torch.cuda.stream(stream):
                 pixels: torch.Tensor = from_dlpack(images.as_tensor())
-        except RuntimeError as exc:
+        except Exception as exc:  # DALI raises as its operators do: RuntimeError, TypeError, ValueError, StopIteration, ...
             self._num_failures += 1
             if self._num_failures > 1 or not is_fed:
                 self._pipeline = None
-            raise RunError(_first_lines(exc)) from exc
+            raise RunError(_reason(exc)) from exc
+        except BaseException:  # Ctrl-C between two calls: what is fed or under way would come out of the next run
+            self._pipeline = None
+            raise
         self._num_failures = 0
-        return pixels, inputs
+        return pixels
 
     def _build(self, num_samples: int) -> None:
         """Have a pipeline that takes so many samples."""
-        from datapipe.backends.images_dali.graph import build_graph  # DALI is imported where it is used first
-
         if num_samples > self.options.max_batch_size:
             self.options = dataclasses.replace(self.options, max_batch_size=num_samples)
             self._pipeline = None
         if self._pipeline is None:
             try:
-                self._pipeline = build_graph(self.options)
+                self._pipeline = _graph_builder()(self.options)
             except RuntimeError as exc:
-                raise BackendError(f"DALI's pipeline cannot be built: {_first_lines(exc)}; see `datapipe doctor`") from exc
+                raise BackendError(f"DALI's pipeline cannot be built: {_reason(exc)}; see `datapipe doctor`") from exc
+            _built.append(weakref.ref(self._pipeline, _built.remove))
 
-    @property
-    def num_failures(self) -> int:
-        """Runs that failed since the last one that did not."""
-        return self._num_failures
+    def forgive(self) -> None:
+        """The last run failed because of its samples: the pipeline is as good as it was."""
+        self._num_failures = 0
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: begin anew. The threads of what was built, and whoever held the lock, are the parent's."""
+        self._pipeline = None
+        self._running = threading.Lock()
+
+    def close(self) -> None:
+        """Let the run under way end, and no other begin."""
+        with self._running:
+            self._is_closed = True
+
+
+# Appended to and copied by any thread, in one step each.
+_all: list[weakref.ref[DaliPipeline]] = []
+_built: list[weakref.ref[Any]] = []  # DALI's pipelines, those that wait to be collected too
+
+
+def _living(references: list[weakref.ref[T]]) -> list[T]:
+    return [thing for reference in list(references) if (thing := reference()) is not None]
+
+
+def _after_fork() -> None:
+    """Let nothing that was built be destroyed in a child: DALI would wait for threads that are the parent's alone."""
+    for built in _living(_built):
+        inner = getattr(built, "_pipe", None)  # DALI ends what it finds here, at the latest with the interpreter
+        if inner is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+            built._pipe = None
+    for pipeline in _living(_all):
+        pipeline.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def _graph_builder() -> Callable[[GraphOptions], Any]:
+    """`build_graph`. DALI is imported where it is used first."""
+    from datapipe.backends.images_dali.graph import build_graph
+
+    atexit.register(_close_all)  # once DALI has registered its own end, so as to come before it
+    return build_graph
+
+
+def _close_all() -> None:
+    """DALI takes its pipelines away when the interpreter ends, also from under threads that use them."""
+    for pipeline in _living(_all):
+        pipeline.close()
 
 
 def _arguments(cuts: Cuts, *, is_windowed: bool) -> dict[str, Any]:
@@ -92,7 +168,8 @@ def _arguments(cuts: Cuts, *, is_windowed: bool) -> dict[str, Any]:
     return arguments
 
 
-def _first_lines(exc: RuntimeError) -> str:
-    """DALI's messages without the stack trace and the graph's definition that follow."""
-    text = str(exc).split("Stacktrace", 1)[0].split("C++ context:", 1)[0]
-    return " ".join(text.split())[:500]
+def _reason(exc: Exception) -> str:
+    """What DALI says, less the graph's definition before it and the stack trace after it."""
+    text = str(exc).rpartition("encountered:")[2].split("Stacktrace", 1)[0].split("C++ context:", 1)[0]
+    lines = [line.strip() for line in text.splitlines()]
+    return " ".join(line for line in lines if line and line != "Current pipeline object is no longer valid.")[:500]

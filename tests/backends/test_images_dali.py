@@ -1,0 +1,211 @@
+"""A pipeline of DALI's: right in any batch, after failures, and for whoever holds its pixels."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import encode, jpeg, picture
+
+import datapipe as dp
+from datapipe.backends.images_cpu import checked_header
+from datapipe.backends.images_dali.form import CutForm, form_of
+from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.installation import installation
+from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
+from datapipe.backends.images_dali.settings import GraphOptions
+from datapipe.draws import Draws
+from datapipe.transforms import Recipe
+from datapipe.transforms.protocols import Cuts
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+CROP = Recipe.of([dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()])
+PADDED = Recipe.of([dp.Resize((30, 28)), dp.RandomCrop(24, padding=9, fill=(9, 80, 200)), dp.RandomVerticalFlip()])
+
+
+def undecodable() -> bytes:
+    """A JPEG of a good header, and of tables that make no sense."""
+    data = bytearray(encode(picture(0, 200, 200), "JPEG"))
+    table = data.find(b"\xff\xc4") + 5
+    data[table : table + 10] = b"\xff" * 10
+    assert can_decode(bytes(data), checked_header(bytes(data)))
+    return bytes(data)
+
+
+def pipeline_of(recipe: Recipe = CROP, *, max_batch_size: int = 8, decodes_regions: bool = True) -> DaliPipeline:
+    installation()
+    height, width = recipe.check_equal_sizes()
+    return DaliPipeline(GraphOptions(height, width, max_batch_size, None, form_of(recipe, None), decodes_regions, 2, 0.0))
+
+
+def batch_of(recipe: Recipe, first: int, num: int = 8, *, bad: tuple[int, ...] = ()) -> tuple[list[bytes], Cuts]:
+    """Samples of that number and the following ones, of sizes that differ; rows `bad` do not decode."""
+    sizes = np.array([(40 + number % 7, 48 - number % 5) for number in range(first, first + num)])
+    data = [jpeg(first + row, *size) for row, size in enumerate(sizes.tolist())]
+    (cuts,) = recipe.draw_cuts(Draws(0, 0, np.arange(first, first + num)), sizes)
+    for row in bad:
+        data[row] = undecodable()
+    return data, cuts
+
+
+def pixels_of(pipeline: DaliPipeline, data: list[bytes], cuts: Cuts) -> torch.Tensor:
+    return pipeline.run(data, cuts, None)[0]
+
+
+@pytest.mark.parametrize("recipe", [CROP, PADDED], ids=["crop", "padded"])
+def test_a_sample_is_the_same_in_any_batch(recipe: Recipe) -> None:
+    pipeline = pipeline_of(recipe)
+    data, cuts = batch_of(recipe, 0)
+    together = pixels_of(pipeline, data, cuts)
+    for rows in ([0], [7, 2], [3, 3, 3], list(range(7, -1, -1))):
+        found = pixels_of(pipeline, [data[row] for row in rows], cuts[np.array(rows)])
+        assert torch.equal(found, together[rows])
+
+
+@pytest.mark.parametrize("recipe", [CROP, PADDED], ids=["crop", "padded"])
+def test_decoding_a_region_gives_the_pixels_of_the_whole(recipe: Recipe) -> None:
+    data, cuts = batch_of(recipe, 0)
+    assert torch.equal(
+        pixels_of(pipeline_of(recipe), data, cuts), pixels_of(pipeline_of(recipe, decodes_regions=False), data, cuts)
+    )
+
+
+@pytest.mark.parametrize("recipe", [CROP, PADDED], ids=["crop", "padded"])
+@pytest.mark.parametrize("bad", [(0,), (7,), (3, 4), tuple(range(8))], ids=str)
+@pytest.mark.parametrize("forgiven", [True, False])
+def test_after_failures_the_next_run_is_right(recipe: Recipe, bad: tuple[int, ...], forgiven: bool) -> None:
+    """However many there were in a row: no input of a run that failed comes out of a later one."""
+    pipeline = pipeline_of(recipe)
+    expected = [pixels_of(pipeline, *batch_of(recipe, 8 * number)).clone() for number in range(3)]
+    for num_failures in (1, 2, 3, 1):
+        for number in range(num_failures):
+            with pytest.raises(RunError, match=r"^Failed to decode sample #\d") as caught:
+                pipeline.run(*batch_of(recipe, 8 * number, bad=bad), None)
+            assert caught.value.row == bad[0]
+            if forgiven:
+                pipeline.forgive()
+        for number in range(3):
+            assert torch.equal(pixels_of(pipeline, *batch_of(recipe, 8 * number)), expected[number])
+
+
+def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The largest batch of each pipeline that is built from now on."""
+    from datapipe.backends.images_dali import graph, pipeline
+
+    built: list[int] = []
+
+    def build(options: GraphOptions) -> Any:
+        built.append(options.max_batch_size)
+        return graph.build_graph(options)
+
+    monkeypatch.setattr(pipeline, "_graph_builder", lambda: build)
+    return built
+
+
+def test_two_failures_in_a_row_build_it_anew_unless_the_samples_were_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = count_builds(monkeypatch)
+    for forgive, num_built in ((True, 1), (False, 4)):
+        built.clear()
+        pipeline = pipeline_of()
+        for _ in range(4):
+            with pytest.raises(RunError):
+                pipeline.run(*batch_of(CROP, 0, bad=(2,)), None)
+            if forgive:
+                pipeline.forgive()
+        pixels_of(pipeline, *batch_of(CROP, 0))
+        assert len(built) == num_built
+
+
+def test_a_batch_larger_than_all_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = count_builds(monkeypatch)
+    pipeline = pipeline_of(max_batch_size=2)
+    data, cuts = batch_of(CROP, 0)
+    pairs = [pixels_of(pipeline, data[row : row + 2], cuts[np.arange(row, row + 2)]) for row in (0, 2, 4, 6)]
+    for _ in range(2):
+        assert torch.equal(pixels_of(pipeline, data, cuts), torch.cat(pairs))
+    assert built == [2, 8]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError, IndexError, StopIteration, MemoryError])
+@pytest.mark.parametrize("step", ["feed_input", "schedule_run", "outputs"])
+def test_whatever_dali_raises_is_a_failed_run(error: type[Exception], step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeline_of()
+    data, cuts = batch_of(CROP, 0)
+    expected = pixels_of(pipeline, data, cuts).clone()
+    fail_once(monkeypatch, pipeline, step, error("as an operator would"))
+    with pytest.raises(RunError, match="as an operator would") as caught:
+        pipeline.run(*batch_of(CROP, 20), None)
+    assert caught.value.row is None
+    if step != "feed_input":  # what was under way when an error was made up is still to come; a real one ends the run
+        monkeypatch.undo()
+        pipeline._pipeline = None
+    assert torch.equal(pixels_of(pipeline, data, cuts), expected)
+
+
+@pytest.mark.parametrize("step", ["feed_input", "schedule_run", "outputs"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+def test_ctrl_c_in_the_middle_of_a_run_shifts_nothing(step: str, is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With num_workers=0 it is the main thread that runs DALI."""
+    pipeline = pipeline_of(PADDED)
+    data, cuts = batch_of(PADDED, 0)
+    expected = pixels_of(pipeline, data, cuts).clone()
+    fail_once(monkeypatch, pipeline, step, KeyboardInterrupt(), is_late=is_late)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(*batch_of(PADDED, 20), None)
+    for _ in range(3):
+        assert torch.equal(pixels_of(pipeline, data, cuts), expected)
+
+
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, pipeline: DaliPipeline, step: str, error: BaseException, *, is_late: bool = False
+) -> None:
+    """Let DALI's method `step` raise at its second call from now on, before or after its work."""
+    real, calls = getattr(pipeline._pipeline, step), itertools.count(1 if step == "feed_input" else 2)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        is_due = next(calls) == 2
+        if is_due and not is_late:
+            raise error
+        result = real(*args, **kwargs)
+        if is_due:
+            raise error
+        return result
+
+    monkeypatch.setattr(pipeline._pipeline, step, once)
+
+
+def test_a_closed_pipeline_runs_no_more() -> None:
+    pipeline = pipeline_of()
+    pixels_of(pipeline, *batch_of(CROP, 0))
+    pipeline.close()
+    with pytest.raises(dp.BackendError, match="ended with the interpreter"):
+        pipeline.run(*batch_of(CROP, 0), None)
+
+
+def test_a_graph_that_cannot_be_built_is_said() -> None:
+    pipeline = DaliPipeline(GraphOptions(24, 24, 8, 7, CutForm(False, (0, 0, 0)), True, 2, 0.0))  # no machine here has GPU 7
+    with pytest.raises(dp.BackendError, match=r"pipeline cannot be built: .*datapipe doctor"):
+        pipeline.run(*batch_of(CROP, 0), None)
+
+
+def test_pixels_are_their_holders_alone() -> None:
+    """They lie in DALI's memory: it must not use it again while a view of them lives, nor mind what is written there."""
+    pipeline = pipeline_of()
+    batches = [batch_of(CROP, 8 * number) for number in range(4)]
+    kept, copied = [], []
+    for turn in range(40):
+        pixels = pixels_of(pipeline, *batches[turn % 4])
+        if turn % 3 == 0:
+            pixels.fill_(turn)
+        kept.append(pixels if turn % 2 else pixels[2:5, 3:, 1:7])
+        copied.append(kept[-1].clone())
+        del pixels
+    assert all(torch.equal(view, copy) for view, copy in zip(kept, copied, strict=True))
+    expected = pixels_of(pipeline_of(), *batches[1])
+    assert torch.equal(kept[1], expected)
+    del pipeline
+    assert all(torch.equal(view, copy) for view, copy in zip(kept, copied, strict=True)), "it outlives the pipeline"
