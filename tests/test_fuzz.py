@@ -74,7 +74,7 @@ def test_the_driver_finds_what_it_is_for(
             os.kill(os.getpid(), signal.SIGKILL)
         while fault == "hang":
             pass
-        kept.append(b"x" * 20_000_000)
+        kept.append(b"x" * 80_000_000)  # more than malloc ever takes from what it has kept
 
     monkeypatch.setattr(fuzz, "MAX_S", 1)
     monkeypatch.setattr(fuzz, "MAX_GROWTH_MB", 5)
