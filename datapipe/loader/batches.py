@@ -163,7 +163,7 @@ class BatchMaker:
     def _finished(self, block: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The pixel operations on the CPU, over as many images at a time as a core's cache holds."""
         assert self.memory is not None
-        if not self.recipe.pixels:
+        if not self.recipe.pixels and not self.options.pin_memory:
             return block
         out, draws = self.memory.lease(len(batch), self.recipe.output_dtype), batch.draws_of_ids()
         for start in range(0, len(batch), MAX_BLOCK):

@@ -51,21 +51,32 @@ class Calibration:
         """Of every candidate, from the cache if it was measured before under the same circumstances."""
         candidates = tuple(candidates)
         path = self._path(candidates)
+        lock = filelock.FileLock(f"{path}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(f"{path}.lock"):  # the other ranks of a node wait, and then read
-                return _read(path) or self._measure(candidates, path)
+            lock.acquire()  # the other ranks of a node wait, and then read
         except OSError as exc:
-            logger.warning("the measured rates of backends cannot be kept (%s); they are measured anew by every process", exc)
-            return self._measure(candidates, None)
+            logger.warning("the measured rates of backends cannot be kept (%s); every process measures them anew", exc)
+            return self._measure(candidates)
+        try:
+            rates = _read(path)
+            if rates is None:
+                rates = self._measure(candidates)
+                self._keep(rates, path)
+            return rates
+        finally:
+            lock.release()
 
-    def _measure(self, candidates: tuple[Dali | None, ...], path: Path | None) -> list[Measured]:
+    def _measure(self, candidates: tuple[Dali | None, ...]) -> list[Measured]:
         logger.info("measuring backends once on this machine; pass backend=... to choose one yourself")
-        measured = [Measured(candidate, measure(self.open_batches(candidate))) for candidate in candidates]
-        if path is not None:
-            rates = [{"dali": None if m.dali is None else asdict(m.dali), "images_per_s": m.images_per_s} for m in measured]
-            atomic.write_json(path, {"circumstances": dict(self.circumstances), "rates": rates})
-        return measured
+        return [Measured(candidate, measure(self.open_batches(candidate))) for candidate in candidates]
+
+    def _keep(self, rates: list[Measured], path: Path) -> None:
+        values = [{"dali": None if m.dali is None else asdict(m.dali), "images_per_s": m.images_per_s} for m in rates]
+        try:
+            atomic.write_json(path, {"circumstances": dict(self.circumstances), "rates": values})
+        except OSError as exc:
+            logger.warning("the measured rates of backends cannot be kept (%s)", exc)
 
     def _path(self, candidates: tuple[Dali | None, ...]) -> Path:
         known = json.dumps([dict(self.circumstances), repr(candidates)], sort_keys=True)

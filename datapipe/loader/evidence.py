@@ -43,6 +43,8 @@ class DataEvidence:
         return sum(can_decode(data, header) for data, header in headers) / max(1, len(headers))
 
     def rates(self) -> list[Measured]:
+        if not len(self.index):
+            return [Measured(Dali(), 0.0)]  # nothing to measure with, and nothing to load
         return Calibration(self._open_batches, self._circumstances()).rates(CANDIDATES)
 
     def _samples(self) -> Iterator[tuple[bytes, Any]]:

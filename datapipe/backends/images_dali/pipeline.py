@@ -97,7 +97,7 @@ class DaliPipeline:
         if self._pipeline is None:
             try:
                 self._pipeline = _graph_builder()(self.options)
-            except RuntimeError as exc:
+            except (RuntimeError, ImportError, OSError) as exc:
                 raise BackendError(f"DALI's pipeline cannot be built: {_reason(exc)}; see `datapipe doctor`") from exc
             _built.append(weakref.ref(self._pipeline, _built.remove))
 
