@@ -19,6 +19,7 @@ from converters.writers import NO_LABEL
 from datapipe.containers.listing import ScanNotes
 from datapipe.manifest import FieldSpec
 
+NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy where a folder is expected
 _MODULES = {
     "image-folder": "converters.sources.image_folder",
     "manifest": "converters.sources.manifest",

@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, join
+from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, join
 from converters.sources.labels import LabelCensus, place_labels
-from converters.sources.walk import list_folders, walk
 from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, is_image_name, list_classes, scan_class
+from datapipe.containers.listing import (
+    ListedFile,
+    ScanNotes,
+    held_apart,
+    is_image_name,
+    list_classes,
+    list_folders,
+    scan_class,
+    walk,
+)
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.manifest import FieldSpec
 
@@ -42,7 +50,7 @@ class FolderSource:
         self._populated: set[bytes] = set()
         self._classes: tuple[str, ...] | None = None
         refuse_field_choices(options)
-        folders = list_folders(self.root)
+        folders = list_folders(self.root, otherwise=NO_FOLDER)
         if self._class_from is ClassFrom.NONE:
             refuse_class_map(options)
             return

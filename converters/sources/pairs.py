@@ -15,14 +15,13 @@ from pathlib import Path
 
 from converters.database import open_scratch
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, divide, join
+from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, divide, join
 from converters.sources.class_folders import class_name, refuse_class_map
 from converters.sources.field_names import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.pair_names import IMAGE, MASK, PairedFile, is_pair_name, place_file, role_folders
-from converters.sources.walk import list_folders, walk
 from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe.containers.listing import ListedFile, ScanNotes
+from datapipe.containers.listing import ListedFile, ScanNotes, list_folders, walk
 from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind
 
@@ -53,7 +52,7 @@ class PairedFiles:
         self.root = options.source
         self._class_from = options.class_from or ClassFrom.NONE
         self._choices = Choices(options.fields)
-        self._roles = role_folders(list_folders(self.root))
+        self._roles = role_folders(list_folders(self.root, otherwise=NO_FOLDER))
         self._fields: dict[str, Kind] = {}
         self._census: LabelCensus | None = None
         if self._class_from is ClassFrom.NONE:

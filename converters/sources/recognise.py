@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.options import ClassFrom, ConvertOptions
+from converters.sources import NO_FOLDER
 from converters.sources.json_stream import array_elements
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
-from converters.sources.walk import list_folders
-from datapipe.containers.listing import held_apart, is_image_name, is_junk
+from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import MANIFEST_NAME
 
@@ -92,7 +92,7 @@ def _is_coco(path: Path) -> bool:
 
 def _of_folder(options: ConvertOptions) -> Recognition:
     source = options.source
-    folders = list_folders(source)
+    folders = list_folders(source, otherwise=NO_FOLDER)
     if held_apart(source, folders) and options.class_from is not ClassFrom.NONE:
         return Recognition("image-folder", "it has class folders")  # which then says what is wrong with it
     seen = _look(source, folders)
@@ -176,7 +176,7 @@ def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
         stem, suffix = os.path.splitext(name)
         if is_junk(name):
             continue
-        if _is_folder(entry):
+        if is_folder(entry):
             folders.append(os.path.join(folder, name))
         elif is_image_name(name):
             seen.num_images += is_top
@@ -211,10 +211,3 @@ def _entries(folder: bytes) -> Iterator[os.DirEntry[bytes]]:
             yield from entries
     except OSError:  # a real scan says so
         return
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False

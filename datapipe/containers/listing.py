@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,19 +82,26 @@ def list_classes(root: Path) -> list[bytes]:
 
     Raises MissingDataError where `root` is no directory or holds none, StorageError where it cannot be read.
     """
-    top = os.fsencode(root)
-    try:
-        with os.scandir(top) as entries:
-            classes = sorted(entry.name for entry in entries if not is_junk(entry.name) and is_folder(entry))
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{root}: no such directory; check the path of the source") from exc
-    except NotADirectoryError as exc:
-        raise MissingDataError(f"{root}: not a directory; pass a folder that holds one folder per class") from exc
-    except OSError as exc:
-        raise StorageError(f"{root}: cannot be read ({exc.strerror}); check its permissions") from exc
+    classes = list_folders(root, otherwise="pass a folder that holds one folder per class")
     if not classes:
         raise MissingDataError(f"{root}: no class folders; expected one folder per class, with the images in it")
     return classes
+
+
+def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
+    """The folders directly under `root`, hidden ones left out, sorted.
+
+    Raises MissingDataError, for what is no directory with the remedy `otherwise`, or StorageError.
+    """
+    try:
+        with os.scandir(os.fsencode(root)) as entries:
+            return sorted(entry.name for entry in entries if not is_junk(entry.name) and is_folder(entry))
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{root}: no such directory; check the path of the source") from exc
+    except NotADirectoryError as exc:
+        raise MissingDataError(f"{root}: not a directory; {otherwise}") from exc
+    except OSError as exc:
+        raise StorageError(f"{root}: cannot be read ({exc.strerror}); check its permissions") from exc
 
 
 def held_apart(root: Path, classes: list[bytes]) -> tuple[bytes, ...]:
@@ -113,36 +120,53 @@ def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-    """The samples of one class, as the file system hands them out: sort by `sort_key`.
+    """The samples of one class, as the file system hands them out: sort by `sort_key`."""
+    seen = notes.directories.__setitem__
+    return walk(root, class_name, notes, is_image_name, class_name=class_name, on_directory=seen)
 
-    Streams: memory grows with the number of directories waiting to be read, not with the number of files.
+
+def walk(
+    root: Path,
+    start: bytes,
+    notes: ScanNotes,
+    is_wanted: Callable[[bytes], bool],
+    *,
+    class_name: bytes = b"",
+    on_directory: Callable[[bytes, int], None] | None = None,
+) -> Iterator[ListedFile]:
+    """The files below `start` (relative to `root`; b"" for all of it) whose names are wanted, as the file system has them.
+
+    Hidden files and folders are left out, links that lead out of the root or up not followed; `notes` hears of them and
+    of folders that cannot be read. `on_directory` hears of each directory and its mtime in ns. Streams: memory grows
+    with the number of directories waiting to be read, not with the number of files.
     """
     top = os.fsencode(os.path.realpath(root))
-    start = os.path.join(top, class_name)
+    first = os.path.join(top, start)
     waiting: list[tuple[bytes, tuple[tuple[int, int], ...]]] = []
-    if may_descend(start, top, (), class_name, notes, is_link=os.path.islink(start)):
-        waiting.append((class_name, ()))
+    if not start or _may_descend(first, top, (), start, notes, is_link=os.path.islink(first)):
+        waiting.append((start, ()))
     while waiting:
         directory, parents = waiting.pop()
         path = os.path.join(top, directory)
         try:
             status = os.stat(path)
             here = (*parents, (status.st_dev, status.st_ino))
-            notes.directories[directory] = status.st_mtime_ns
+            if on_directory is not None:
+                on_directory(directory, status.st_mtime_ns)
             with os.scandir(path) as entries:
                 for entry in entries:
                     if is_junk(entry.name):
                         notes.num_junk += 1
                     elif is_folder(entry):
-                        child = directory + b"/" + entry.name
-                        if may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
+                        child = directory + b"/" + entry.name if directory else entry.name
+                        if _may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
                             waiting.append((child, here))
-                    elif not is_image_name(entry.name):
+                    elif not is_wanted(entry.name):
                         notes.num_ignored += 1
                     else:
-                        yield listed_file(entry, top, class_name, directory)
+                        yield _listed_file(entry, top, class_name, directory)
         except OSError as exc:
-            notes.problems.append(ScanProblem(directory, f"directory cannot be read: {exc.strerror}"))
+            notes.problems.append(ScanProblem(directory or b".", f"directory cannot be read: {exc.strerror}"))
 
 
 def is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -153,7 +177,7 @@ def is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
-def may_descend(
+def _may_descend(
     path: bytes, top: bytes, parents: tuple[tuple[int, int], ...], source: bytes, notes: ScanNotes, *, is_link: bool
 ) -> bool:
     """Whether the walk enters a directory: always, unless a link leads out of the root or back up."""
@@ -170,7 +194,7 @@ def may_descend(
     return True
 
 
-def listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
+def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
     problem = None
     try:
         status = entry.stat()

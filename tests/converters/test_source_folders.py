@@ -16,10 +16,9 @@ from trees import ROOT, make_tree, run_cli
 
 from converters import ClassFrom, ConvertOptions, Encode, FieldChoice, Resize, convert
 from converters.sources import join
-from converters.sources.walk import walk
 from datapipe.cli.convert import _EPILOG
 from datapipe.cli.main import build_parser
-from datapipe.containers.listing import ScanNotes, is_image_name, list_classes, scan_class
+from datapipe.containers.listing import ScanNotes, is_image_name, list_classes, scan_class, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.manifest import read_manifest
 
