@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import struct
-import tokenize
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,15 +18,13 @@ from PIL import Image, UnidentifiedImageError
 
 from datapipe.errors import DecodeError
 from datapipe.manifest import Kind
+from datapipe.npy import NPY_MAGIC, read_npy_header
 from datapipe.probe import probe
 
 _PILLOW_ERRORS = (
     UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,
     struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
-_NPY_MAGIC = b"\x93NUMPY"
-_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_NPY_ERRORS = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 def value_of(kind: Kind, data: bytes) -> Any:
@@ -41,7 +37,7 @@ def value_of(kind: Kind, data: bytes) -> Any:
 
 
 def _mask(data: bytes) -> NDArray[Any]:
-    if data[:6] == _NPY_MAGIC:
+    if data[:6] == NPY_MAGIC:
         return _array(data)
     probe(data)  # a header that lies about its size, or a bomb, is refused before Pillow allocates
     try:
@@ -58,20 +54,16 @@ def _mask(data: bytes) -> NDArray[Any]:
 
 def _array(data: bytes) -> NDArray[Any]:
     """A read-only view of the bytes."""
-    file = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(file)
-        shape, is_fortran, dtype = _NPY_HEADERS[version](file)
-    except (*_NPY_ERRORS, KeyError) as exc:
+        header = read_npy_header(data)
+    except DecodeError as exc:
         raise DecodeError(f"array is not a plain .npy file: {exc}") from exc
-    num_bytes, start = math.prod(shape) * dtype.itemsize, file.tell()
-    if dtype.hasobject:
-        raise DecodeError("array is not a plain .npy file: it holds pickled Python objects, which are never loaded")
-    if len(data) - start != num_bytes or any(extent < 0 for extent in shape):
-        raise DecodeError(f"array is not a plain .npy file: {len(data) - start} bytes for {dtype} of shape {shape}")
-    if not num_bytes:
-        return np.empty(shape, dtype)
-    return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if is_fortran else "C")
+    found, shape = len(data) - header.start, header.shape
+    if found != header.nbytes:
+        raise DecodeError(f"array is not a plain .npy file: {found} bytes for {header.dtype} of shape {shape}")
+    if not found:
+        return np.empty(shape, header.dtype)
+    return np.frombuffer(data, header.dtype, offset=header.start).reshape(shape, order="F" if header.is_fortran else "C")
 
 
 def _text(data: bytes) -> str:

@@ -69,7 +69,7 @@ def test_arrays_texts_documents_and_bytes() -> None:
         (Kind.MASK, b"", "empty"),
         (Kind.MASK, png(Image.fromarray(LABELS))[:60], "mask does not decode"),
         (Kind.ARRAY, npy(np.array([{}], object), allow_pickle=True), "not a plain .npy file"),
-        (Kind.ARRAY, npy(LABELS).replace(b"(12, 15), }", b"(-6,-30),}"), "not a plain .npy file"),
+        (Kind.ARRAY, npy(LABELS).replace(b"(12, 15), }", b"(-6,-30), }"), "not a plain .npy file"),
         (Kind.ARRAY, npy(LABELS)[:-1], "not a plain .npy file"),
         (Kind.ARRAY, b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f8',", "not a plain .npy file"),
         (Kind.TEXT, b"caf\xe9", "not UTF-8"),

@@ -22,7 +22,7 @@ LEVELS: dict[str, int] = {
     room: level
     for level, rooms in enumerate(
         (
-            ("errors", "observe", "atomic", "cores", "probe", "decode"),
+            ("errors", "observe", "atomic", "cores", "npy", "probe", "decode"),
             ("manifest", "sidecar", "index", "field_values", "order", "draws", "plan", "transforms"),
             ("containers", "fetch"),
             ("backends",),

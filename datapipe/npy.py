@@ -1,0 +1,57 @@
+"""Headers of `.npy` files, from bytes that nobody vouches for. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import io
+import math
+import tokenize
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from datapipe.errors import DecodeError
+
+NPY_MAGIC = b"\x93NUMPY"
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_ERRORS = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a header says of the values behind it."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    start: int  # of the values, bytes from the beginning
+
+    @property
+    def nbytes(self) -> int:
+        """Of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(data: bytes) -> NpyHeader:
+    """The header of a `.npy` file of plain values. Whether they are all there is left to the caller.
+
+    Raises DecodeError for anything else, Python objects in particular: reading them could run code.
+    """
+    if data[:6] != NPY_MAGIC:
+        shown = "empty file" if not data else f"{len(data)} bytes starting with {data[:8]!r}"
+        raise DecodeError(f"not a .npy file: {shown}")
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in _READERS:
+            raise DecodeError(f".npy of version {version[0]}.{version[1]}, expected 1.0 or 2.0; save it again")
+        shape, is_fortran, dtype = _READERS[version](stream)
+    except DecodeError:
+        raise
+    except _ERRORS as exc:
+        raise DecodeError(f".npy header does not parse: {str(exc)[:80]}") from exc
+    if dtype.hasobject:
+        raise DecodeError("holds Python objects (pickled), which are never loaded; save it as an array of numbers or texts")
+    if any(extent < 0 for extent in shape):
+        raise DecodeError(f".npy header does not parse: shape {shape}")
+    return NpyHeader(shape, is_fortran, dtype, stream.tell())
