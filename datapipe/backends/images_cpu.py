@@ -40,6 +40,7 @@ class BlockReport:
     """What became of a block, and where its time went."""
 
     bad: list[BadRow] = field(default_factory=list)
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # (height, width) as stored, by row; none of a bad header
     nbytes: int = 0  # read
     read_ns: int = 0
     decode_ns: int = 0
@@ -111,7 +112,9 @@ class BlockWorker:
         for row, entry in enumerate(rows):
             try:
                 data = self._files.read(entries.extents, entry)
-                samples.append(EncodedSample(row, data, checked_header(data)))
+                header = checked_header(data)
+                samples.append(EncodedSample(row, data, header))
+                report.sizes[row] = (header.height, header.width)
                 report.nbytes += len(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))

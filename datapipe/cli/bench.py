@@ -78,8 +78,10 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     batch_size = min(args.batch_size, len(index))
     crop = [dp.RandomResizedCrop(args.size), dp.RandomHorizontalFlip()]
     recipe = [*crop, dp.ToDtype(_float32(), scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+    held = [spec.name for spec in index.manifest.fields]
     ours = dp.DataLoader(
         dp.Dataset(index),
+        fields=[name for name in ("image", "label") if name == "image" or name in held],
         batch_size=batch_size,
         shuffle=True,
         drop_last=True,

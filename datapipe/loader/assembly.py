@@ -15,10 +15,12 @@ from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.slabs import SlabPool
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
+from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker, Worker
 from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
+from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
 from datapipe.loader.options import LoaderOptions
@@ -41,17 +43,17 @@ def assemble(
     observer: Observer,
     bad_samples: BadSampleLog,
     stored_size: Size | None,
-    labelled: bool,
+    fields: BatchFields,
     memory_format: torch.memory_format,
 ) -> BatchMaker:
     """The maker of a loader's batches. To be called in the consumer's thread: on a GPU it makes a stream there."""
-    size = recipe.output_size(stored_size)
+    size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
     collator = Collator(
         recipe=recipe,
         options=options,
         rank=rank,
-        labelled=labelled,
+        fields=fields,
         memory_format=memory_format,
         uploader=None if runtime is None else Uploader(runtime, observer=observer),
     )
@@ -78,6 +80,9 @@ def assemble(
 
     return BatchMaker(
         index=index,
+        has_image=fields.has_image,
+        looked_up=fields.looked_up(index),
+        further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=geometry if leaves_pixels else recipe,
         options=options,
         files=files,

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import Entries, SampleIndex
+from datapipe.index import Entries, Extents, SampleIndex
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
+from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
 from datapipe.loader.options import MAX_BLOCK, LoaderOptions
@@ -31,6 +33,7 @@ from datapipe.plan import Picks
 from datapipe.transforms import Recipe
 
 Worker = BlockWorker | FetchWorker
+LookedUp = tuple[Entries, dict[str, Extents]]  # labels and images; the further fields
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class BatchMaker:
     """Makes batches. Thread-safe."""
 
     index: SampleIndex
+    has_image: bool
+    looked_up: str  # the field that labels are looked up with: the image, where there is one
+    further: FurtherFields
     recipe: Recipe  # as far as blocks, or DALI and what follows it on the CPU, carry it out
     options: LoaderOptions
     files: LocalFiles
@@ -52,17 +58,22 @@ class BatchMaker:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
         start_ns = time.perf_counter_ns()
         ids = self.index.ids(picks.positions)
-        entries = self.index.look_up(ids, "image")
-        self.files.will_need(entries.extents)
+        entries, extents = self._look_up(ids)
         batch = Batch(
             picks=picks,
             entries=entries,
+            extents=extents,
             draws=Draws(self.options.seed, picks.after.epoch, ids),
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),
             images=self._begin(len(ids)),
+            values=[None] * len(ids),
         )
+        if self.has_image:
+            self.files.will_need(entries.extents)
+        for wanted in extents.values():
+            self.files.will_need(wanted)
         self._observe(Stage.PLAN, batch, start_ns)
         return batch
 
@@ -74,7 +85,8 @@ class BatchMaker:
     def load_block(self, batch: Batch, rows: range, worker: Worker) -> None:
         """Load some rows, and do with bad samples as the policy says. Raises what the policy raises."""
         start_ns = time.perf_counter_ns()
-        report = self._load(batch, batch.entries, rows, batch.draws[slice(rows.start, rows.stop)], rows.start, worker)
+        draws = batch.draws[slice(rows.start, rows.stop)]
+        report = self._load(batch, (batch.entries, batch.extents), rows, draws, rows.start, worker)
         self._observe_block(batch, rows, report, start_ns)
         for bad in report.bad:
             self._settle(batch, rows.start + bad.row, bad, worker)
@@ -125,8 +137,18 @@ class BatchMaker:
             return Fetched(num_images, *self.memory.size)
         return self.memory.lease(num_images, self.recipe.output_dtype)
 
-    def _load(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
-        """Load `rows` of `entries` into the batch's rows from `first` on."""
+    def _look_up(self, ids: NDArray[np.int64]) -> LookedUp:
+        return self.index.look_up(ids, self.looked_up), self.further.look_up(ids)
+
+    def _load(self, batch: Batch, found: LookedUp, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
+        """Load `rows` of what was looked up into the batch's rows from `first` on."""
+        entries, extents = found
+        report = self._load_images(batch, entries, rows, draws, first, worker) if self.has_image else BlockReport()
+        if extents:
+            batch.values[first : first + len(rows)] = self.further.load(extents, rows, draws, report)
+        return report
+
+    def _load_images(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
         if isinstance(worker, FetchWorker):
             assert isinstance(batch.images, Fetched)
             return worker.load(entries, rows, draws, batch.images, first)
@@ -146,15 +168,17 @@ class BatchMaker:
         tried = batch.num_attempts.get(row, 0)  # where a replacement turned out bad in DALI, the next one is sought
         if not tried:
             self.bad_samples.add(BadSample(epoch, batch.picks.step, sample, where, str(reason)))
+        if isinstance(batch.images, Fetched):
+            batch.images.forget(row)  # the image may be there, and another field be bad
         if self.options.on_error == "skip":
             batch.good[row] = False
             return
         for attempt in range(tried + 1, MAX_ATTEMPTS + 1):
             batch.num_attempts[row] = attempt
             other = np.array([replacement_id(self.index, seed=seed, epoch=epoch, id=sample, attempt=attempt)])
-            entries = self.index.look_up(other, "image")
-            if not self._load(batch, entries, range(1), Draws(seed, epoch, other), row, worker).bad:
-                batch.ids[row], batch.labels[row] = other[0], entries.labels[0]
+            found = self._look_up(other)
+            if not self._load(batch, found, range(1), Draws(seed, epoch, other), row, worker).bad:
+                batch.ids[row], batch.labels[row] = other[0], found[0].labels[0]
                 return
         raise DecodeError(
             f"{where}: {reason}; {MAX_ATTEMPTS} samples drawn to replace it are bad too: look at the data with `datapipe inspect`"

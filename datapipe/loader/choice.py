@@ -70,6 +70,7 @@ class Request:
     recipe: Recipe
     stored_size: Size | None  # (height, width) of all images, where it is one
     has_collate_fn: bool
+    has_image: bool = True
 
     def __post_init__(self) -> None:
         if not self.asks_for_dali and self.backend not in BACKENDS:
@@ -84,6 +85,8 @@ class Request:
 
     def problem_for_dali(self, device: torch.device | None = None) -> str | None:
         """Why DALI cannot do it (on that device), if so."""
+        if not self.has_image:
+            return "batches have no images"
         if self.recipe.output_size(self.stored_size) is None:
             return (
                 "images would differ in size, and DALI's graph makes images of one; "

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.backends.device import Uploader
 from datapipe.draws import Draws
+from datapipe.loader.batch_fields import ADDED, IMAGE, LABEL, BatchFields
+from datapipe.loader.columns import column_of
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.rows import Batch
-from datapipe.plan import Rank
+from datapipe.plan import Rank, Tail
 from datapipe.transforms import Recipe
 
 
@@ -24,7 +27,7 @@ class Collator:
     recipe: Recipe
     options: LoaderOptions
     rank: Rank
-    labelled: bool
+    fields: BatchFields
     memory_format: torch.memory_format
     uploader: Uploader | None  # None: batches stay in host memory
 
@@ -36,16 +39,16 @@ class Collator:
     def collate(self, batch: Batch) -> Any:
         """What the user gets; an `Arrival` of it where it is for a device."""
         if self.uploader is None:
-            return self._transformed(self._put_together(batch, batch.images, self._fields(batch)))
+            return self._transformed(self._put_together(batch, batch.images, self._beside(batch)))
         about = {"step": batch.picks.step, "num_samples": len(batch)}
         if self.options.collate_fn is not None or isinstance(batch.images, list):
-            result = self._put_together(batch, batch.images, self._fields(batch))
+            result = self._put_together(batch, batch.images, self._beside(batch))
             return self.uploader.upload(result, then=self._transformed, **about)
-        host = {"fields": self._fields(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
+        host = {"beside": self._beside(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
 
         def finish(moved: dict[str, Any]) -> Any:
             images = self._on_device(batch, moved)
-            return self._transformed(self._put_together(batch, images, moved["fields"], good=moved["good"]))
+            return self._transformed(self._put_together(batch, images, moved["beside"], good=moved["good"]))
 
         return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
 
@@ -60,54 +63,67 @@ class Collator:
         self.recipe.run_pixels(block, batch.draws_of_ids(), out)
         return out
 
-    # -- the other fields -----------------------------------------------------------------------
+    # -- the batch as a whole -------------------------------------------------------------------
 
-    def _fields(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The fields beside the images, by name; rows of bad samples left out."""
-        good, fields = batch.good, {}
-        if self.labelled:
-            fields["label"] = torch.from_numpy(batch.labels[good])
-        if self.options.tail.value == "mask":
-            fields["mask"] = torch.from_numpy(batch.picks.real[good])
+    def _beside(self, batch: Batch) -> dict[str, Any]:
+        """What there is beside the images, by name, without the rows of bad samples: columns, or lists for a collate_fn."""
+        good = batch.good
+        beside: dict[str, NDArray[Any]] = {}
+        apart = self.options.collate_fn is not None
+        if self.fields.has_label:
+            beside[LABEL] = batch.labels[good]
+        if self.options.tail is Tail.MASK:
+            beside["real"] = batch.picks.real[good]
         if self.options.output == "dict":
-            fields["id"] = torch.from_numpy(batch.ids[good])
-        return fields
+            beside["id"] = batch.ids[good]
+        columns: dict[str, Any] = {
+            name: values.tolist() if apart else torch.from_numpy(values) for name, values in beside.items()
+        }
+        for spec in self.fields.further:
+            values = [value[spec.name] for value, is_good in zip(batch.values, good, strict=True) if value and is_good]
+            columns[spec.name] = values if apart else column_of(spec, values, boxes=self.options.boxes)
+        return columns
 
-    def _put_together(self, batch: Batch, images: Any, fields: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
+    def _put_together(self, batch: Batch, images: Any, beside: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
         """`good`: the rows to keep, where some are left out and `images` is not on the host."""
-        if isinstance(images, list):
-            images = [image.permute(2, 0, 1) for image, is_good in zip(images, batch.good, strict=True) if is_good]
-        else:
-            if not batch.good.all():
-                images = images[torch.from_numpy(batch.good) if good is None else good]
-            images = images.permute(0, 3, 1, 2)
-        fields = {"image": images, **fields}
+        columns = dict(beside)
+        if self.fields.has_image:
+            columns[IMAGE] = self._kept(batch, images, good)
         if self.options.collate_fn is not None:
-            return self.options.collate_fn(self._samples(fields))
-        if isinstance(images, list):  # none are left where every sample was bad
-            fields["image"] = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
-        if self.memory_format is not torch.channels_last:
-            fields["image"] = fields["image"].contiguous(memory_format=self.memory_format)
-        return self._output(self._mixed(batch, fields))
+            rows = zip(*columns.values(), strict=True)
+            return self.options.collate_fn([self._output(dict(zip(columns, row, strict=True))) for row in rows])
+        if self.fields.has_image:
+            columns[IMAGE] = self._stacked(columns[IMAGE])
+        return self._output(self._mixed(batch, columns))
 
-    def _mixed(self, batch: Batch, fields: dict[str, Any]) -> dict[str, Any]:
+    def _kept(self, batch: Batch, images: Any, good: torch.Tensor | None) -> Any:
+        """The images of good samples, channels first."""
+        if isinstance(images, list):
+            return [image.permute(2, 0, 1) for image, is_good in zip(images, batch.good, strict=True) if is_good]
+        if not batch.good.all():
+            images = images[torch.from_numpy(batch.good) if good is None else good]
+        return images.permute(0, 3, 1, 2)
+
+    def _stacked(self, images: Any) -> torch.Tensor:
+        if isinstance(images, list):  # none are left where every sample was bad
+            images = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
+        stacked: torch.Tensor = images
+        return stacked if self.memory_format is torch.channels_last else stacked.contiguous(memory_format=self.memory_format)
+
+    def _mixed(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Any]:
         """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""
         if self.recipe.batch:
             key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
             draws = Draws(self.options.seed, batch.picks.after.epoch, key)
-            fields["image"], fields["label"] = self.recipe.run_batch(fields["image"], fields["label"], draws)
-        return fields
+            columns[IMAGE], columns[LABEL] = self.recipe.run_batch(columns[IMAGE], columns[LABEL], draws)
+        return columns
 
-    def _output(self, fields: dict[str, Any]) -> Any:
+    def _output(self, columns: Mapping[str, Any]) -> Any:
+        """The columns of a batch, or the values of a sample, in order."""
+        names = [name for name in (*self.fields.names, *ADDED) if name in columns]
         if self.options.output == "dict":
-            return {self.options.rename.get(name, name): value for name, value in fields.items()}
-        return tuple(fields.values())
-
-    def _samples(self, fields: dict[str, Any]) -> list[Any]:
-        """The batch taken apart, as torch hands samples to a collate_fn: labels are ints."""
-        columns = {name: value.tolist() if name != "image" else list(value) for name, value in fields.items()}
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return [self._output(row) for row in rows]
+            return {self.options.rename.get(name, name): columns[name] for name in names}
+        return tuple(columns[name] for name in names)
 
     def _transformed(self, result: Any) -> Any:
         return result if self.options.batch_transform is None else self.options.batch_transform(result)

@@ -62,6 +62,11 @@ class Fetched:
         self.samples[row] = None
         self.cuts.region[row] = _PLACEHOLDER
 
+    def forget(self, row: int) -> None:
+        """Let the row hold nothing, neither for DALI nor made by hand."""
+        self.take_back(row)
+        self.by_hand.pop(row, None)
+
     def rows_given(self) -> list[int]:
         """The rows that are DALI's."""
         return [row for row, sample in enumerate(self.samples) if sample is not None]

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
-from datapipe.backends.images_cpu import checked_header
-from datapipe.decode import Decoder, open_decoder
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
+from datapipe.loader.batch_fields import LABEL, BatchFields
+from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.policy import located
 
 
 class Dataset:
     """A dataset as torch knows them: `len(d)`, `d[i]`, and what torchvision's folders have. Thread-safe.
 
-    `d[i]` is the decoded, untransformed sample: a (3, h, w) uint8 tensor and its label (an int), or the
-    tensor alone in a 1-tuple where samples have no label.
+    `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a
+    (3, h, w) uint8 tensor, the label an int, others as `docs/loader.md` says of each kind.
     """
 
-    def __init__(self, index: SampleIndex) -> None:
+    def __init__(self, index: SampleIndex, fields: BatchFields | None = None) -> None:
         self.index = index
+        self.fields = BatchFields.of(index, None) if fields is None else fields
         self._files = LocalFiles()
-        self._local = threading.local()
+        self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
         self._targets: list[int] | None = None
 
-    def __reduce__(self) -> tuple[type[Dataset], tuple[SampleIndex]]:
-        return Dataset, (self.index,)
+    def __reduce__(self) -> tuple[type[Dataset], tuple[SampleIndex, BatchFields]]:
+        return Dataset, (self.index, self.fields)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -43,21 +42,16 @@ class Dataset:
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of a dataset of {len(self)}")
         ids = self.index.ids(np.array([number % len(self)], np.int64))
-        entries = self.index.look_up(ids, "image")
         try:
-            data = self._files.read(entries.extents, 0)
-            pixels = self._decoder()(data, checked_header(data)).copy()
+            values = self._stored.load_stored(self._stored.look_up(ids))
         except (DecodeError, IntegrityError) as exc:
             raise located(exc, self.index, int(ids[0])) from exc
-        image = torch.from_numpy(pixels).permute(2, 0, 1)
-        return (image, int(entries.labels[0])) if self.has_labels else (image,)
+        if self.fields.has_label:
+            values[LABEL] = int(self.index.look_up(ids, self.fields.looked_up(self.index)).labels[0])
+        return tuple(values[name] for name in self.fields.names)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return (self[position] for position in range(len(self)))
-
-    @property
-    def has_labels(self) -> bool:
-        return any(field.name == "label" for field in self.index.manifest.fields)
 
     @property
     def classes(self) -> list[str]:
@@ -85,10 +79,8 @@ class Dataset:
     def select(self, indices: Iterable[int]) -> Dataset:
         """The samples at these positions, in this order. They keep their ids, and so their random crops."""
         positions = np.fromiter((operator.index(position) for position in indices), np.int64)
-        return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)))
+        return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)), self.fields)
 
-    def _decoder(self) -> Decoder:
-        decoder: Decoder | None = getattr(self._local, "decoder", None)
-        if decoder is None:
-            decoder = self._local.decoder = open_decoder()
-        return decoder
+    def with_fields(self, fields: BatchFields) -> Dataset:
+        """The same samples, with these fields."""
+        return Dataset(self.index, fields)

@@ -17,6 +17,7 @@ from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
+from datapipe.loader.batch_fields import IMAGE, LABEL
 from datapipe.loader.calibration import CANDIDATES, Calibration
 from datapipe.loader.choice import Measured
 from datapipe.loader.options import LoaderOptions
@@ -59,12 +60,14 @@ class DataEvidence:
                 continue
 
     def _open_batches(self, candidate: Dali | None) -> Iterator[Any]:
+        names = [spec.name for spec in self.index.manifest.fields]
         loader = self.open_loader(
             self.arguments["dataset"],
             batch_size=min(self.options.batch_size, len(self.index)),
             shuffle=True,
             backend="images_cpu" if candidate is None else candidate,
             device=self.device,
+            fields=[name for name in (IMAGE, LABEL) if name in names],
             on_error="skip",
             rank=0,
             world_size=1,

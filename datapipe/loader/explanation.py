@@ -28,9 +28,12 @@ def explanation(loader: DataLoader) -> list[str]:
     lines = [
         f"data      {len(loader.dataset)} samples in {manifest.container}, {len(manifest.shards)} "
         f"shard{'s' * (len(manifest.shards) != 1)}, {_order(loader)}",
+        f"fields    {_fields(loader)}",
         f"device    {choice.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
         f"backend   {choice.backend}: {choice.reason}",
     ]
+    if not loader.fields.has_image:
+        return lines[:3]
     if choice.dali is None:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
     else:
@@ -43,6 +46,13 @@ def explanation(loader: DataLoader) -> list[str]:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     lines.append(f"ahead     {far_enough_ahead(options, choice.dali).depth} batches in the making at least")
     return lines
+
+
+def _fields(loader: DataLoader) -> str:
+    moved = loader.fields.moved
+    named = [spec.name + (" (cut with the image)" if spec in moved else "") for spec in loader.fields.specs]
+    others = [spec.name for spec in loader.dataset.index.manifest.fields if spec not in loader.fields.specs]
+    return ", ".join(named) + (f"; not loaded: {', '.join(others)}" if others else "")
 
 
 def _order(loader: DataLoader) -> str:

@@ -12,8 +12,10 @@ from datapipe.containers import open_index
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.loader.assembly import assemble
+from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.choice import Backend, Choice, Request, resolve_device
+from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
@@ -47,9 +49,12 @@ class DataLoader:
     batch_transform: a function of a finished batch.
     seed: with epoch and sample id, all that shuffling and augmentation depend on.
     tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the
-      last batch is filled up and a third element, bool, says which samples are real).
+      last batch is filled up, and a further element, "real", bool, says which samples are no repeats).
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
-    output: "tuple" (images, labels) or "dict" ("image", "label", "id"), whose keys `rename` renames.
+    fields: the fields of the dataset that batches have, in this order; None: all of a converted dataset, image and label
+      of data that others wrote. Masks, boxes and further images are cut and flipped with the image.
+    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5), spare rows having the label -1.
+    output: "tuple" of the fields or "dict" by their names and "id"; `rename` renames its keys.
     device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
     backend: "images_cpu", "dali", `datapipe.Dali(...)` for DALI with settings of your own, or "auto": whichever of them
       is faster here. `datapipe.explain(loader)` says which, and why.
@@ -89,6 +94,8 @@ class DataLoader:
         seed: int = 0,
         tail: str | None = None,
         on_error: OnError = "raise",
+        fields: Iterable[str] | None = None,
+        boxes: BoxesForm = "list",
         output: Output = "tuple",
         rename: Mapping[str, str] | None = None,
         memory_format: torch.memory_format = torch.channels_last,
@@ -101,11 +108,8 @@ class DataLoader:
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
-        if not self.dataset.index.has_images:
-            held = ", ".join(field.name for field in self.dataset.index.manifest.fields)
-            raise OptionError(
-                f"{self.dataset.index.data_directory}: holds no field 'image' (has: {held}); images are what is loaded"
-            )
+        if fields is not None or not isinstance(dataset, Dataset):
+            self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
         self.recipe = Recipe.of(transform)
         self.options = LoaderOptions(
             batch_size=whole_number(batch_size, "batch_size"),
@@ -117,17 +121,26 @@ class DataLoader:
             on_error=on_error,
             output=output,
             rename=dict(rename or {}),
+            boxes=boxes,
             pin_memory=pin_memory,
             timeout_s=float(timeout),
             collate_fn=collate_fn,
             batch_transform=batch_transform,
         )
         self._stored_size = self.dataset.index.manifest.image_size
-        if collate_fn is None and (batch_size > 1 or batch_sampler is not None):
+        self.fields.check_recipe(self.recipe)
+        self.fields.check_rename(self.options.rename)
+        if self.fields.has_image and collate_fn is None and (batch_size > 1 or batch_sampler is not None):
             self.recipe.check_equal_sizes(self._stored_size)
-        self._request = Request(backend, self.recipe, self._stored_size, has_collate_fn=collate_fn is not None)
-        if self.recipe.batch and (collate_fn is not None or not self.dataset.has_labels):
-            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes labels: it needs a dataset with labels and no collate_fn")
+        self._request = Request(
+            backend,
+            self.recipe,
+            self._stored_size,
+            has_collate_fn=collate_fn is not None,
+            has_image=self.fields.has_image,
+        )
+        if self.recipe.batch and collate_fn is not None:
+            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
@@ -192,6 +205,11 @@ class DataLoader:
         self._observer, self._maker = observer, None
 
     @property
+    def fields(self) -> BatchFields:
+        """The fields that batches have."""
+        return self.dataset.fields
+
+    @property
     def device(self) -> torch.device:
         """Where batches are handed over."""
         return self._resolve_device()
@@ -244,7 +262,7 @@ class DataLoader:
                 observer=self._observer,
                 bad_samples=self._bad_samples,
                 stored_size=self._stored_size,
-                labelled=self.dataset.has_labels,
+                fields=self.fields,
                 memory_format=self._arguments["memory_format"],
             )
         return self._maker

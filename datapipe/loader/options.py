@@ -11,11 +11,10 @@ import torch
 
 from datapipe.cores import num_usable_cores, positive_environment
 from datapipe.errors import OptionError
+from datapipe.loader.columns import BoxesForm
 from datapipe.plan import Tail
 
 MAX_BLOCK = 8  # samples whose pixels stay in a core's cache while they are worked on
-
-FIELD_NAMES = ("image", "label", "mask", "id")  # of a batch as a dict; not every batch has all
 
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
@@ -34,6 +33,7 @@ class LoaderOptions:
     on_error: OnError
     output: Output
     rename: Mapping[str, str]
+    boxes: BoxesForm
     pin_memory: bool
     timeout_s: float  # 0: wait for ever
     collate_fn: Callable[[list[Any]], Any] | None
@@ -47,10 +47,7 @@ class LoaderOptions:
         _require(self.on_error in ("raise", "skip", "replace"), f"on_error is {self.on_error!r}; choose raise, skip or replace")
         _require(self.output in ("tuple", "dict"), f"output is {self.output!r}; choose tuple or dict")
         _require(not self.rename or self.output == "dict", "rename needs output='dict'")
-        unknown = [name for name in self.rename if name not in FIELD_NAMES]
-        _require(not unknown, f"rename has {unknown}, which no batch has; its fields are {', '.join(FIELD_NAMES)}")
-        renamed = [self.rename.get(name, name) for name in FIELD_NAMES]
-        _require(len(set(renamed)) == len(renamed), f"rename would give two fields one name: {', '.join(renamed)}")
+        _require(self.boxes in ("list", "padded"), f"boxes is {self.boxes!r}; choose list or padded")
         _require(-(2**63) <= self.seed < 2**64, f"seed is {self.seed}; it must fit 64 bits, as torch's seeds do")
 
     def block_size_of(self, num_samples: int) -> int:

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.draws import Draws
-from datapipe.index import Entries
+from datapipe.index import Entries, Extents
 from datapipe.loader.dali_images import Fetched
+from datapipe.loader.further_fields import Values
 from datapipe.plan import Picks
 
 
@@ -21,12 +22,14 @@ class Batch:
 
     picks: Picks
     entries: Entries
+    extents: dict[str, Extents]  # of the further fields of the samples as picked
     draws: Draws  # of the samples as picked
     labels: NDArray[np.int64]  # (b,)
     ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
     good: NDArray[np.bool_]  # (b,) False for rows to be left out
     # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ; or what is to go through DALI yet
     images: torch.Tensor | list[torch.Tensor | None] | Fetched
+    values: list[Values | None]  # (b,) of the further fields, by row; None until there are any
     num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device
     kept: object = None  # until the device is done with the batch

@@ -303,6 +303,6 @@ def test_the_mask_leaves_out_what_the_batch_does(damaged: Path) -> None:
     """The last batch is filled up with repeats, some of them bad."""
     loader = make(damaged, on_error="skip", tail="mask", batch_size=20)
     for batch in loader:
-        assert len(batch["mask"]) == len(batch["id"]) == len(batch["image"]) == len(batch["label"])
-    assert batch["mask"].tolist() == [sample > 20 for sample in batch["id"].tolist()]
+        assert len(batch["real"]) == len(batch["id"]) == len(batch["image"]) == len(batch["label"])
+    assert batch["real"].tolist() == [sample > 20 for sample in batch["id"].tolist()]
     assert batch["id"].tolist() == [*range(21, 36), 1, 2]

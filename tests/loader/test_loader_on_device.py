@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_device import FakeDevice
 from fixtures import jpeg
+from labelled_scenes import convert_scenes
 
 import datapipe as dp
 from datapipe.backends.images_dali.pipeline import DaliPipeline
@@ -120,3 +121,22 @@ def test_batches_on_the_device_are_the_cpus(
     for read, batch in zip(later, expected, strict=True):
         assert_same(read(), batch, exactly=case in ("uint8", "windows"))
     assert len(on_device.bad_samples) == len(on_cpu.bad_samples) == (3 if "bad" in case else 0)
+
+
+@pytest.mark.parametrize("fields", [None, ["seg", "image", "boxes", "txt"], ["vector", "label"], ["txt"]], ids=str)
+def test_further_fields_on_the_device_are_the_cpus(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, fields: list[str] | None, tmp_path: Path
+) -> None:
+    source = convert_scenes(tmp_path)
+    images = {"transform": CUT, "backend": backend} if fields is None or "image" in fields else {}
+    arguments: dict[str, Any] = {"fields": fields, "boxes": "padded", "output": "dict", "batch_size": 4, **images}
+    later, captions = [], []
+    for batch in batches(source, device="cuda", **arguments):
+        later.append(read_later(fake, batch))
+        captions.append(batch.get("txt"))
+    fake.drain()
+    monkeypatch.undo()
+    expected = list(batches(source, device="cpu", **arguments))
+    for read, text, batch in zip(later, captions, expected, strict=True):
+        assert_same(read(), batch, exactly=True)
+        assert text == batch.get("txt")

@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output": "list"}, "output is 'list'; choose tuple or dict"),
     ({"rename": {"image": "x"}}, "rename needs output='dict'"),
     ({"output": "dict", "rename": {"pixels": "x"}}, "rename .*'pixels'"),
-    ({"output": "dict", "rename": {"image": "x", "label": "x"}}, "rename would give two fields one name: x, x, mask, id"),
+    ({"output": "dict", "rename": {"image": "x", "label": "x"}}, "rename would give two fields one name: x, x, real, id"),
     ({"backend": "images_tpu"}, "backend is 'images_tpu'"),
     ({"device": "tpu"}, "device is 'tpu'"),
     ({"device": "cuda:0"}, "device is .cuda:0.*finds no GPU; pass device=.cpu."),

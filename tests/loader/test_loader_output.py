@@ -27,7 +27,7 @@ def test_mask_says_which_samples_are_real(folder: Path, rank: int) -> None:
 def test_dicts_name_their_fields(folder: Path) -> None:
     batch = next(iter(make(folder, output="dict", tail="mask")))
     assert {name: value.dtype for name, value in batch.items()} == {
-        "image": torch.uint8, "label": torch.int64, "mask": torch.bool, "id": torch.int64,
+        "image": torch.uint8, "label": torch.int64, "real": torch.bool, "id": torch.int64,
     }  # fmt: skip
     renamed = next(iter(make(folder, output="dict", rename={"image": "pixel_values", "label": "labels"})))
     assert list(renamed) == ["pixel_values", "labels", "id"]
@@ -59,7 +59,7 @@ def test_batch_transform_comes_last(folder: Path) -> None:
 
 def test_collate_fn_gets_dicts_where_asked(folder: Path) -> None:
     (first, *_) = next(iter(make(folder, output="dict", rename={"image": "x"}, collate_fn=list, tail="mask")))
-    assert {name: type(value) for name, value in first.items()} == {"x": torch.Tensor, "label": int, "mask": bool, "id": int}
+    assert {name: type(value) for name, value in first.items()} == {"x": torch.Tensor, "label": int, "real": bool, "id": int}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -111,5 +111,5 @@ def test_mixing_differs_between_ranks_and_steps(folder: Path) -> None:
 
 
 def test_mixing_needs_labels_and_no_collate_fn(folder: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"MixUp.*no collate_fn"):
+    with pytest.raises(dp.OptionError, match=r"MixUp.*collate_fn would have to"):
         dp.DataLoader(folder, batch_size=4, transform=[*TRAIN, dp.MixUp(num_classes=3)], collate_fn=list)

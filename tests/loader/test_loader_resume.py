@@ -134,7 +134,7 @@ def test_ranks_may_differ_if_the_global_batch_is_the_same(folder: Path, tail: st
         for loader in ranks(after):
             loader.load_state_dict(through_json(states[-1]))
             for batch in loader:
-                real = batch.get("mask", torch.ones(len(batch["id"]), dtype=torch.bool))
+                real = batch.get("real", torch.ones(len(batch["id"]), dtype=torch.bool))
                 seen += batch["id"][real].tolist()
         repeats = len(seen) - len(set(seen))
         assert set(seen) == expected

@@ -44,6 +44,7 @@ class RandAugment:
     fill: Fill | None = None
 
     reach: ClassVar[Reach] = Reach.PLACE
+    moves_pixels: ClassVar[bool] = True  # some of the operations do
 
     def __post_init__(self) -> None:
         if not is_count(self.num_ops) and self.num_ops != 0:
@@ -81,6 +82,7 @@ class TrivialAugmentWide:
     fill: Fill | None = None
 
     reach: ClassVar[Reach] = Reach.PLACE
+    moves_pixels: ClassVar[bool] = True  # some of the operations do
 
     def __post_init__(self) -> None:
         _check_bins(self, self.num_magnitude_bins)

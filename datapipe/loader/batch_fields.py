@@ -1,0 +1,103 @@
+"""Which fields of a dataset a batch has, and what they are called in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from datapipe.errors import OptionError
+from datapipe.index import SampleIndex
+from datapipe.manifest import FieldSpec, Kind
+from datapipe.transforms import Recipe
+
+IMAGE, LABEL = "image", "label"  # the field that the recipe is for; the field that the index holds itself
+ADDED = ("real", "id")  # what a batch may have beside the dataset's fields: what is no repeat (tail="mask"); sample ids
+
+_MOVED = (Kind.MASK, Kind.BOXES, Kind.IMAGE)  # along with the image
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFields:
+    """The fields of a batch, in the order of its tuple."""
+
+    specs: tuple[FieldSpec, ...]
+
+    @classmethod
+    def of(cls, index: SampleIndex, names: Iterable[str] | None) -> BatchFields:
+        """Those of these names. None: all fields of a converted dataset; of data that others wrote, image and label.
+
+        Raises OptionError for a name that the dataset does not have, for one that comes twice, and for none at all.
+        """
+        has = {spec.name: spec for spec in index.manifest.fields}
+        if names is None:
+            first = [name for name in (IMAGE, LABEL) if name in has]
+            rest = [name for name in has if name not in first]
+            return cls(tuple(has[name] for name in (first if first and _is_foreign(index) else first + rest)))
+        wanted = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in wanted if name not in has]
+        if unknown or not wanted or len(set(wanted)) < len(wanted):
+            problem = f"no field {unknown[0]!r}" if unknown else "a field named twice" if wanted else "no fields"
+            raise OptionError(f"fields={wanted}: {problem}; {index.data_directory} has {', '.join(has)}")
+        return cls(tuple(has[name] for name in wanted))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.specs)
+
+    @property
+    def has_image(self) -> bool:
+        return IMAGE in self.names
+
+    @property
+    def has_label(self) -> bool:
+        return LABEL in self.names
+
+    @property
+    def stored(self) -> tuple[FieldSpec, ...]:
+        """Those that lie in the dataset's files; the image first."""
+        return tuple(sorted((spec for spec in self.specs if spec.kind is not Kind.LABEL), key=lambda spec: spec.name != IMAGE))
+
+    def looked_up(self, index: SampleIndex) -> str:
+        """The field with which to ask the index for labels: one that is wanted anyway, if there is any."""
+        return next(spec.name for spec in (*self.stored, *index.manifest.fields) if spec.kind is not Kind.LABEL)
+
+    @property
+    def further(self) -> tuple[FieldSpec, ...]:
+        """Those beside the image and the label."""
+        return tuple(spec for spec in self.specs if spec.name != IMAGE and spec.kind is not Kind.LABEL)
+
+    @property
+    def moved(self) -> tuple[FieldSpec, ...]:
+        """Those that are cut and flipped with the image."""
+        return tuple(spec for spec in self.further if spec.kind in _MOVED) if self.has_image else ()
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raises OptionError for transforms that need a field which is not there, or would leave one behind."""
+        if recipe.transforms and not self.has_image:
+            raise OptionError(f"transform={recipe!r} is for images, and batches have {', '.join(self.names)}; leave it out")
+        if recipe.batch and not self.has_label:
+            raise OptionError(f"{recipe.batch[0][1]!r} mixes labels, and batches have {', '.join(self.names)}")
+        moving = [
+            *(step.op for step in recipe.pixels if getattr(step.op, "moves_pixels", False)),
+            *(op for _, op in recipe.batch),
+        ]
+        if moving and self.moved:
+            raise OptionError(
+                f"{moving[0]!r} moves pixels after the geometry, and {', '.join(spec.name for spec in self.moved)} would not move"
+                " along; leave it out, or choose other fields by fields="
+            )
+
+    def check_rename(self, rename: Mapping[str, str]) -> None:
+        """Raises OptionError for a new name of what no batch has, and for two fields of one name."""
+        names = [*self.names, *ADDED]
+        unknown = [name for name in rename if name not in names]
+        if unknown:
+            raise OptionError(f"rename has {unknown}, which no batch has; its fields are {', '.join(names)}")
+        renamed = [rename.get(name, name) for name in names]
+        if len(set(renamed)) < len(renamed):
+            raise OptionError(f"rename would give two fields one name: {', '.join(renamed)}")
+
+
+def _is_foreign(index: SampleIndex) -> bool:
+    """Whether somebody else wrote the data; our own have their index beside them."""
+    return index.sidecar_directory != index.data_directory

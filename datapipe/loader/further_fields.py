@@ -1,0 +1,160 @@
+"""The fields of samples beside image and label: read, decoded, and moved along with the image.
+
+Masks and boxes, and further images, are cut and flipped as the sample's image is: by the same draws. Nothing else of the
+recipe touches them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.backends.images_cpu import BadRow, BlockReport, checked_header
+from datapipe.decode import Decoder, open_decoder
+from datapipe.draws import Draws
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.local import LocalFiles
+from datapipe.field_values import value_of
+from datapipe.index import Extents, SampleIndex
+from datapipe.loader.batch_fields import IMAGE
+from datapipe.manifest import FieldSpec, Kind
+from datapipe.transforms import Recipe
+from datapipe.transforms.execute import RowCut, cut_through, row_cuts
+from datapipe.transforms.targets import cut_mask, move_boxes
+
+Values = dict[str, Any]  # of one sample, by field
+
+
+class Movement(NamedTuple):
+    """What was done to the image of a sample."""
+
+    size: list[int]  # height, width as stored
+    steps: Sequence[RowCut]
+
+
+class FurtherFields:
+    """Loads the further fields of samples. Thread-safe.
+
+    A value is, by kind: MASK a (h, w) tensor of uint8 or int32 labels; BOXES a (k, 5) float32 tensor of left, top, right,
+    bottom in pixels, the latter two exclusive, and label, without those that the cut leaves nothing of; IMAGE a (3, h, w)
+    uint8 tensor; ARRAY a tensor; TEXT a str; JSON what the document holds; BYTES bytes.
+    """
+
+    def __init__(self, specs: Sequence[FieldSpec], *, index: SampleIndex, files: LocalFiles, geometry: Recipe | None) -> None:
+        """`geometry`: of the image; None where nothing is to be moved."""
+        self.specs = tuple(specs)
+        self._index = index
+        self._files = files
+        self._geometry = geometry
+        self._local = threading.local()
+
+    def look_up(self, ids: NDArray[np.int64]) -> dict[str, Extents]:
+        """Where the fields of these samples lie."""
+        return {spec.name: self._index.look_up(ids, spec.name).extents for spec in self.specs}
+
+    def load(self, extents: Mapping[str, Extents], rows: range, draws: Draws, report: BlockReport) -> list[Values | None]:
+        """The values of samples `rows` of `extents`; None for those that `report` calls bad, or is now told of.
+
+        `draws`: of those rows. `report`: of their images, as far as there are any.
+        """
+        start_ns, read_ns = time.perf_counter_ns(), report.read_ns
+        values: list[Values | None] = [None] * len(rows)
+        bad = {found.row for found in report.bad}
+        good = [row for row in range(len(rows)) if row not in bad]
+        for row, movement in zip(good, self._movements(good, draws, report), strict=True):
+            try:
+                values[row] = {
+                    spec.name: self._value(spec, extents[spec.name], rows[row], movement, report) for spec in self.specs
+                }
+            except (DecodeError, IntegrityError) as exc:
+                report.bad.append(BadRow(row, exc))
+        report.decode_ns += time.perf_counter_ns() - start_ns - (report.read_ns - read_ns)
+        return values
+
+    def load_stored(self, extents: Mapping[str, Extents]) -> Values:
+        """The values of a single sample as they are stored. Raises DecodeError or IntegrityError."""
+        return {spec.name: self._value(spec, extents[spec.name], 0, None, BlockReport()) for spec in self.specs}
+
+    def _movements(self, rows: list[int], draws: Draws, report: BlockReport) -> Sequence[Movement | None]:
+        if self._geometry is None or not rows:
+            return [None] * len(rows)
+        sizes = np.array([report.sizes[row] for row in rows], np.int64)
+        chain = self._geometry.draw_cuts(draws[np.array(rows, np.int64)], sizes)
+        return [Movement(size, steps) for size, *steps in zip(sizes.tolist(), *map(row_cuts, chain), strict=True)]
+
+    def _value(self, spec: FieldSpec, extents: Extents, row: int, movement: Movement | None, report: BlockReport) -> Any:
+        start_ns = time.perf_counter_ns()
+        data = self._files.read(extents, row)
+        report.nbytes += len(data)
+        report.read_ns += time.perf_counter_ns() - start_ns
+        try:
+            if spec.kind is Kind.IMAGE:
+                return _image(data, movement, self._decoder())
+            return _FORMS[spec.kind](data, movement) if spec.kind in _FORMS else value_of(spec.kind, data)
+        except DecodeError as exc:
+            if spec.name == IMAGE:
+                raise
+            raise DecodeError(f"field {spec.name!r}: {exc}") from exc
+
+    def _decoder(self) -> Decoder:
+        decoder: Decoder | None = getattr(self._local, "decoder", None)
+        if decoder is None:
+            decoder = self._local.decoder = open_decoder()
+        return decoder
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+def _array(data: bytes, movement: Movement | None) -> torch.Tensor:
+    array: NDArray[Any] = value_of(Kind.ARRAY, data)
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
+    except TypeError as exc:
+        raise DecodeError(f"an array of {array.dtype} is none of torch's; store numbers, or declare it as bytes") from exc
+
+
+def _mask(data: bytes, movement: Movement | None) -> torch.Tensor:
+    mask: NDArray[Any] = value_of(Kind.MASK, data)
+    if movement is not None:
+        _check_size(mask.shape, movement)
+        mask = cut_mask(mask, movement.steps)
+    return torch.from_numpy(np.require(mask, requirements=("C", "W")))
+
+
+def _boxes(data: bytes, movement: Movement | None) -> torch.Tensor:
+    boxes: NDArray[Any] = value_of(Kind.ARRAY, data)
+    if boxes.ndim != 2 or boxes.shape[1] != 5 or boxes.dtype.kind not in "iuf":
+        raise DecodeError(f"an array of {boxes.dtype} {boxes.shape} are no boxes, expected rows of [x1, y1, x2, y2, label]")
+    table = boxes.astype(np.float32)
+    if movement is not None:
+        table[:, :4] = move_boxes(table[:, :4], movement.steps)
+        table = table[(table[:, 2] > table[:, 0]) & (table[:, 3] > table[:, 1])]
+    return torch.from_numpy(table)
+
+
+def _image(data: bytes, movement: Movement | None, decoder: Decoder) -> torch.Tensor:
+    header = checked_header(data)
+    if movement is None:
+        return torch.from_numpy(decoder(data, header).copy()).permute(2, 0, 1)
+    _check_size((header.height, header.width), movement)
+    first, last = movement.steps[0], movement.steps[-1]
+    out = np.empty((last.window[2], last.window[3], 3), np.uint8)
+    cut_through(decoder(data, header, first.region), movement.steps, out)
+    return torch.from_numpy(out).permute(2, 0, 1)
+
+
+def _check_size(shape: tuple[int, ...], movement: Movement) -> None:
+    if list(shape[:2]) != movement.size:
+        raise DecodeError(f"{shape[0]} x {shape[1]} pixels, for an image of {movement.size[0]} x {movement.size[1]}")
+
+
+_FORMS: dict[Kind, Callable[[bytes, Movement | None], torch.Tensor]] = {
+    Kind.ARRAY: _array, Kind.MASK: _mask, Kind.BOXES: _boxes,
+}  # fmt: skip
