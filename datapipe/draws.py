@@ -49,6 +49,14 @@ def _mix64_int(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def apart(ids: NDArray[np.int64], occurrences: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """What samples draw by where they come several times in an epoch: their ids at occurrence 0, else another word."""
+    if occurrences is None or not occurrences.any():
+        return ids
+    again = np.where(occurrences > 0, mix64(occurrences.astype(np.uint64) * _GOLDEN), np.uint64(0))
+    return ids ^ again.astype(np.int64)
+
+
 def to_unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map 64-bit words to float64 in [0, 1): the upper 53 bits."""
     return (words >> _S11).astype(np.float64) * _TO_UNIT
@@ -63,7 +71,7 @@ def _counters(count: int) -> NDArray[np.uint64]:
 class Draws:
     """The random numbers of some samples in one epoch.
 
-    `ids`: (n,) int64 sample ids, or for draws of a whole batch a single key in place of an id. What is drawn
+    `ids`: (n,) int64 sample ids, or what `apart` makes of them, or for draws of a whole batch a single key. What is drawn
     for a batch is kept and shared by its slices, so blocks of it cost next to nothing. Thread-safe.
     """
 

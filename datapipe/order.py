@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,15 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """The dataset positions, int64, of these positions of the epoch; a bijection of range(len)."""
+        """The dataset positions, int64, of these positions of the epoch; a bijection of range(len) unless it is Repeating."""
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """An order in which samples may come several times in an epoch, so that it is no bijection."""
+
+    def occurrences(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """What tells those times apart: (m,) another number from 0 for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,7 @@ class WindowedOrder:
     starts: NDArray[np.int64]  # (g + 1,) positions at which the row groups begin, and the number of samples
     seed: int
     global_batch: int
+    max_lanes: int = MAX_LANES  # fewer where row groups are large: those of every lane are under way at once
     kind: str = "windowed"
 
     def __len__(self) -> int:
@@ -88,8 +97,8 @@ class WindowedOrder:
 
     @property
     def num_lanes(self) -> int:
-        """The largest divisor of the samples per step that is at most MAX_LANES."""
-        return max(lanes for lanes in range(1, MAX_LANES + 1) if self.global_batch % lanes == 0)
+        """The largest divisor of the samples per step that is at most `max_lanes` and MAX_LANES."""
+        return max(lanes for lanes in range(1, min(self.max_lanes, MAX_LANES) + 1) if self.global_batch % lanes == 0)
 
     def _in_lanes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in the lanes laid end to end; behind them the samples that fill no step, in order."""

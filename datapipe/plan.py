@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError, StateError
-from datapipe.order import Order
+from datapipe.order import Order, Repeating
 
 
 class Tail(enum.Enum):
@@ -55,6 +55,7 @@ class Picks:
     after: Cursor  # where the epoch stands once this step is done
     positions: NDArray[np.int64]  # (b,) positions in the dataset
     real: NDArray[np.bool_]  # (b,) False where a sample is a repeat that pads the tail
+    occurrences: NDArray[np.int64] | None = None  # (b,) to be augmented apart where a sample comes again; None: all 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,11 @@ class Plan:
         if left < self.global_batch and self.tail is Tail.PAD:
             share = -(-left // self.rank.world_size)
         mine = first + self.rank.rank * share + np.arange(share, dtype=np.int64)
+        places = mine % num_samples
         return Picks(
             step=step,
             after=Cursor(epoch, min(first + self.global_batch, num_samples)),
-            positions=self.order(epoch, mine % num_samples),
+            positions=self.order(epoch, places),
             real=mine < num_samples,
+            occurrences=self.order.occurrences(epoch, places) if isinstance(self.order, Repeating) else None,
         )

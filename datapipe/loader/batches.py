@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
-from datapipe.draws import Draws
+from datapipe.draws import Draws, apart
 from datapipe.errors import DecodeError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries, Extents, SampleIndex
@@ -63,7 +63,8 @@ class BatchMaker:
             picks=picks,
             entries=entries,
             extents=extents,
-            draws=Draws(self.options.seed, picks.after.epoch, ids),
+            picked=ids,
+            draws=Draws(self.options.seed, picks.after.epoch, apart(ids, picks.occurrences)),
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),
@@ -160,7 +161,7 @@ class BatchMaker:
         return report
 
     def _settle(self, batch: Batch, row: int, bad: BadRow, worker: Worker) -> None:
-        sample, reason = int(batch.draws.ids[row]), bad.reason
+        sample, reason = int(batch.picked[row]), bad.reason
         if self.options.on_error == "raise":
             raise located(reason, self.index, sample) from reason
         epoch, seed = batch.picks.after.epoch, self.options.seed

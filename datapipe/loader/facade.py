@@ -11,6 +11,7 @@ import torch
 from datapipe.containers import open_index
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.row_groups import max_lanes, row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker
@@ -33,7 +34,7 @@ from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sources import PickSource, SampledSource
 from datapipe.loader.state import LoaderState
 from datapipe.observe import Observer, null_observer
-from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
 from datapipe.plan import Plan, Rank, Tail
 from datapipe.transforms import Recipe
 
@@ -144,7 +145,7 @@ class DataLoader:
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
-        self._files = LocalFiles()
+        self._files = LocalFiles(row_groups=row_groups_of_windows(len(self.fields.stored)))
         self._rank: Rank | None = None
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
@@ -241,14 +242,21 @@ class DataLoader:
         options, rank = self.options, self._frozen_rank()
         sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
         if batch_sampler is not None:
-            return SampledSource(batch_sampler, None, rank, drop_last=False)
+            return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=len(self.dataset))
         if sampler is not None:
-            return SampledSource(sampler, options.batch_size, rank, drop_last=options.tail is Tail.DROP)
+            drop_last = options.tail is Tail.DROP
+            return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=len(self.dataset))
         return Plan(self._order(), options.batch_size, rank, options.tail)
 
     def _order(self) -> Order:
-        num_samples = len(self.dataset)
-        return ShuffledOrder(num_samples, self.options.seed) if self.options.shuffle else SequentialOrder(num_samples)
+        num_samples, seed = len(self.dataset), self.options.seed
+        if not self.options.shuffle:
+            return SequentialOrder(num_samples)
+        grouping = self.dataset.index.row_grouping([spec.name for spec in self.fields.stored])
+        if grouping is None:
+            return ShuffledOrder(num_samples, seed)
+        global_batch = self.options.batch_size * self._frozen_rank().world_size
+        return WindowedOrder(grouping.starts, seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
 
     def _batch_maker(self) -> BatchMaker:
         if self._maker is None:

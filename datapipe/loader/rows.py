@@ -23,6 +23,7 @@ class Batch:
     picks: Picks
     entries: Entries
     extents: dict[str, Extents]  # of the further fields of the samples as picked
+    picked: NDArray[np.int64]  # (b,) ids of the samples as picked
     draws: Draws  # of the samples as picked
     labels: NDArray[np.int64]  # (b,)
     ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
@@ -39,9 +40,9 @@ class Batch:
 
     def draws_of_ids(self) -> Draws:
         """The draws of the samples that are in the rows now."""
-        if np.array_equal(self.ids, self.draws.ids):
+        if np.array_equal(self.ids, self.picked):
             return self.draws
-        return Draws(self.draws.seed, self.draws.epoch, self.ids)
+        return Draws(self.draws.seed, self.draws.epoch, np.where(self.ids == self.picked, self.draws.ids, self.ids))
 
     @property
     def is_on_device(self) -> bool:

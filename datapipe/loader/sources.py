@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 from datapipe.plan import Cursor, Picks, Rank
@@ -40,6 +41,7 @@ class SampledSource:
     batch_size: int | None
     rank: Rank
     drop_last: bool
+    num_samples: int  # of the dataset
 
     @property
     def global_batch(self) -> int:
@@ -56,13 +58,18 @@ class SampledSource:
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
         first = start.samples_done // self.global_batch
-        for step, positions in enumerate(itertools.islice(self._lists(), first, None), first):
-            yield Picks(
-                step=step,
-                after=Cursor(start.epoch, (step + 1) * self.global_batch),
-                positions=_as_positions(positions),
-                real=np.ones(len(positions), np.bool_),
-            )
+        times = np.zeros(self.num_samples, np.int32)  # that each sample came, in this epoch on this rank
+        for step, listed in enumerate(self._lists()):
+            positions = _as_positions(listed)
+            occurrences = _counted(positions, times)
+            if step >= first:
+                yield Picks(
+                    step=step,
+                    after=Cursor(start.epoch, (step + 1) * self.global_batch),
+                    positions=positions,
+                    real=np.ones(len(positions), np.bool_),
+                    occurrences=occurrences,
+                )
 
     def is_at_end(self, cursor: Cursor) -> bool:
         """Whether nothing is left of the cursor's epoch; a sampler without a length cannot say so."""
@@ -80,7 +87,24 @@ class SampledSource:
             yield positions
 
 
-def _as_positions(positions: list[object]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _counted(positions: NDArray[np.int64], times: NDArray[np.int32]) -> NDArray[np.int64] | None:
+    """(b,) how often each was given before, which `times` is told; None where none was."""
+    inside = (positions >= 0) & (positions < len(times))
+    if not inside.all():  # left to the index, which says what is wrong with them
+        return None
+    before = times[positions]
+    np.add.at(times, positions, 1)
+    if not before.any() and (times[positions] == 1).all():
+        return None
+    counted = before.astype(np.int64)
+    seen: dict[int, int] = {}
+    for row, position in enumerate(positions.tolist()):
+        counted[row] += seen.get(position, 0)
+        seen[position] = seen.get(position, 0) + 1
+    return counted
+
+
+def _as_positions(positions: list[object]) -> NDArray[np.int64]:
     array = np.asarray(positions)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise OptionError(f"the sampler gave {positions[:3]!r}...; it must give integer positions in the dataset")

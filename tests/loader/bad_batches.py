@@ -18,7 +18,7 @@ from fixtures import encode, jpeg, picture
 import datapipe as dp
 
 BATCH = 64
-NUM_GOOD = 100
+NUM_GOOD = 2 * BATCH
 SIZE = 24
 PLACES: dict[str, list[int]] = {"first": [0], "middle": [31], "last": [63], "some": [3, 4, 40], "all": list(range(BATCH))}
 POLICIES = ("raise", "skip", "replace")
@@ -105,7 +105,7 @@ def samples(loader: dp.DataLoader) -> Iterator[tuple[int, torch.Tensor]]:
 
 def meet(root: Path, scenario: Scenario, bad: int, expected: dict[int, torch.Tensor]) -> dict[str, Any]:
     """What comes of one batch with a bad sample at those places, and a good batch behind it."""
-    picks = [*range(BATCH), *range(NUM_GOOD - BATCH, NUM_GOOD)]
+    picks = list(range(NUM_GOOD))
     for place in PLACES[scenario.place]:
         picks[place] = bad
     loader = make(root, sampler=picks, on_error=scenario.policy)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, same
+from fixtures import NUM_SAMPLES, convert, copies, same
 from recipes import CROP, EVAL, TRAIN
 
 import datapipe as dp
@@ -18,16 +18,27 @@ RECIPES: dict[str, Any] = {"uint8": CROP, "float32": TRAIN, "eval": EVAL}
 
 
 def passes(path: Path, num: int = 2, **arguments: Any) -> list[tuple[torch.Tensor, ...]]:
-    loader = dp.DataLoader(path, **({"batch_size": 5, "shuffle": True, "seed": 9} | arguments))
+    if not {"sampler", "batch_sampler"} & arguments.keys():
+        arguments = {"batch_size": 5, "shuffle": True} | arguments
+    loader = dp.DataLoader(path, seed=arguments.pop("seed", 9), **arguments)
     return [batch for _ in range(num) for batch in copies(loader)]
 
 
+@pytest.fixture(scope="module")
+def others(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folder in the formats beside tar."""
+    root = tmp_path_factory.mktemp("others")
+    return [convert(folder, root / to, to=to) for to in ("hdf5", "parquet", "tfrecord")]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_threads_and_containers_make_no_difference(recipe: str, folder: Path, shards: Path, converted: Path) -> None:
+def test_threads_and_containers_make_no_difference(
+    recipe: str, folder: Path, shards: Path, converted: Path, others: list[Path]
+) -> None:
     transform = RECIPES[recipe]
     expected = passes(folder, transform=transform, num_workers=0)
-    for path in (folder, shards, converted):
-        for num_workers in (0, 1, 2, 4):
+    for path in (folder, shards, converted, *others):
+        for num_workers in (0, 1, 2, 4) if path in (folder, converted) else (2,):
             assert same(passes(path, transform=transform, num_workers=num_workers), expected), (path, num_workers)
     assert not same(passes(folder, transform=transform, seed=10), expected)
     assert same(passes(folder, transform=transform, seed=0, generator=torch.Generator().manual_seed(9)), expected)
@@ -54,7 +65,7 @@ def test_a_samples_crop_depends_on_seed_epoch_and_id_only(folder: Path) -> None:
         samples(dp.DataLoader(folder, batch_size=11, sampler=range(36, -1, -1), num_workers=2, **common)),
         *[samples(dp.DataLoader(folder, batch_size=4, shuffle=True, rank=rank, world_size=3, **common)) for rank in range(3)],
         samples(dp.DataLoader(dataset.select([30, 2, 17]), batch_size=2, **common)),
-        samples(dp.DataLoader(folder, batch_size=1, sampler=[8, 8, 30], **common)),
+        samples(dp.DataLoader(folder, batch_size=1, sampler=[8, 2, 30], **common)),
     ]
     for found in others:
         assert all(torch.equal(image, expected[sample]) for sample, image in found.items())
@@ -63,10 +74,19 @@ def test_a_samples_crop_depends_on_seed_epoch_and_id_only(folder: Path) -> None:
     assert not any(torch.equal(image, expected[sample]) for sample, image in samples(later).items())
 
 
-def test_an_id_shown_twice_in_an_epoch_is_cropped_the_same(folder: Path) -> None:
-    loader = dp.DataLoader(folder, batch_size=2, sampler=[5, 5], transform=CROP)
-    ((images, _),) = list(loader)
-    assert torch.equal(images[0], images[1])
+def test_a_sample_that_comes_again_in_an_epoch_is_cropped_anew(folder: Path) -> None:
+    """The first time as ever, then each time otherwise; the same on every run, and after resuming in between."""
+    for arguments in ({"batch_size": 3, "sampler": [5, 5, 7, 5, 8, 7]}, {"batch_sampler": [[5, 5, 7], [5, 8, 7]]}):
+        first, second = passes(folder, 1, transform=CROP, **arguments)
+        images = torch.cat([first[0], second[0]])
+        assert torch.equal(images[0], passes(folder, 1, transform=CROP, batch_size=1, sampler=[5])[0][0][0])
+        for one, other in ((0, 1), (1, 3), (0, 3), (2, 5)):
+            assert not torch.equal(images[one], images[other])
+        assert same([first, second], passes(folder, 1, transform=CROP, **arguments))
+        loader, again = (dp.DataLoader(folder, seed=9, transform=CROP, **arguments) for _ in range(2))
+        next(iter(loader))
+        again.load_state_dict(loader.state_dict())
+        assert same(list(again), [second])
 
 
 @pytest.mark.parametrize("operation", [dp.MixUp(num_classes=3), dp.CutMix(num_classes=3)], ids=repr)
