@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         StorageError,
         UnfinishedError,
     )
-    from datapipe.loader import BadSample, DataLoader, Dataset, explain
+    from datapipe.loader import BadSample, DataLoader, Dataset, WeightedSampler, explain, mix
     from datapipe.observe import Observer, Stage, StageEvent
     from datapipe.prefetching import prefetch
     from datapipe.transforms import (
@@ -90,13 +90,15 @@ __all__ = [
     "ToDtype",
     "TrivialAugmentWide",
     "UnfinishedError",
+    "WeightedSampler",
     "__version__",
     "explain",
+    "mix",
     "prefetch",
 ]
 
 _NAMES = {
-    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "explain"),
+    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),

@@ -6,6 +6,7 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.explanation import explain
 from datapipe.loader.facade import DataLoader
 from datapipe.loader.iteration import BatchIterator
+from datapipe.loader.mixing import WeightedSampler, mix
 from datapipe.loader.policy import BadSample
 
-__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "explain"]
+__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"]

@@ -14,7 +14,7 @@ from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.slabs import SlabPool
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker, Worker
 from datapipe.loader.choice import Choice
@@ -35,7 +35,7 @@ Size = tuple[int, int]
 def assemble(
     choice: Choice,
     *,
-    index: SampleIndex,
+    index: AnyIndex,
     recipe: Recipe,
     options: LoaderOptions,
     rank: Rank,

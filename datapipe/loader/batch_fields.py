@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from datapipe.errors import OptionError
-from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.transforms import Recipe
 
@@ -23,7 +23,7 @@ class BatchFields:
     specs: tuple[FieldSpec, ...]
 
     @classmethod
-    def of(cls, index: SampleIndex, names: Iterable[str] | None) -> BatchFields:
+    def of(cls, index: AnyIndex, names: Iterable[str] | None) -> BatchFields:
         """Those of these names. None: all fields of a converted dataset; of data that others wrote, image and label.
 
         Raises OptionError for a name that the dataset does not have, for one that comes twice, and for none at all.
@@ -32,12 +32,12 @@ class BatchFields:
         if names is None:
             first = [name for name in (IMAGE, LABEL) if name in has]
             rest = [name for name in has if name not in first]
-            return cls(tuple(has[name] for name in (first if first and _is_foreign(index) else first + rest)))
+            return cls(tuple(has[name] for name in (first if first and index.is_foreign else first + rest)))
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in has]
         if unknown or not wanted or len(set(wanted)) < len(wanted):
             problem = f"no field {unknown[0]!r}" if unknown else "a field named twice" if wanted else "no fields"
-            raise OptionError(f"fields={wanted}: {problem}; {index.data_directory} has {', '.join(has)}")
+            raise OptionError(f"fields={wanted}: {problem}; {index.where} has {', '.join(has)}")
         return cls(tuple(has[name] for name in wanted))
 
     @property
@@ -57,7 +57,7 @@ class BatchFields:
         """Those that lie in the dataset's files; the image first."""
         return tuple(sorted((spec for spec in self.specs if spec.kind is not Kind.LABEL), key=lambda spec: spec.name != IMAGE))
 
-    def looked_up(self, index: SampleIndex) -> str:
+    def looked_up(self, index: AnyIndex) -> str:
         """The field with which to ask the index for labels: one that is wanted anyway, if there is any."""
         return next(spec.name for spec in (*self.stored, *index.manifest.fields) if spec.kind is not Kind.LABEL)
 
@@ -96,8 +96,3 @@ class BatchFields:
         renamed = [rename.get(name, name) for name in names]
         if len(set(renamed)) < len(renamed):
             raise OptionError(f"rename would give two fields one name: {', '.join(renamed)}")
-
-
-def _is_foreign(index: SampleIndex) -> bool:
-    """Whether somebody else wrote the data; our own have their index beside them."""
-    return index.sidecar_directory != index.data_directory

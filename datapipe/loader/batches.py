@@ -19,7 +19,8 @@ from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.draws import Draws, apart
 from datapipe.errors import DecodeError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import Entries, Extents, SampleIndex
+from datapipe.index import Entries, Extents
+from datapipe.joint import AnyIndex
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
@@ -40,7 +41,7 @@ LookedUp = tuple[Entries, dict[str, Extents]]  # labels and images; the further 
 class BatchMaker:
     """Makes batches. Thread-safe."""
 
-    index: SampleIndex
+    index: AnyIndex
     has_image: bool
     looked_up: str  # the field that labels are looked up with: the image, where there is one
     further: FurtherFields

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.draws import key64
+from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import LABEL, BatchFields
 from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.policy import located
+from datapipe.order import Permutation
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How often the samples of several datasets, one after the other in an index, come in an epoch."""
+
+    lengths: tuple[int, ...]  # samples of each dataset
+    counts: tuple[int, ...]  # samples of each in an epoch
 
 
 class Dataset:
@@ -23,15 +34,16 @@ class Dataset:
     (3, h, w) uint8 tensor, the label an int, others as `docs/loader.md` says of each kind.
     """
 
-    def __init__(self, index: SampleIndex, fields: BatchFields | None = None) -> None:
+    def __init__(self, index: AnyIndex, fields: BatchFields | None = None, mixture: Mixture | None = None) -> None:
         self.index = index
+        self.mixture = mixture
         self.fields = BatchFields.of(index, None) if fields is None else fields
         self._files = LocalFiles()
         self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
         self._targets: list[int] | None = None
 
-    def __reduce__(self) -> tuple[type[Dataset], tuple[SampleIndex, BatchFields]]:
-        return Dataset, (self.index, self.fields)
+    def __reduce__(self) -> tuple[type[Dataset], tuple[AnyIndex, BatchFields, Mixture | None]]:
+        return Dataset, (self.index, self.fields, self.mixture)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -58,7 +70,7 @@ class Dataset:
         """Class names by label. Raises AttributeError where the data names none."""
         names = self.index.manifest.classes
         if names is None:
-            raise AttributeError(f"{self.index.data_directory}: the data does not name its classes")
+            raise AttributeError(f"{self.index.where}: the data does not name its classes")
         return list(names)
 
     @property
@@ -66,7 +78,7 @@ class Dataset:
         """Label by class name. Raises AttributeError where the data names none."""
         labels = self.index.manifest.class_to_idx
         if labels is None:
-            raise AttributeError(f"{self.index.data_directory}: the data does not name its classes")
+            raise AttributeError(f"{self.index.where}: the data does not name its classes")
         return dict(labels)
 
     @property
@@ -81,6 +93,34 @@ class Dataset:
         positions = np.fromiter((operator.index(position) for position in indices), np.int64)
         return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)), self.fields)
 
+    def take(self, num_samples: int) -> Dataset:
+        """The first samples, `num_samples` of them or as many as there are."""
+        return self.select(range(min(max(0, num_samples), len(self))))
+
+    def repeat(self, times: float) -> Dataset:
+        """The same samples, with epochs in which they come `times` times, such as 3 or 0.1.
+
+        All come once before any comes again, over the ends of epochs; what comes again in an epoch is augmented anew.
+        """
+        count = round(len(self) * times)
+        if self.mixture is not None or count < 1:
+            problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
+            raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")
+        return Dataset(self.index, self.fields, Mixture((len(self),), (count,)))
+
+    def folds(self, num_folds: int, *, seed: int = 0) -> list[tuple[Dataset, Dataset]]:
+        """For cross-validation: `num_folds` pairs of training and validation samples.
+
+        Each sample is in one validation part; which one is drawn by `seed`. Parts keep the dataset's order.
+        """
+        if not 2 <= num_folds <= len(self):
+            raise OptionError(f"folds({num_folds}) of {len(self)} samples; pass 2 or more, and at most that many")
+        fold_of = Permutation(len(self), int(key64(seed, num_folds)))(np.arange(len(self), dtype=np.int64)) % num_folds
+        return [
+            (self.select(np.flatnonzero(fold_of != fold)), self.select(np.flatnonzero(fold_of == fold)))
+            for fold in range(num_folds)
+        ]
+
     def with_fields(self, fields: BatchFields) -> Dataset:
         """The same samples, with these fields."""
-        return Dataset(self.index, fields)
+        return Dataset(self.index, fields, self.mixture)

@@ -16,7 +16,7 @@ from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, LABEL
 from datapipe.loader.calibration import CANDIDATES, Calibration
 from datapipe.loader.choice import Measured
@@ -32,7 +32,7 @@ _MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_fo
 class DataEvidence:
     """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader of such arguments."""
 
-    index: SampleIndex
+    index: AnyIndex
     files: LocalFiles
     arguments: Mapping[str, Any]
     options: LoaderOptions

@@ -8,7 +8,7 @@ from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.decode import default_decoder_name
 from datapipe.loader.assembly import far_enough_ahead
-from datapipe.loader.facade import DataLoader, EpochSetter
+from datapipe.loader.facade import DataLoader
 
 
 def explain(loader: DataLoader) -> None:
@@ -55,10 +55,21 @@ def _fields(loader: DataLoader) -> str:
     return ", ".join(named) + (f"; not loaded: {', '.join(others)}" if others else "")
 
 
+_ORDERS = {
+    "sequential": "in stored order",
+    "shuffled": "shuffled in full",
+    "windowed": "shuffled in windows, as its row groups can only be read whole",
+    "sampler": "in your sampler's order",
+}
+
+
 def _order(loader: DataLoader) -> str:
-    if loader.batch_sampler is not None or not isinstance(loader.sampler, EpochSetter):
-        return "in your sampler's order"
-    return "shuffled in full" if loader.options.shuffle else "in stored order"
+    kind: str = loader.state_dict()["order"]
+    mixture = loader.dataset.mixture
+    if mixture is not None:
+        shares = ", ".join(f"{count / sum(mixture.counts):.1%}" for count in mixture.counts)
+        return f"{kind}, {sum(mixture.counts)} an epoch" + (f" in shares of {shares}" if len(mixture.counts) > 1 else "")
+    return _ORDERS.get(kind, kind)
 
 
 def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, on_gpu: bool) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from datapipe.containers import open_index
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
-from datapipe.fetch.row_groups import max_lanes, row_groups_of_windows
+from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker
@@ -20,6 +20,7 @@ from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import (
     LoaderOptions,
     OnError,
@@ -29,12 +30,12 @@ from datapipe.loader.options import (
     resolve_seed,
     whole_number,
 )
+from datapipe.loader.ordering import open_source
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.loader.sources import PickSource
 from datapipe.loader.state import LoaderState
 from datapipe.observe import Observer, null_observer
-from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
 from datapipe.plan import Plan, Rank, Tail
 from datapipe.transforms import Recipe
 
@@ -42,8 +43,8 @@ from datapipe.transforms import Recipe
 class DataLoader:
     """Batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would give them.
 
-    `dataset`: a converted dataset, a directory, glob pattern or file of WebDataset shards, an image folder,
-    or `loader.dataset.select(...)`. Arguments up to `in_order` are torch's; docs/loader.md says of each
+    `dataset`: a converted dataset, a directory, glob pattern or file of shards, an image folder, or a `Dataset`, such
+    as `mix(...)` or `loader.dataset.select(...)` gives. Arguments up to `in_order` are torch's; docs/loader.md says of each
     what it means here. The others:
 
     transform: a list of `datapipe` transforms; without one, images come as they are stored.
@@ -73,7 +74,7 @@ class DataLoader:
         dataset: str | os.PathLike[str] | Dataset,
         batch_size: int = 1,
         shuffle: bool | None = None,
-        sampler: Iterable[int] | None = None,
+        sampler: Iterable[int] | WeightedSampler | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         num_workers: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -129,6 +130,8 @@ class DataLoader:
             batch_transform=batch_transform,
         )
         self._stored_size = self.dataset.index.manifest.image_size
+        if isinstance(sampler, WeightedSampler):
+            sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
         self.fields.check_rename(self.options.rename)
         if self.fields.has_image and collate_fn is None and (batch_size > 1 or batch_sampler is not None):
@@ -149,6 +152,7 @@ class DataLoader:
         self._rank: Rank | None = None
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
+        self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
         # What frameworks and scripts read off a torch DataLoader.
         self.sampler = EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
         self.batch_sampler = batch_sampler
@@ -166,7 +170,8 @@ class DataLoader:
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
-        return BatchIterator(Pass(self._batch_maker, self._source(), self._epochs, self.worker_init_fn))
+        self._latest = self._source()
+        return BatchIterator(Pass(self._batch_maker, self._latest, self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
         """Batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
@@ -239,24 +244,14 @@ class DataLoader:
         return self._rank
 
     def _source(self) -> PickSource:
-        options, rank = self.options, self._frozen_rank()
-        sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
-        if batch_sampler is not None:
-            return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=len(self.dataset))
-        if sampler is not None:
-            drop_last = options.tail is Tail.DROP
-            return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=len(self.dataset))
-        return Plan(self._order(), options.batch_size, rank, options.tail)
-
-    def _order(self) -> Order:
-        num_samples, seed = len(self.dataset), self.options.seed
-        if not self.options.shuffle:
-            return SequentialOrder(num_samples)
-        grouping = self.dataset.index.row_grouping([spec.name for spec in self.fields.stored])
-        if grouping is None:
-            return ShuffledOrder(num_samples, seed)
-        global_batch = self.options.batch_size * self._frozen_rank().world_size
-        return WindowedOrder(grouping.starts, seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
+        """Where a pass that begins now takes its picks from."""
+        return open_source(
+            self.dataset,
+            sampler=self._arguments["sampler"],
+            batch_sampler=self._arguments["batch_sampler"],
+            options=self.options,
+            rank=self._frozen_rank(),
+        )
 
     def _batch_maker(self) -> BatchMaker:
         if self._maker is None:
@@ -276,7 +271,7 @@ class DataLoader:
         return self._maker
 
     def _state(self) -> LoaderState:
-        source, last = self._source(), self._epochs.last
+        source, last = self._latest or self._source(), self._epochs.last
         return LoaderState(
             epoch=last.epoch,
             samples_done=last.samples_done,
@@ -299,7 +294,7 @@ class EpochSetter:
         self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._dataset) if self._dataset.mixture is None else sum(self._dataset.mixture.counts)
 
 
 def _open(dataset: object) -> Any:
@@ -331,5 +326,5 @@ def _check_sampled_tail(tail: str | None, sampler: object, batch_sampler: object
     """A sampler's own batches are neither filled up nor, where it makes them itself, left out."""
     if batch_sampler is not None and tail is not None:
         raise OptionError(f"batch_sampler excludes tail={tail!r}: it decides what becomes of the last samples")
-    if sampler is not None and tail == "mask":
+    if sampler is not None and not isinstance(sampler, WeightedSampler) and tail == "mask":
         raise OptionError("sampler excludes tail='mask': what it gives is not filled up; pass tail='pad' or 'drop'")

@@ -21,7 +21,8 @@ from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.field_values import value_of
-from datapipe.index import Extents, SampleIndex
+from datapipe.index import Extents
+from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.transforms import Recipe
@@ -46,7 +47,7 @@ class FurtherFields:
     uint8 tensor; ARRAY a tensor; TEXT a str; JSON what the document holds; BYTES bytes.
     """
 
-    def __init__(self, specs: Sequence[FieldSpec], *, index: SampleIndex, files: LocalFiles, geometry: Recipe | None) -> None:
+    def __init__(self, specs: Sequence[FieldSpec], *, index: AnyIndex, files: LocalFiles, geometry: Recipe | None) -> None:
         """`geometry`: of the image; None where nothing is to be moved."""
         self.specs = tuple(specs)
         self._index = index

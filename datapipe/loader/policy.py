@@ -11,7 +11,7 @@ import numpy as np
 
 from datapipe.draws import key64
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 
 MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad
 _KEPT = 1000  # reports kept for the user to look at
@@ -50,7 +50,7 @@ class BadSampleLog:
             logger.warning("further bad samples are not logged; see DataLoader.bad_samples")
 
 
-def located(reason: DecodeError | IntegrityError, index: SampleIndex, id: int) -> DecodeError | IntegrityError:
+def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> DecodeError | IntegrityError:
     """The same error, saying which sample of which file."""
     where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
@@ -59,7 +59,7 @@ def located(reason: DecodeError | IntegrityError, index: SampleIndex, id: int) -
     return DecodeError(f"{where}: {reason}; {remedy}")
 
 
-def replacement_id(index: SampleIndex, *, seed: int, epoch: int, id: int, attempt: int) -> int:
+def replacement_id(index: AnyIndex, *, seed: int, epoch: int, id: int, attempt: int) -> int:
     """The sample that stands in for a bad one: a function of these values alone."""
     position = int(key64(seed, epoch, id, attempt)) % len(index)
     return int(index.ids(np.array([position], np.int64))[0])

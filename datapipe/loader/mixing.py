@@ -1,0 +1,108 @@
+"""Several datasets mixed by weight, and samples drawn by weight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.containers import open_index
+from datapipe.errors import OptionError
+from datapipe.joint import joined
+from datapipe.loader.batch_fields import BatchFields
+from datapipe.loader.dataset import Dataset, Mixture
+from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.sampling import MixedOrder, WeightedOrder, checked_weights, own_seed, shares
+
+
+def mix(
+    datasets: Sequence[str | os.PathLike[str] | Dataset],
+    weights: Sequence[float] | None = None,
+    *,
+    num_samples: int | None = None,
+) -> Dataset:
+    """One dataset of several, of which each makes up a fixed share of every epoch.
+
+    `datasets`: what a loader takes. `weights`: one for each, to any scale; None: each by its size. `num_samples`: length of
+    an epoch; None: as many as there are. Shares hold in every batch, to within a sample or two. A dataset is gone
+    through to its end before any of its samples comes again, over the ends of epochs; what comes again is augmented anew.
+    Batches have the fields that all datasets have; labels are those of the datasets, each counted its own way.
+
+    Raises OptionError for weights that are none, an epoch of no samples, datasets without samples or a common field.
+    """
+    if not datasets:
+        raise OptionError("mix([]): no datasets; pass at least one")
+    opened = [dataset if isinstance(dataset, Dataset) else Dataset(open_index(dataset)) for dataset in datasets]
+    for dataset in opened:
+        if dataset.mixture is not None:
+            raise OptionError("mix() of what mix() or repeat() made: pass all datasets to one mix()")
+    lengths = tuple(len(dataset) for dataset in opened)
+    given: Sequence[float] = lengths if weights is None else checked_weights(weights, num=len(opened), what="dataset").tolist()
+    length = sum(lengths) if num_samples is None else num_samples
+    if length < 1:
+        raise OptionError(f"num_samples is {length}; an epoch has at least 1")
+    counts = shares(given, length)
+    for dataset, count in zip(opened, counts, strict=True):
+        if count and not len(dataset):
+            raise OptionError(f"{dataset.index.where}: has no samples to make up {count} of an epoch")
+    return Dataset(joined([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
+
+
+def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:
+    """The order of a mixture; the first dataset of one is shuffled as it would be alone."""
+    orders: list[Order] = [
+        ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
+        for place, length in enumerate(mixture.lengths)
+    ]
+    return MixedOrder(orders, mixture.counts, "mixed" if shuffle else "mixed in stored order")
+
+
+@dataclass
+class WeightedSampler:
+    """A loader's `sampler` that draws samples with replacement, each as often as its weight says.
+
+    What torch's `WeightedRandomSampler` does, as arithmetic: every rank draws its part of one epoch, and a saved state
+    resumes on any number of ranks. `weights`: (n,) for each sample of the dataset in its order. `num_samples`: length of an
+    epoch over all ranks; None: as many as there are weights.
+    """
+
+    weights: NDArray[np.float64] | Sequence[float]
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        self.update_weights(self.weights)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise OptionError(f"num_samples is {self.num_samples}; an epoch has at least 1")
+
+    def update_weights(self, weights: NDArray[np.float64] | Sequence[float]) -> None:
+        """Draw by these from the next pass on. Raises OptionError unless there is one for each sample.
+
+        States speak of the weights in use: a state resumes in a loader that has the same.
+        """
+        num = len(self.weights) if hasattr(self, "_cumulated") else len(weights)
+        self.weights = checked_weights(weights, num=num, what="sample")
+        self._cumulated = np.cumsum(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights) if self.num_samples is None else self.num_samples
+
+    def order(self, seed: int) -> WeightedOrder:
+        """The order of a pass by the weights as they are now."""
+        return WeightedOrder(self._cumulated, len(self), seed)
+
+    def check_fits(self, dataset: Dataset) -> None:
+        """Raises OptionError unless there is a weight for each sample, and nothing else that says how often it comes."""
+        if dataset.mixture is not None:
+            raise OptionError("a WeightedSampler and a dataset of mix() or repeat() both say how often samples come; use one")
+        if len(self.weights) != len(dataset):
+            found = f"{dataset.index.where}: has {len(dataset)} samples, and the sampler {len(self.weights)} weights"
+            raise OptionError(f"{found}; pass one for each")
+
+
+def _common_fields(datasets: Sequence[Dataset]) -> BatchFields | None:
+    """The fields that the datasets were opened with, if they are the same ones."""
+    first = datasets[0].fields
+    return first if all(dataset.fields == first for dataset in datasets) else None

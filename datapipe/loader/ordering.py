@@ -1,0 +1,43 @@
+"""Which order a loader's samples come in, from what its arguments and its data say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from datapipe.fetch.row_groups import max_lanes
+from datapipe.loader.dataset import Dataset
+from datapipe.loader.mixing import WeightedSampler, mixed_order
+from datapipe.loader.options import LoaderOptions
+from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
+from datapipe.plan import Plan, Rank, Tail
+
+
+def open_source(
+    dataset: Dataset,
+    *,
+    sampler: Iterable[int] | WeightedSampler | None,
+    batch_sampler: Iterable[list[int]] | None,
+    options: LoaderOptions,
+    rank: Rank,
+) -> PickSource:
+    """Where a pass that begins now takes its picks from."""
+    if batch_sampler is not None:
+        return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=len(dataset))
+    if sampler is not None and not isinstance(sampler, WeightedSampler):
+        drop_last = options.tail is Tail.DROP
+        return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=len(dataset))
+    order = _order(dataset, options, rank) if sampler is None else sampler.order(options.seed)
+    return Plan(order, options.batch_size, rank, options.tail)
+
+
+def _order(dataset: Dataset, options: LoaderOptions, rank: Rank) -> Order:
+    if dataset.mixture is not None:
+        return mixed_order(dataset.mixture, seed=options.seed, shuffle=options.shuffle)
+    if not options.shuffle:
+        return SequentialOrder(len(dataset))
+    grouping = dataset.index.row_grouping([spec.name for spec in dataset.fields.stored])
+    if grouping is None:
+        return ShuffledOrder(len(dataset), options.seed)
+    global_batch = options.batch_size * rank.world_size
+    return WindowedOrder(grouping.starts, options.seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
