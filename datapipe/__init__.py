@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datapipe.adapt import from_torch
     from datapipe.backends.images_dali.settings import Dali
     from datapipe.errors import (
         BackendError,
@@ -93,6 +94,7 @@ __all__ = [
     "WeightedSampler",
     "__version__",
     "explain",
+    "from_torch",
     "mix",
     "prefetch",
 ]
@@ -100,6 +102,7 @@ __all__ = [
 _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
+    "datapipe.adapt": ("from_torch",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),
     "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),

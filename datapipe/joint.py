@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.index import Description, Entries, Extents, SampleIndex
+from datapipe.index import WHOLE_FILE, Description, Entries, Extents, SampleIndex
+from datapipe.listed import ListedFiles
 from datapipe.manifest import FieldSpec, Manifest
 from datapipe.row_groups import RowGroup, RowGrouping
 
@@ -25,7 +26,7 @@ class JointIndex:
     that all datasets have. `chosen`: ids of a selection, in its order. Raises OptionError where no field is common.
     """
 
-    def __init__(self, parts: Sequence[SampleIndex], chosen: Ints | None = None) -> None:
+    def __init__(self, parts: Sequence[SampleIndex | ListedFiles], chosen: Ints | None = None) -> None:
         self.parts = tuple(parts)
         self.chosen = chosen
         self._first_id = _starts([part.manifest.num_slots for part in self.parts])
@@ -117,7 +118,7 @@ class JointIndex:
         return [(int(place), np.flatnonzero(places == place)) for place in np.unique(places)]
 
 
-def _joint_manifest(parts: Sequence[SampleIndex]) -> Manifest:
+def _joint_manifest(parts: Sequence[SampleIndex | ListedFiles]) -> Manifest:
     """What the datasets have in common."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
@@ -164,7 +165,7 @@ def _spread_extents(parts: Sequence[tuple[Ints, Extents]], num: int) -> Extents:
     return Extents(
         paths=paths,
         offset=_spread([(rows, extents.offset) for rows, extents in parts], num),
-        nbytes=_spread([(rows, extents.nbytes) for rows, extents in parts], num),
+        nbytes=_spread([(rows, _whole_files(extents)) for rows, extents in parts], num),
         crc32c=_spread([(rows, extents.crc32c) for rows, extents in parts], num),
         has_crc=_spread([(rows, extents.has_crc) for rows, extents in parts], num),
         one_file_each=loose,
@@ -173,12 +174,17 @@ def _spread_extents(parts: Sequence[tuple[Ints, Extents]], num: int) -> Extents:
     )
 
 
-AnyIndex = SampleIndex | JointIndex
+def _whole_files(extents: Extents) -> Ints:
+    """Sizes, where files that are one extent each stay such among others."""
+    return np.full(len(extents), WHOLE_FILE, np.int64) if extents.one_file_each else extents.nbytes
+
+
+AnyIndex = SampleIndex | ListedFiles | JointIndex
 
 
 def joined(indexes: Sequence[AnyIndex]) -> AnyIndex:
     """One index of them all. Raises OptionError for a selection of a joint index, whose parts cannot be told apart."""
-    parts: list[SampleIndex] = []
+    parts: list[SampleIndex | ListedFiles] = []
     for index in indexes:
         if isinstance(index, JointIndex):
             if index.chosen is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,12 +82,15 @@ class BlockWorker:
         report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
         return report
 
-    def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[torch.Tensor | None], BlockReport]:
-        """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one."""
+    def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[Any], BlockReport]:
+        """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one.
+
+        Where the recipe ends in code of the user's: whatever that gives. Raises what it raises.
+        """
         report = BlockReport()
         samples = self.read(entries, rows, report)
         start_ns = time.perf_counter_ns()
-        images: list[torch.Tensor | None] = [None] * len(rows)
+        images: list[Any] = [None] * len(rows)
         for row, data, header in samples:
             own = draws[row : row + 1]
             chain = self._recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
@@ -101,7 +104,7 @@ class BlockWorker:
                 continue
             out = torch.empty((1, height, width, 3), dtype=self._recipe.output_dtype)
             self._recipe.run_pixels(block, own, out)
-            images[row] = out[0]
+            images[row] = self._recipe.run_rest(out[0]) if self._recipe.rest else out[0]
         report.decode_ns = time.perf_counter_ns() - start_ns
         return images, report
 

@@ -132,7 +132,7 @@ class BatchMaker:
 
     # -- loading --------------------------------------------------------------------------------
 
-    def _begin(self, num_images: int) -> torch.Tensor | list[torch.Tensor | None] | Fetched:
+    def _begin(self, num_images: int) -> torch.Tensor | list[Any] | Fetched:
         if self.memory is None:
             return [None] * num_images
         if self.dali is not None and num_images:

@@ -87,6 +87,8 @@ class Request:
         """Why DALI cannot do it (on that device), if so."""
         if not self.has_image:
             return "batches have no images"
+        if self.recipe.rest:
+            return f"{self.recipe.rest_reason}: it runs per sample on the CPU"
         if self.recipe.output_size(self.stored_size) is None:
             return (
                 "images would differ in size, and DALI's graph makes images of one; "

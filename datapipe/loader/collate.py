@@ -97,14 +97,18 @@ class Collator:
         return self._output(self._mixed(batch, columns))
 
     def _kept(self, batch: Batch, images: Any, good: torch.Tensor | None) -> Any:
-        """The images of good samples, channels first."""
+        """The images of good samples, channels first, or what the user's transforms made of them."""
+        if isinstance(images, list) and self.recipe.rest:
+            return [image for image, is_good in zip(images, batch.good, strict=True) if is_good]
         if isinstance(images, list):
             return [image.permute(2, 0, 1) for image, is_good in zip(images, batch.good, strict=True) if is_good]
         if not batch.good.all():
             images = images[torch.from_numpy(batch.good) if good is None else good]
         return images.permute(0, 3, 1, 2)
 
-    def _stacked(self, images: Any) -> torch.Tensor:
+    def _stacked(self, images: Any) -> Any:
+        if self.recipe.rest:
+            return torch.utils.data.default_collate(images)
         if isinstance(images, list):  # none are left where every sample was bad
             images = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
         stacked: torch.Tensor = images

@@ -114,7 +114,7 @@ class FetchWorker:
     def _made_for_dali(self, batch: Fetched, row: int, bad: list[BadRow]) -> dict[int, Pixels]:
         sample = batch.samples[row]
         assert sample is not None
-        cuts = dataclasses.replace(batch.cuts[np.array([row])], fill=self._form.fill)
+        cuts = dataclasses.replace(batch.cuts[np.array([row])], fill=self._form.fill, interpolation=self._form.interpolation)
         return self._made([sample._replace(row=row)], [cuts], bad)
 
     def _share_out(self, samples: list[EncodedSample], draws: Draws, batch: Fetched, first: int, report: BlockReport) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from datapipe.backends.images_dali.installation import installation, mismatch
@@ -11,12 +13,18 @@ from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.facade import DataLoader
 
 
-def explain(loader: DataLoader) -> None:
+def explain(loader: Any) -> None:
     """Print which device and backend a loader uses and why, which decoder, what is done where, and the order.
+
+    `loader`: a datapipe.DataLoader, or what `from_torch` or `prefetch` gave.
 
     Makes the choice of a backend if that has not been made yet, which on a GPU may take some seconds of measuring.
     """
-    print("\n".join(explanation(loader)))
+    if isinstance(loader, DataLoader):
+        print("\n".join(explanation(loader)))
+        return
+    origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: as it is"
+    print(f"from      {origin}\ndevice    {getattr(loader, 'device', 'cpu')}")
 
 
 def explanation(loader: DataLoader) -> list[str]:
@@ -25,7 +33,8 @@ def explanation(loader: DataLoader) -> list[str]:
     on_gpu = choice.device.type == "cuda"
     manifest = loader.dataset.index.manifest
     threads = f"{options.num_workers} threads" if options.num_workers else "the caller's thread"
-    lines = [
+    lines = [f"from      {loader.origin}"] if loader.origin else []
+    lines += [
         f"data      {len(loader.dataset)} samples in {manifest.container}, {len(manifest.shards)} "
         f"shard{'s' * (len(manifest.shards) != 1)}, {_order(loader)}",
         f"fields    {_fields(loader)}",
@@ -33,7 +42,7 @@ def explanation(loader: DataLoader) -> list[str]:
         f"backend   {choice.backend}: {choice.reason}",
     ]
     if not loader.fields.has_image:
-        return lines[:3]
+        return lines[:-1]
     if choice.dali is None:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
     else:

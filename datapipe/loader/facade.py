@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from datapipe.containers import open_index
+from datapipe.datasets import Unseen, see_through
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import row_groups_of_windows
@@ -34,6 +35,7 @@ from datapipe.loader.ordering import open_source
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sources import PickSource
+from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
 from datapipe.observe import Observer, null_observer
 from datapipe.plan import Plan, Rank, Tail
@@ -43,8 +45,9 @@ from datapipe.transforms import Recipe
 class DataLoader:
     """Batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would give them.
 
-    `dataset`: a converted dataset, a directory, glob pattern or file of shards, an image folder, or a `Dataset`, such
-    as `mix(...)` or `loader.dataset.select(...)` gives. Arguments up to `in_order` are torch's; docs/loader.md says of each
+    `dataset`: a converted dataset, a directory, glob pattern or file of shards, an image folder; a `Dataset`, such as
+    `mix(...)` or `loader.dataset.select(...)` gives; or a torch Dataset whose files can be seen (`ImageFolder`, `Subset`,
+    `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are torch's; docs/loader.md says of each
     what it means here. The others:
 
     transform: a list of `datapipe` transforms; without one, images come as they are stored.
@@ -71,7 +74,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset,
+        dataset: str | os.PathLike[str] | Dataset | torch.utils.data.Dataset[Any],
         batch_size: int = 1,
         shuffle: bool | None = None,
         sampler: Iterable[int] | WeightedSampler | None = None,
@@ -109,8 +112,8 @@ class DataLoader:
         _check_sampled_tail(tail, sampler, batch_sampler)
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
-        self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(_open(dataset))
-        if fields is not None or not isinstance(dataset, Dataset):
+        self.dataset, transform = _open(dataset, transform)
+        if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
         self.recipe = Recipe.of(transform)
         self.options = LoaderOptions(
@@ -134,7 +137,8 @@ class DataLoader:
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
         self.fields.check_rename(self.options.rename)
-        if self.fields.has_image and collate_fn is None and (batch_size > 1 or batch_sampler is not None):
+        makes_batches = collate_fn is None and (batch_size > 1 or batch_sampler is not None)
+        if self.fields.has_image and makes_batches and not self.recipe.rest:
             self.recipe.check_equal_sizes(self._stored_size)
         self._request = Request(
             backend,
@@ -153,9 +157,10 @@ class DataLoader:
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
+        self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
-        self.sampler = EpochSetter(self._epochs, self.dataset) if sampler is None else sampler
-        self.batch_sampler = batch_sampler
+        setter = EpochSetter if shuffle else SequentialEpochSetter
+        self.sampler = setter(self._epochs, self.dataset) if sampler is None else sampler
         self.batch_size = batch_size
         self.num_workers = self.options.num_workers
         self.prefetch_factor = self.options.prefetch_factor
@@ -163,7 +168,7 @@ class DataLoader:
         self.drop_last = self.options.tail is Tail.DROP
         self.pin_memory = pin_memory
         self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
+        self.worker_init_fn = leave_random_state if worker_init_fn is None else worker_init_fn
         self.generator = generator
         self.persistent_workers = persistent_workers
 
@@ -171,6 +176,7 @@ class DataLoader:
 
     def __iter__(self) -> BatchIterator:
         self._latest = self._source()
+        check_still_alone(self._frozen_rank(), resolve_rank(self._arguments["rank"], self._arguments["world_size"]), self._latest)
         return BatchIterator(Pass(self._batch_maker, self._latest, self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
@@ -189,7 +195,7 @@ class DataLoader:
         to you, as with torch.
         """
         self._epochs.set_epoch(epoch)
-        own = self._arguments["sampler"] if self.batch_sampler is None else self.batch_sampler
+        own = self._arguments["sampler"] if self._arguments["batch_sampler"] is None else self.batch_sampler
         tell = getattr(own, "set_epoch", None)
         if callable(tell):
             tell(epoch)
@@ -214,6 +220,12 @@ class DataLoader:
     def fields(self) -> BatchFields:
         """The fields that batches have."""
         return self.dataset.fields
+
+    @property
+    def batch_sampler(self) -> Iterable[list[int]]:
+        """The one passed, or what stands for it: as long as the loader, without positions."""
+        own: Iterable[list[int]] | None = self._arguments["batch_sampler"]
+        return OwnBatches(self) if own is None else own
 
     @property
     def device(self) -> torch.device:
@@ -284,26 +296,21 @@ class DataLoader:
         )
 
 
-class EpochSetter:
-    """What `loader.sampler` is where the user passed none: frameworks set epochs through it."""
-
-    def __init__(self, epochs: Epochs, dataset: Dataset) -> None:
-        self._epochs, self._dataset = epochs, dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self._dataset) if self._dataset.mixture is None else sum(self._dataset.mixture.counts)
-
-
-def _open(dataset: object) -> Any:
+def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
+    """The dataset, and the transforms of its images: those given, or a torch Dataset's own."""
+    if isinstance(dataset, Dataset):
+        return dataset, transform
     if isinstance(dataset, (str, os.PathLike)):
-        return open_index(dataset)
-    raise OptionError(
-        f"dataset is a {type(dataset).__module__}.{type(dataset).__qualname__}; pass the path of a converted dataset, of "
-        "WebDataset shards or of an image folder (for an ImageFolder: its root)"
-    )
+        return Dataset(open_index(dataset)), transform
+    seen = see_through(dataset)
+    if isinstance(seen, Unseen):
+        raise OptionError(
+            f"dataset: {seen.reason}, to be run by workers; pass datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...)), "
+            "or the path of the files behind it"
+        )
+    if seen.transform is not None and transform is not None:
+        raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
+    return Dataset(seen.index), seen.transform if transform is None else transform
 
 
 def _from_arguments(arguments: dict[str, Any]) -> DataLoader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +29,9 @@ class Batch:
     labels: NDArray[np.int64]  # (b,)
     ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
     good: NDArray[np.bool_]  # (b,) False for rows to be left out
-    # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ; or what is to go through DALI yet
-    images: torch.Tensor | list[torch.Tensor | None] | Fetched
+    # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ, or what the user's code made of it; or what is to
+    # go through DALI yet
+    images: torch.Tensor | list[Any] | Fetched
     values: list[Values | None]  # (b,) of the further fields, by row; None until there are any
     num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device

@@ -1,0 +1,7 @@
+"""torch's loaders made ours, as far as that goes."""
+
+from __future__ import annotations
+
+from datapipe.adapt.from_torch import from_torch
+
+__all__ = ["from_torch"]

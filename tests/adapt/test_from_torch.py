@@ -1,0 +1,278 @@
+"""torch's loaders taken over: the same samples, in the same order, by whoever can read them."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import NUM_SAMPLES, jpeg, make_folder
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+)  # fmt: skip
+from torchvision_reference import torchvision_v2
+
+import datapipe as dp
+
+torchvision_v2()
+folders = importlib.import_module("torchvision.datasets")
+CROP = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
+CENTRE = [dp.CenterCrop(24)]
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("theirs") / "set")
+
+
+def theirs(dataset: Any, **arguments: Any) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(dataset, **({"batch_size": 5, "num_workers": 0} | arguments))
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Code of the user's."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), float(number)), number
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def positions_of(loader: torch.utils.data.DataLoader[Any]) -> list[list[int]]:
+    """What torch's sampler asks for."""
+    assert loader.batch_sampler is not None
+    return [list(batch) for batch in loader.batch_sampler]
+
+
+# -- seen through -----------------------------------------------------------------------------------
+
+
+def test_a_folder_is_seen_through(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    ours = dp.from_torch(theirs(folder))
+    assert isinstance(ours, dp.DataLoader)
+    assert len(ours) == len(theirs(folder)) == 8
+    images = torch.cat([images for images, _ in ours])
+    labels = torch.cat([labels for _, labels in ours])
+    assert labels.tolist() == folder.targets
+    expected = torch.cat([images for images, _ in dp.DataLoader(root, batch_size=5, transform=CENTRE)])
+    assert torch.equal(images, expected)
+    assert (ours.dataset.classes, ours.dataset.class_to_idx) == (folder.classes, folder.class_to_idx)
+    assert torch.equal(torch.cat([images for images, _ in pickle.loads(pickle.dumps(ours))]), images)
+
+
+def test_the_order_of_the_dataset_counts_not_that_of_the_folder(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    folder.samples = folder.samples[::-3]
+    labels = torch.cat([labels for _, labels in dp.from_torch(theirs(folder))])
+    assert labels.tolist() == [label for _, label in folder.samples]
+
+
+@pytest.mark.parametrize("part", ["subset", "concat", "split", "subset of a concat"])
+def test_parts_and_sums_are_seen_through(root: Path, part: str) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    made: Any = {
+        "subset": lambda: Subset(folder, [3, 36, -1, 0, 3]),
+        "concat": lambda: ConcatDataset([folder, Subset(folder, [5, 1])]),
+        "split": lambda: torch.utils.data.random_split(folder, [30, 7], torch.Generator().manual_seed(2))[1],
+        "subset of a concat": lambda: Subset(ConcatDataset([folder, folder]), [2, 40, 73]),
+    }[part]()
+    plain = folders.ImageFolder(root)
+    ours = dp.from_torch(theirs(made, batch_size=4))
+    assert isinstance(ours, dp.DataLoader)
+    labels = torch.cat([labels for _, labels in ours])
+    folder.transform = None
+    assert labels.tolist() == [label for _, label in (made[place] for place in range(len(made)))]
+    assert len(plain) == NUM_SAMPLES
+
+
+def test_target_transforms_relabel(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE, target_transform=lambda label: 10 - label)
+    labels = torch.cat([labels for _, labels in dp.from_torch(theirs(folder))])
+    assert labels.tolist() == [10 - label for label in folder.targets]
+
+
+def own_getitem(root: Path) -> Any:
+    kind = type("Mine", (folders.ImageFolder,), {"__getitem__": lambda self, place: (torch.zeros(3), place)})
+    return kind(root)
+
+
+def other_loader(root: Path) -> Any:
+    return folders.DatasetFolder(root, loader=lambda path: np.zeros(3, np.float32), extensions=(".jpg",))
+
+
+def odd_targets(root: Path) -> Any:
+    to_tensor = importlib.import_module("torchvision.transforms.v2").PILToTensor()
+    crop = importlib.import_module("torchvision.transforms.v2").CenterCrop(24)
+    return folders.ImageFolder(root, transform=lambda image: to_tensor(crop(image)), target_transform=lambda label: [label, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(own_getitem, "__getitem__"), (other_loader, "not torchvision's loader"), (odd_targets, "no class number")],
+)
+def test_what_is_not_torchvisions_own_is_left_to_torch(
+    root: Path, make: Any, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = make(root)
+    ours = dp.from_torch(theirs(dataset))
+    assert not isinstance(ours, dp.DataLoader)
+    for one, other in zip(ours, theirs(dataset), strict=True):
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one[:1], other[:1], strict=True))
+    dp.explain(ours)
+    assert reason in capsys.readouterr().out
+
+
+def test_a_dataset_goes_into_our_loader_directly(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    images, labels = next(iter(dp.DataLoader(folder, batch_size=7)))
+    assert images.shape == (7, 3, 24, 24)
+    assert labels.tolist() == folder.targets[:7]
+    assert next(iter(dp.DataLoader(folders.ImageFolder(root), batch_size=2, transform=CENTRE)))[0].shape == (2, 3, 24, 24)
+    with pytest.raises(dp.OptionError, match=r"dataset has a transform of its own, and transform= is given too"):
+        dp.DataLoader(folder, transform=CROP)
+    with pytest.raises(dp.OptionError, match=r"Numbers is Python code of its own.*from_torch\(torch.utils.data.DataLoader"):
+        dp.DataLoader(Numbers())
+
+
+# -- samplers ---------------------------------------------------------------------------------------
+
+SAMPLINGS: dict[str, Any] = {
+    "in order": lambda data: {},
+    "drop_last": lambda data: {"drop_last": True},
+    "sequential sampler": lambda data: {"sampler": SequentialSampler(data)},
+    "a list": lambda data: {"sampler": [5, 3, 3, 22, 0, 1]},
+    "weighted": lambda data: {"sampler": WeightedRandomSampler([1.0] * 20, 17, generator=torch.Generator().manual_seed(4))},
+    "distributed": lambda data: {"sampler": DistributedSampler(data, num_replicas=3, rank=1, seed=5)},
+    "distributed, drop_last": lambda data: {
+        "sampler": DistributedSampler(data, num_replicas=2, rank=0, shuffle=False, drop_last=True), "drop_last": True,
+    },
+    "random with replacement": lambda data: {
+        "sampler": RandomSampler(data, replacement=True, num_samples=12, generator=torch.Generator().manual_seed(1)),
+    },
+    "batch sampler": lambda data: {"batch_sampler": [[1, 2], [3], [4, 5, 6]], "batch_size": 1},
+    "their batch sampler": lambda data: {
+        "batch_sampler": BatchSampler(SequentialSampler(data), 7, drop_last=False), "batch_size": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("seen", [True, False], ids=["seen through", "left to torch"])
+def test_the_sampler_goes_on_deciding(root: Path, name: str, seen: bool) -> None:
+    data: Any = folders.ImageFolder(root, transform=CENTRE) if seen else Numbers()
+    expected = positions_of(theirs(data, **SAMPLINGS[name](data)))
+    loader = theirs(data, **SAMPLINGS[name](data))
+    ours = dp.from_torch(loader)
+    assert len(ours) == len(loader) == len(expected)
+    if seen:
+        found = [labels.tolist() for _, labels in ours]
+        assert found == [[data.targets[position] for position in batch] for batch in expected]
+    else:
+        assert [numbers.tolist() for _, numbers in ours] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shuffle_is_ours_and_resumes(num_workers: int) -> None:
+    ours = dp.from_torch(theirs(Numbers(), shuffle=True, num_workers=num_workers), seed=3)
+    epochs = [[numbers.tolist() for _, numbers in ours] for _ in range(2)]
+    assert sorted(sum(epochs[0], [])) == list(range(23))  # noqa: RUF017
+    assert epochs[0] != epochs[1]
+    again = dp.from_torch(theirs(Numbers(), shuffle=True, num_workers=num_workers), seed=3)
+    steps = iter(again)
+    assert [next(steps)[1].tolist() for _ in range(3)] == epochs[0][:3]
+    state = again.state_dict()
+    third = dp.from_torch(theirs(Numbers(), shuffle=True, num_workers=num_workers), seed=3)
+    third.load_state_dict(state)
+    assert [numbers.tolist() for _, numbers in third] == epochs[0][3:]
+    assert [numbers.tolist() for _, numbers in third] == epochs[1]
+    third.set_epoch(0)
+    assert [numbers.tolist() for _, numbers in third] == epochs[0]
+    with pytest.raises(dp.StateError, match="seed=3, this loader has 4"):
+        dp.from_torch(theirs(Numbers(), shuffle=True), seed=4).load_state_dict(state)
+
+
+def test_a_generator_is_the_seed(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    ours = dp.from_torch(theirs(folder, shuffle=True, generator=torch.Generator().manual_seed(9)))
+    assert isinstance(ours, dp.DataLoader)
+    assert ours.options.seed == 9
+
+
+def test_epochs_reach_a_distributed_sampler() -> None:
+    def labels(loader: Any) -> list[list[int]]:
+        return [numbers.tolist() for _, numbers in loader]
+
+    sampler = DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=7)
+    ours = dp.from_torch(theirs(Numbers(), sampler=sampler))
+    ours.set_epoch(4)
+    reference = DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=7)
+    reference.set_epoch(4)
+    assert labels(ours) == positions_of(theirs(Numbers(), sampler=reference))
+
+
+# -- left to torch ----------------------------------------------------------------------------------
+
+
+def test_collate_fn_and_worker_init_fn_are_torchs_business() -> None:
+    ours = dp.from_torch(theirs(Numbers(), collate_fn=lambda samples: {"n": [number for _, number in samples]}))
+    assert next(iter(ours)) == {"n": [0, 1, 2, 3, 4]}
+    assert ours.batch_size == 5
+    assert isinstance(ours.dataset, Numbers)
+
+
+def test_streams_pass_through() -> None:
+    ours = dp.from_torch(theirs(Stream(), batch_size=4))
+    assert [batch.tolist() for batch in ours] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_errors_of_the_dataset_come_through() -> None:
+    class Failing(Numbers):
+        def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+            if number == 7:
+                raise KeyError("seven")
+            return super().__getitem__(number)
+
+    steps = iter(dp.from_torch(theirs(Failing(), num_workers=2)))
+    next(steps)
+    with pytest.raises(KeyError, match="seven"):
+        next(steps)
+
+
+def test_what_is_no_loader_is_refused(root: Path) -> None:
+    for wrong in (folders.ImageFolder(root), [1, 2], "path"):
+        with pytest.raises(dp.OptionError, match=r"takes a torch.utils.data.DataLoader, got a .*prefetch"):
+            dp.from_torch(wrong)  # type: ignore[arg-type]
+    with pytest.raises(dp.OptionError, match=r"on_error='skip': the samples are made by torch's workers"):
+        dp.from_torch(theirs(Numbers()), on_error="skip")
+    ours = dp.from_torch(theirs(Numbers()))
+    assert dp.from_torch(ours) is ours  # type: ignore[arg-type]
+
+
+def test_bad_samples_are_ours_to_name(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "set" / "a" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no image" if number == 4 else jpeg(number))
+    folder = folders.ImageFolder(tmp_path / "set", transform=CENTRE)
+    with pytest.raises(dp.DecodeError, match=r"4\.jpg: sample 4: not an image"):
+        list(dp.from_torch(theirs(folder)))
+    assert sum(len(images) for images, _ in dp.from_torch(theirs(folder), on_error="skip")) == 5
