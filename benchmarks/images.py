@@ -3,6 +3,7 @@
 python -m benchmarks.images --set photos --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set raw
+python -m benchmarks.images --set from-torch
 """
 
 from __future__ import annotations
@@ -25,15 +26,21 @@ _LINE_UPS = {
     "256": (*_PEERS, "limit-whole", "limit-region"),
     "dali": ("ours-dali", "ours-dali-again", "dali-file", "dali-webdataset"),
     "dali-uint8": ("ours-dali-uint8", "ours-dali-uint8-again", "dali-file-uint8", "dali-webdataset-uint8"),
+    "from-torch": (
+        "from-torch", "from-torch-again", "ours-folder", "torch",
+        "from-torch-own-chain", "torch-own-chain", "from-torch-own-dataset", "torch-own-dataset",
+    ),
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
-_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos"}  # the set's images, where they are another's
+# The set's images, where they are another's.
+_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos", "from-torch": "photos"}
 _TITLES = {
     "photos": "Photographs of ImageNet's sizes",
     "256": "The same at 256 pixels, JPEG",
     "dali": "Photographs, by DALI on the CPU",
     "dali-uint8": "Photographs, by DALI on the CPU, uint8",
     "raw": "The same at 256 pixels, decoded in advance",
+    "from-torch": "Photographs, by a torch loader taken over",
 }
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from datapipe.adapt.from_torch import from_torch
+from datapipe.adapt.takeover import from_torch
 
 __all__ = ["from_torch"]
