@@ -53,7 +53,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.images --set raw $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set dali $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set dali-uint8 $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.containers
 	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.million
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil
 	$(BIN)/python -m benchmarks.stages --set photos

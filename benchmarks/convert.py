@@ -93,11 +93,15 @@ def _tar(source: Path, out: Path, *, flush: bool) -> list[str]:
     return ["sh", "-c", script + (f" && sync {tar}" if flush else "")]
 
 
-def run_once(command: list[str], source: Path, out: Path) -> dict[str, float]:
-    """Wall seconds of the command, and the peak of anonymous memory over it and its children."""
+def run_once(command: list[str], source: Path | None, out: Path) -> dict[str, float]:
+    """Wall seconds of the command, and the peak of anonymous memory over it and its children.
+
+    `source` is read beforehand; None leaves the page cache as it is. `out` is emptied.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    warm([source])
+    if source is not None:
+        warm([source])
     os.sync()
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

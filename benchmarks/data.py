@@ -1,7 +1,7 @@
 """The images that are measured: made once, kept under benchmarks/.data, made anew by anybody.
 
-A set is a directory with one part per reader: `folder/` (class folders), `shards/` and `raw/` (datapipe),
-`webdataset/` (tar files by webdataset's own writer, with DALI's index beside), `ffcv.beton`,
+A set is a directory with one part per reader: `folder/` (class folders), `shards/`, `raw/`, `hdf5/`, `tfrecord/` and
+`parquet/` (datapipe), `webdataset/` (tar files by webdataset's own writer, with DALI's index beside), `ffcv.beton`,
 `ffcv-raw.beton`. Files are linked `copies` times under new names so that an epoch is long enough to be
 measured; shards and the like hold every copy.
 """
@@ -159,11 +159,23 @@ def _make_raw(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
     _convert(workshop.directory(image_set) / "folder", out, "raw")
 
 
-def _convert(folder: Path, out: Path, encode: str) -> None:
+def _make_hdf5(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    _convert(workshop.directory(image_set) / "folder", out, "keep", to="hdf5")
+
+
+def _make_tfrecord(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    _convert(workshop.directory(image_set) / "folder", out, "keep", to="tfrecord")
+
+
+def _make_parquet(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    _convert(workshop.directory(image_set) / "folder", out, "keep", to="parquet")
+
+
+def _convert(folder: Path, out: Path, encode: str, *, to: str = "webdataset") -> None:
     from converters import convert
     from converters.options import ConvertOptions, Encode
 
-    convert(ConvertOptions(source=folder, destination=out, encode=Encode.parse(encode)))
+    convert(ConvertOptions(source=folder, destination=out, to=to, encode=Encode.parse(encode)))
 
 
 def _make_webdataset(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
@@ -212,6 +224,9 @@ _MAKERS: dict[str, Callable[[Workshop, ImageSet, Path], None]] = {
     "folder": _make_folder,
     "shards": _make_shards,
     "raw": _make_raw,
+    "hdf5": _make_hdf5,
+    "tfrecord": _make_tfrecord,
+    "parquet": _make_parquet,
     "webdataset": _make_webdataset,
     "ffcv.beton": _make_ffcv,
     "ffcv-raw.beton": _make_ffcv_raw,

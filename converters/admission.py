@@ -8,9 +8,10 @@ from pathlib import Path
 
 from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
+from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError
 from converters.planning import Plan, PlannedShard
-from datapipe.errors import DecodeError, OptionError, StorageError
+from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.manifest import BUILDING_NAME, Manifest
 
 _SAMPLE_OVERHEAD = 512  # bytes: of the index
@@ -19,7 +20,10 @@ _MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they d
 
 
 def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
-    """The manifests if nothing is left to do; None if there is. Raises OptionError for a destination that is in use."""
+    """The manifests of a dataset that was made with these options; None if there is something to do.
+
+    Raises OptionError for a destination that is in use, naming the options if it was converted with others.
+    """
     if destination.exists() and not destination.is_dir():
         raise OptionError(f"{destination}: is not a directory; choose another destination")
     if options.part is not None and options.overwrite:
@@ -30,21 +34,63 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
     was_swept = not is_building and finalise.sweep(destination)
     sets = find_sets(destination) if holds_dataset(destination) else []
     manifests = [(found.name, found.manifest) for found in sets]
-    if was_swept and sets:
+    changed = _changed_options(manifests, options)
+    if was_swept and sets and not changed:  # with --overwrite, too: the run that was killed had only to clear up
         return manifests
     if is_building and (destination / BUILDING_NAME / finalise.FINAL_NAME).exists():
         return None
     if sets and not options.overwrite:
-        if options.part is not None and all(manifest.options == options.as_typed() for _, manifest in manifests):
-            return manifests  # job arrays start parts again that others have finished
-        if not is_building:
-            raise OptionError(f"{destination}: holds a finished dataset; pass --overwrite to replace it, or choose another place")
-        raise OptionError(f"{destination}: a conversion with --overwrite was interrupted there; pass --overwrite again to go on")
+        if is_building:
+            raise OptionError(
+                f"{destination}: a conversion with --overwrite was interrupted there; pass --overwrite again to go on"
+            )
+        if changed:
+            raise OptionError(
+                f"{destination}: holds a finished dataset, made with other options: {'; '.join(changed)};"
+                " pass --overwrite to replace it, or choose another place"
+            )
+        return manifests
     strange = strange_files(destination, sets)
     if strange:
         shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
         raise OptionError(f"{destination}: holds files that no conversion wrote ({shown}); choose an empty or new directory")
     return None
+
+
+def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOptions) -> list[str]:
+    """How `options` differ from those that the datasets were made with."""
+    if not manifests:
+        return []
+    asked, had = options.as_typed(), manifests[0][1].options
+    changed = [f"{name} was {had.get(name)!r}, now {asked[name]!r}" for name in asked if asked[name] != had.get(name)]
+    found, expected = {name for name, _ in manifests}, {split.name for split in options.split} or {""}
+    if found != expected and not changed:
+        changed.append(f"of {', '.join(sorted(expected))} there is {', '.join(sorted(found))}")
+    return changed
+
+
+def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Path) -> str:
+    """What of a finished dataset and its source was found to be as it was.
+
+    Raises IntegrityError if a shard is missing or cut, or if the source changed.
+    """
+    for name, manifest in manifests:
+        for shard in manifest.shards:
+            path = destination / name / shard.name
+            found = path.stat().st_size if path.exists() else None
+            if found != shard.nbytes:
+                state = "is missing" if found is None else f"has {found} bytes, {shard.nbytes} were written"
+                raise IntegrityError(f"{path}: {state}; `datapipe verify` tells more; pass --overwrite to convert it anew")
+    known = {manifest.source_digest for _, manifest in manifests}
+    if known == {""}:
+        return "with the same options; the source was not compared, as the dataset does not tell what it was made of"
+    if known != {listing.digest}:
+        num = sum(manifest.num_slots for _, manifest in manifests)
+        raise IntegrityError(
+            f"{destination}: holds a finished dataset, made of {num} samples; {source} now has {listing.num_samples}, or other"
+            " names, sizes or labels; pass --overwrite to convert it anew, or choose another place"
+        )
+    return "with the same options, and from files of the same names, sizes and labels"
 
 
 def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.arrays import read_array
 from datapipe.errors import DecodeError
+from datapipe.npy import read_npy_array
 
 MAX_LABEL = 1 << 24  # from here on float32 is not exact
 _SHAPE = "expected rows of [x1, y1, x2, y2, label]"
@@ -35,7 +35,7 @@ def parse_boxes(text: str) -> bytes:
 
 def load_boxes(data: bytes) -> NDArray[np.float64]:
     """(n, 5) of a stored field. Raises DecodeError for what is none."""
-    return checked_boxes(read_array(data))
+    return checked_boxes(read_npy_array(data))
 
 
 def checked_boxes(table: NDArray[Any]) -> NDArray[np.float64]:

@@ -12,12 +12,14 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from converters import finalise
 from converters.admission import (
     already_ended,
+    compare_finished,
     free_nbytes,
     needed_nbytes,
     refuse_changed_meaning,
@@ -30,7 +32,7 @@ from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
-from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, open_samples, read_plan
+from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, list_source, open_samples, read_plan
 from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
@@ -46,7 +48,8 @@ _PLAN_LOCK = "plan.lock"
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
     """Convert a source, or go on with a conversion that was interrupted.
 
-    The result depends on the source and the options only, not on workers, parts or interruptions.
+    The result depends on the source and the options only, not on workers, parts or interruptions. A finished
+    dataset of the same options is left as it is, if its source still looks as it did.
     Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too
     many), IntegrityError (the source changed); whatever it raises, the same call resumes.
     `on_progress` is called in the caller's thread.
@@ -57,7 +60,12 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     source = open_source(options)
     building = destination / BUILDING_NAME
     manifests = already_ended(destination, options)
-    if manifests is None:
+    compared: str | None = None
+    if manifests is not None:
+        with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
+            listing = list_source(Path(scratch) / PLAN_NAME, source, on_samples=_telling(on_progress))
+        compared = compare_finished(manifests, listing, destination, options.source)
+    else:
         try:
             (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
             return _Conversion(options, destination, source, on_progress, started).run()
@@ -66,7 +74,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
             if not is_finished:
                 _raise_translated(destination, exc)
         manifests = [(found.name, found.manifest) for found in find_sets(destination)]
-    return _report(destination, manifests, (), (0, 0), started)
+    return _report(destination, manifests, (), (0, 0), started, compared)
 
 
 def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
@@ -270,6 +278,11 @@ class _Conversion:
 
 
 def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> Plan:
+    return build_plan(path, options, source, on_samples=_telling(on_progress))
+
+
+def _telling(on_progress: OnProgress) -> Callable[[int], None]:
+    """Hears how many samples were listed so far, and tells how many came."""
     num_told = 0
 
     def on_samples(num_samples: int) -> None:
@@ -277,7 +290,7 @@ def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnPr
         on_progress(Advance(Phase.SCAN, num_samples - num_told))
         num_told = num_samples
 
-    return build_plan(path, options, source, on_samples=on_samples)
+    return on_samples
 
 
 def _report(
@@ -286,6 +299,7 @@ def _report(
     warnings: tuple[str, ...],
     num_shards: tuple[int, int],
     started: float,
+    compared: str | None = None,
 ) -> Report:
     sets = tuple(
         SetReport(
@@ -300,4 +314,5 @@ def _report(
     )
     classes = manifests[0][1].classes
     num_classes = None if classes is None else len(classes)
-    return Report(destination, sets, num_classes, num_shards[0], num_shards[1], 0, warnings, time.monotonic() - started)
+    elapsed_s = time.monotonic() - started
+    return Report(destination, sets, num_classes, num_shards[0], num_shards[1], 0, warnings, elapsed_s, compared)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from datapipe.errors import IntegrityError, StorageError
 
-_CACHE_KIB = 32768  # per database; also the size of a sorted run
+_CACHE_KIB = 8192  # per database; also the size of a sorted run
 
 
 @contextlib.contextmanager

@@ -9,14 +9,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from converters.arrays import check_array
 from converters.boxes import load_boxes, parse_boxes, scale_boxes, store_boxes
-from converters.masks import check_mask, mask_size, resize_mask
+from converters.masks import mask_size, resize_mask
 from converters.options import Check, ConvertOptions, Encode, Resize
 from converters.transcode import decoder, transcode
 from converters.writers import IMAGE_FIELD, StoredField
 from datapipe.errors import DecodeError, OptionError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.masks import mask_labels
+from datapipe.npy import check_npy
 from datapipe.probe import ImageHeader, probe
 
 _ENCODINGS = {Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes"}
@@ -109,7 +110,7 @@ def _examined(kind: Kind, data: bytes, treatment: Treatment, before: tuple[int, 
     elif kind is Kind.JSON:
         _check_json(data)
     elif kind is Kind.ARRAY:
-        check_array(data)
+        check_npy(data)
     return StoredField(_ENCODINGS[kind], data)
 
 
@@ -135,20 +136,22 @@ def _examined_mask(data: bytes, treatment: Treatment, before: tuple[int, int], a
     if wanted != size:
         return StoredField(*resize_mask(data, wanted))
     if treatment.check is Check.DECODE:
-        check_mask(data)
+        mask_labels(data)
     return StoredField(encoding, data)
 
 
-def _check_text(data: bytes) -> None:
+def _check_text(data: bytes) -> str:
     try:
-        data.decode()
+        return data.decode()
     except UnicodeDecodeError as exc:
         raise DecodeError(f"byte 0x{data[exc.start]:02x} at {exc.start} is not UTF-8; save the text as UTF-8") from exc
 
 
 def _check_json(data: bytes) -> None:
+    """UTF-8 is asked for, as json.loads would take UTF-16 and half characters as well, and other readers do not."""
+    text = _check_text(data).removeprefix("\ufeff")
     try:
-        json.loads(data)
+        json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DecodeError(f"not JSON: {exc}") from exc
 

@@ -93,6 +93,7 @@ def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Ta
         permutation_key=planned.permutation_key,
         image_size=sizes.pop() if len(sizes) == 1 else None,
         options=options,
+        source_digest=plan.source_digest,
     )
 
 

@@ -9,6 +9,7 @@ are JSON.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -49,6 +50,7 @@ class ListingSummary:
     facts: SourceFacts
     field_order: tuple[str, ...]  # by bit of `fields`
     unreadable: Unreadable
+    digest: str  # of every sample's name, size, label and fields, in listing order; not of times and places
 
 
 def write_listing(
@@ -73,7 +75,8 @@ def write_listing(
         _sort(connection, facts.labels)
     num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
     order = tuple(inserting.bits)
-    return ListingSummary(num_samples, nbytes, notes, facts, order, _find_unreadable(connection, facts, order))
+    unreadable = _find_unreadable(connection, facts, order)
+    return ListingSummary(num_samples, nbytes, notes, facts, order, unreadable, _digest(connection, order))
 
 
 class _Inserting:
@@ -218,6 +221,22 @@ def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: 
         has = frozenset(field for bit, field in enumerate(order) if fields >> bit & 1)
         first.append((os.fsdecode(join(path, name)), problem or missing_fields(wanted, has, label) or ""))
     return Unreadable(num, tuple(first))
+
+
+def _digest(connection: sqlite3.Connection, order: tuple[str, ...]) -> str:
+    """SHA-256 of the listing, the same wherever and whenever its files are listed; in hex."""
+    digest = hashlib.sha256()
+    names: dict[int, list[str]] = {}  # by the bits of `fields`, whose order is that in which they were met
+    for row in connection.execute(_IN_ORDER):
+        path, name, nbytes, _, problem, label, fields, details = row
+        if fields not in names:
+            names[fields] = sorted(field for bit, field in enumerate(order) if fields >> bit & 1)
+        if details is not None:
+            details = json.loads(details)
+            details["files"] = [file[:2] for file in details["files"]]  # without the time
+            details = json.dumps(details, sort_keys=True)
+        digest.update(repr((path, name, nbytes, problem is None, label, names[fields], details)).encode())
+    return digest.hexdigest()
 
 
 # -- two listings ----------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ PLAN_NAME = "plan.db"
 WHOLE = "shard"  # what shards are called where there is no split
 _SHUFFLE_PURPOSE = 0x73687566  # keeps the write order's key apart from those of epochs
 _SPLIT_OPERATION = 0x73706C74
-_BATCH = 1 << 16
+_BATCH = 1 << 14
+MAX_SHARD_SAMPLES = 1 << 15  # what is known of a shard's samples is held in memory while it is written, 1.5 KB of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     fields: tuple[FieldSpec, ...]  # of every sample
     classes: tuple[str, ...] | None  # names by label, where labels are classes
+    source_digest: str  # of the listing
     unreadable: Unreadable
     warnings: tuple[str, ...]  # of the source
     num_ignored: int
@@ -134,6 +136,12 @@ def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_sample
         os.fsync(file.fileno())
     atomic.move(temporary, path)
     return read_plan(path)
+
+
+def list_source(path: Path, source: Source, *, on_samples: Callable[[int], None]) -> ListingSummary:
+    """Scan the source into a database at `path` that is of no further use; what there is. Raises what the source raises."""
+    with open_database(path, temporary=path.parent) as connection:
+        return write_listing(connection, source, scratch=path.parent, on_samples=on_samples)
 
 
 def split_of(ordinals: NDArray[np.int64], *, seed: int, shares: tuple[Fraction, ...]) -> NDArray[np.int64]:
@@ -193,7 +201,7 @@ def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: 
 
 
 def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet]) -> None:
-    """Cut each set where its bytes, counted along the write order, pass an equal share of its total."""
+    """Cut each set where its bytes, counted along the write order, pass an equal share of its total, or samples are enough."""
     connection.execute(
         "CREATE TABLE shards (number INTEGER PRIMARY KEY, stem TEXT, set_name TEXT,"
         " first_position INTEGER, first_slot INTEGER, num_slots INTEGER, nbytes INTEGER)"
@@ -203,11 +211,13 @@ def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets:
     for planned in sets:
         span = (start, start + planned.num_slots)
         total = connection.execute("SELECT sum(nbytes) FROM slots WHERE position >= ? AND position < ?", span).fetchone()[0]
-        share = -(-total // max(1, -(-total // options.shard_nbytes))) or 1
+        num_shards = max(-(-total // options.shard_nbytes), -(-planned.num_slots // MAX_SHARD_SAMPLES), 1)
+        share = -(-total // num_shards) or 1
         cursor = connection.execute("SELECT nbytes FROM slots WHERE position >= ? AND position < ? ORDER BY position", span)
         done, in_set, first, in_shard = 0, 0, 0, 0
         for slot, (nbytes,) in enumerate(cursor):
-            if slot > first and done // share > (done - in_shard) // share:
+            is_full = done // share > (done - in_shard) // share or slot - first == MAX_SHARD_SAMPLES
+            if slot > first and is_full:
                 _insert_shard(connection, number, in_set, planned, start, (first, slot), in_shard)
                 number, in_set, first, in_shard = number + 1, in_set + 1, slot, 0
             done += nbytes
@@ -235,6 +245,7 @@ def _write_facts(
         "fields": [[field.name, field.kind.value] for field in summary.facts.fields],
         "field_order": summary.field_order,
         "classes": summary.facts.classes,
+        "source_digest": summary.digest,
         "unreadable": [summary.unreadable.num, summary.unreadable.first],
         "warnings": summary.facts.warnings,
         "num_ignored": summary.notes.num_ignored,
@@ -261,6 +272,7 @@ def read_plan(path: Path) -> Plan:
         shards=shards,
         fields=tuple(FieldSpec(name, Kind(kind)) for name, kind in facts["fields"]),
         classes=None if facts["classes"] is None else tuple(facts["classes"]),
+        source_digest=facts["source_digest"],
         unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
         warnings=tuple(facts["warnings"]),
         num_ignored=facts["num_ignored"],

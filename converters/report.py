@@ -58,6 +58,7 @@ class Report:
     num_waiting: int  # shards that other parts have still to write; 0 once the dataset is complete
     warnings: tuple[str, ...]
     elapsed_s: float
+    compared: str | None = None  # of a dataset that was finished before: in what it is what was asked for
 
     @property
     def is_finished(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from converters.examine import Treatment, encode_value, examine
@@ -45,11 +45,17 @@ class _Opened:
 
 
 def read_samples(
-    root: bytes, planned: Iterable[PlannedSample], fields: tuple[FieldSpec, ...], treatment: Treatment
+    root: bytes,
+    planned: Iterable[PlannedSample],
+    fields: tuple[FieldSpec, ...],
+    treatment: Treatment,
+    *,
+    check: Callable[[StoredSample], None],
 ) -> Iterator[tuple[PlannedSample, StoredSample | BadSample]]:
     """The samples of a shard, in order, each with what was planned for it.
 
-    `fields`: those that every sample must have. Raises IntegrityError if a file is no longer what the plan saw.
+    `fields`: those that every sample must have. `check` raises DecodeError for what could not be written.
+    Raises IntegrityError if a file is no longer what the plan saw.
     """
     wanted = tuple((field.name, field.kind) for field in fields)
     kinds = dict(wanted)
@@ -67,10 +73,12 @@ def read_samples(
         try:
             values = {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
             examined = examine({**contents, **values}, fields, treatment, size=sample.size)
+            stored = StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
+            check(stored)
         except DecodeError as exc:
             yield sample, BadSample(sample, str(exc), contents)
         else:
-            yield sample, StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
+            yield sample, stored
 
 
 def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:

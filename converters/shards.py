@@ -88,7 +88,7 @@ def build_shard(
         writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
             since = bad_since = 0
-            for planned, result in read_samples(root, samples, job.fields, job.treatment):
+            for planned, result in read_samples(root, samples, job.fields, job.treatment, check=writer.check):
                 if isinstance(result, BadSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)

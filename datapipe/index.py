@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,22 +21,26 @@ from numpy.typing import NDArray
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import Manifest
 from datapipe.order import Permutation
+from datapipe.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
 
 MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
 
+WHOLE_FILE = -1  # in place of a number of bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Byte extents of one field of some samples."""
+    """Where one field of some samples lies: bytes of a file, or a row of a row group."""
 
     paths: list[str]  # (m,) file of each
-    offset: NDArray[np.int64]  # (m,) bytes
-    nbytes: NDArray[np.int64]  # (m,)
+    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard where there is a row group
+    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; with a row group about what the value takes, 0 where nobody knows
     crc32c: NDArray[np.uint32]  # (m,)
     has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
     one_file_each: bool  # the extents are whole files, so keeping them open is no use
     prefixes: list[bytes] | None = None  # (m,) what belongs before the bytes of each; None: nothing
+    row_groups: list[RowGroup | None] | None = None  # (m,) what is to be read for each; None: bytes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -66,12 +70,23 @@ class SampleIndex:
         self._missing = self._missing_ids()
         paths = [sidecar_directory / (shard.name + SIDECAR_SUFFIX) for shard in shards]
         self._sidecars = _OpenSidecars(paths, [shard.num_samples for shard in shards])
+        self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
         return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen)
 
     def __len__(self) -> int:
         return self.manifest.num_samples if self.chosen is None else len(self.chosen)
+
+    @property
+    def where(self) -> str:
+        """What to call the dataset in a message."""
+        return str(self.data_directory)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else wrote the data: our own have their index beside them."""
+        return self.sidecar_directory != self.data_directory
 
     @property
     def has_images(self) -> bool:
@@ -111,6 +126,7 @@ class SampleIndex:
         crc32c, has_crc = np.empty(num, np.uint32), np.empty(num, np.uint8)
         paths: list[str] = [""] * num
         prefixes: list[bytes] | None = None
+        row_groups: list[RowGroup | None] | None = None
         loose = self.manifest.container == "folder"
         by_shard = np.argsort(shards, kind="stable")
         starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
@@ -126,10 +142,24 @@ class SampleIndex:
                 prefixes = prefixes or [b""] * num
                 for member in members.tolist():
                     prefixes[member] = prefix
+            if column := sidecar.row_columns.get(field):
+                row_groups = row_groups or [None] * num
+                self._put_row_groups(row_groups, shard, column, members, offset)
             for member, row in zip(members.tolist(), here.tolist(), strict=True):
                 paths[member] = self._loose_path(sidecar, row) if loose else self._shard_paths[shard]
-        extents = Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose, prefixes=prefixes)
+        extents = Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose, prefixes=prefixes, row_groups=row_groups)
         return Entries(ids, labels, extents)
+
+    def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
+        """The row groups that an order had better keep together, where any of these fields is addressed by rows.
+
+        None where all of them are addressed by bytes, which may be read in any order. A shard in which they are is one
+        row group among the others.
+        """
+        wanted = frozenset(fields)
+        if wanted not in self._groupings:
+            self._groupings[wanted] = self._find_row_grouping(wanted)
+        return self._groupings[wanted]
 
     def labels(self) -> NDArray[np.int64]:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""
@@ -148,6 +178,37 @@ class SampleIndex:
         loose = self.manifest.container == "folder"
         path = self._loose_path(sidecar, row) if loose else self._shard_paths[int(shards[0])]
         return Description(id, path, sidecar.key(row), "" if loose else os.fsdecode(sidecar.source(row)))
+
+    def _put_row_groups(
+        self, groups: list[RowGroup | None], shard: int, column: str, members: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> None:
+        """Note for each of the members, samples of one shard, what is to be read for it."""
+        starts, path = self._sidecars[shard].row_groups, self._shard_paths[shard]
+        numbers = np.searchsorted(starts, rows[members], side="right") - 1
+        made = {
+            number: RowGroup(self.manifest.container, path, column, number, int(starts[number]), int(starts[number + 1]))
+            for number in np.unique(numbers).tolist()
+        }
+        for member, number in zip(members.tolist(), numbers.tolist(), strict=True):
+            groups[member] = made[number]
+
+    def _find_row_grouping(self, wanted: frozenset[str]) -> RowGrouping | None:
+        if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
+            return None  # what datapipe wrote lies in pieces of bytes
+        starts: list[NDArray[np.int64]] = []
+        nbytes = num_groups = 0
+        for first, path in zip(self._first_slot.tolist(), self._sidecars.paths, strict=True):
+            sidecar = Sidecar(path)  # not kept open, as all of them are asked
+            by_rows = wanted & sidecar.row_columns.keys()
+            nbytes += sum(int(sidecar.nbytes(name).sum()) for name in by_rows)
+            num_groups += len(sidecar.row_groups) - 1 if by_rows else 0
+            starts.append(first + (sidecar.row_groups[:-1] if by_rows else np.zeros(1, np.int64)))
+        if not num_groups:
+            return None
+        ids = self.ids(np.arange(len(self), dtype=np.int64))
+        groups = np.searchsorted(np.concatenate(starts), ids, side="right")
+        begins = np.flatnonzero(np.diff(groups, prepend=-1)) if len(groups) else np.zeros(1, np.int64)
+        return RowGrouping(np.append(begins, len(self)), nbytes // num_groups)
 
     def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shard number and row within it of each id."""
@@ -211,7 +272,7 @@ class _OpenSidecars:
     """Sidecars by shard number, opened when first asked for; the least recently used are closed."""
 
     def __init__(self, paths: list[Path], num_samples: list[int]) -> None:
-        self._paths = paths
+        self.paths = paths
         self._num_samples = num_samples  # that the manifest says each has
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
         self._lock = threading.Lock()
@@ -220,7 +281,7 @@ class _OpenSidecars:
         with self._lock:
             sidecar = self._open.get(shard)
             if sidecar is None:
-                sidecar = Sidecar(self._paths[shard])
+                sidecar = Sidecar(self.paths[shard])
                 if sidecar.num_samples != self._num_samples[shard]:
                     raise FormatError(
                         f"{sidecar.path}: has {sidecar.num_samples} samples, the manifest says {self._num_samples[shard]}; "

@@ -70,6 +70,7 @@ class Manifest:
     permutation_key: int | None = None  # the slot of an id is Permutation(num_slots, key).inverse(id); None: the id
     image_size: tuple[int, int] | None = None  # (height, width) where all images share one
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the conversion, as typed
+    source_digest: str = ""  # of the listing it was made from: names, sizes, labels; "" where nobody recorded it
 
     @property
     def num_samples(self) -> int:
@@ -111,6 +112,7 @@ class Manifest:
                 permutation_key=None if value["permutation_key"] is None else _whole(value["permutation_key"]),
                 image_size=None if value["image_size"] is None else (value["image_size"][0], value["image_size"][1]),
                 options=value["options"],
+                source_digest=str(value.get("source_digest", "")),
             )
         except (KeyError, TypeError, ValueError, IndexError) as exc:
             raise FormatError(f"{where}: not a datapipe manifest ({type(exc).__name__}: {exc}); convert again") from exc

@@ -1,4 +1,4 @@
-"""Headers of `.npy` files, from bytes that nobody vouches for. Nothing is ever unpickled."""
+"""`.npy` files, from bytes that nobody vouches for. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.errors import DecodeError
 
@@ -55,3 +56,23 @@ def read_npy_header(data: bytes) -> NpyHeader:
     if any(extent < 0 for extent in shape):
         raise DecodeError(f".npy header does not parse: shape {shape}")
     return NpyHeader(shape, is_fortran, dtype, stream.tell())
+
+
+def check_npy(data: bytes) -> NpyHeader:
+    """The header of a `.npy` file that holds its values, all of them and nothing else. Raises DecodeError otherwise."""
+    header = read_npy_header(data)
+    found, what = len(data) - header.start, f".npy of {header.dtype} {header.shape}"
+    if found < header.nbytes:
+        raise DecodeError(f"{what} is cut off: {found} bytes of values, expected {header.nbytes}")
+    if found > header.nbytes:
+        raise DecodeError(f"{what} has {found - header.nbytes} bytes too many behind its values")
+    return header
+
+
+def read_npy_array(data: bytes) -> NDArray[Any]:
+    """The array of a `.npy` file: a read-only view of the bytes. Raises DecodeError as `check_npy` does."""
+    header = check_npy(data)
+    if not header.nbytes:
+        return np.empty(header.shape, header.dtype)
+    values = np.frombuffer(data, header.dtype, offset=header.start)
+    return values.reshape(header.shape, order="F" if header.is_fortran else "C")

@@ -80,7 +80,8 @@ class WindowedOrder:
     The row groups of an epoch are put in random order and the samples in them dealt to *lanes*: runs of that sequence,
     all equally long. Every step takes an equal share of each lane, and a lane is shuffled in windows of the size of
     a row group or two. Lanes depend on the samples per step over all ranks, not on the number of ranks: resuming on
-    another number of ranks changes nothing, and ranks that divide the number of lanes own whole ones.
+    another number of ranks changes nothing, and ranks that divide the number of lanes own whole ones. The windows
+    of one lane end at other steps than those of another, so that row groups are needed one after the other.
     """
 
     starts: NDArray[np.int64]  # (g + 1,) positions at which the row groups begin, and the number of samples
@@ -113,13 +114,15 @@ class WindowedOrder:
         lane_length = max(1, num_samples // self.global_batch * (self.global_batch // self.num_lanes))
         window = max(1, min(2 * -(-num_samples // num_groups), lane_length))
         lanes = np.minimum(places // lane_length, self.num_lanes)
-        numbers, offsets = np.divmod(places - lanes * lane_length, window)
+        lags = lanes * window // self.num_lanes
+        numbers = (places - lanes * lane_length + lags) // window
         shuffled = np.empty_like(places)
-        for lane, number in {*zip(lanes.tolist(), numbers.tolist(), strict=True)}:
+        for lane, lag, number in {*zip(lanes.tolist(), lags.tolist(), numbers.tolist(), strict=True)}:
             here = (lanes == lane) & (numbers == number)
-            first = lane * lane_length + number * window
-            end = min(first + window, num_samples if lane == self.num_lanes else (lane + 1) * lane_length)
-            shuffled[here] = first + Permutation(end - first, int(key64(self.seed, epoch, lane, number)))(offsets[here])
+            start = lane * lane_length - lag + number * window
+            first = max(start, lane * lane_length)
+            end = min(start + window, num_samples if lane == self.num_lanes else (lane + 1) * lane_length)
+            shuffled[here] = first + Permutation(end - first, int(key64(self.seed, epoch, lane, number)))(places[here] - first)
         return shuffled
 
     def _in_row_groups(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:

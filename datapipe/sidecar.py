@@ -5,12 +5,17 @@ system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unkn
 field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes within the shard),
 `F.crc32c` uint32 with `F.has_crc` bool. Where raw pixels lie without a header, the schema's metadata have one for all of
 them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.
+
+A field whose bytes alone mean nothing, as they are compressed with those of others, is addressed by rows: `F.offset` is the
+row in the shard, `F.nbytes` about what its value takes, and the metadata have `datapipe.rows.F`, what the shard calls the
+field, and `datapipe.row_groups`, a JSON list of the rows at which row groups begin, and of their number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,8 @@ from datapipe.errors import FormatError, MissingDataError
 
 SIDECAR_SUFFIX = ".index.arrow"
 _PREFIX = "datapipe.prefix."
+_ROWS = "datapipe.rows."
+_ROW_GROUPS = "datapipe.row_groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,22 @@ class FieldExtent:
     crc32c: int | None  # None: nobody computed it
 
 
+@dataclass(frozen=True, slots=True)
+class FieldColumn:
+    """Where one field of all samples of a shard lies, in the order of its rows."""
+
+    offset: NDArray[np.int64]  # (n,) bytes from the start of the shard; rows, where `column` is given
+    nbytes: NDArray[np.int64]  # (n,); for rows about what a value takes, 0 where nobody knows
+    prefix: bytes = b""  # what belongs before the bytes of every sample
+    column: str | None = None  # what the shard calls a field that is addressed by rows
+
+
 @dataclass(slots=True)
 class SidecarRows:
-    """Rows on their way to a sidecar, in the order in which the shard holds the samples."""
+    """Rows on their way to a sidecar, in the order in which the shard holds the samples.
+
+    The extents of a field are given sample by sample, in `append`, or all at once, in `add_column`.
+    """
 
     field_names: tuple[str, ...]
     ids: list[int] = field(default_factory=list)
@@ -48,7 +68,11 @@ class SidecarRows:
     sizes: list[tuple[int, int]] = field(default_factory=list)  # (height, width) pixels; (0, 0) unknown
     extents: dict[str, list[FieldExtent]] = field(default_factory=dict)
     prefixes: dict[str, bytes] = field(default_factory=dict)  # by field, what belongs before the bytes of every sample
+    columns: dict[str, FieldColumn] = field(default_factory=dict)  # by field, of those that were added as a whole
+    row_groups: tuple[int, ...] = ()  # rows at which row groups begin, and their number; where a field is addressed by them
     classes: tuple[str, ...] | None = None  # names by label, where the shard tells them; not kept in the sidecar
+    lacking: dict[str, int] = field(default_factory=dict)  # by field that is left out, how many samples lack it; not kept either
+    unread: dict[str, str] = field(default_factory=dict)  # by what the shard calls it, why it is no field; not kept either
 
     def __post_init__(self) -> None:
         self.extents = {name: [] for name in self.field_names}
@@ -65,8 +89,15 @@ class SidecarRows:
         self.sources.append(source)
         self.labels.append(label)
         self.sizes.append(size)
-        for name in self.field_names:
+        for name in self.extents:
             self.extents[name].append(extents[name])
+
+    def add_column(self, name: str, column: FieldColumn) -> None:
+        """Add a field of all samples."""
+        self.field_names = (*self.field_names, name)
+        self.columns[name] = column
+        if column.prefix:
+            self.prefixes[name] = column.prefix
 
     def to_table(self, shard_name: str) -> pa.Table:
         sizes = np.array(self.sizes, np.int32).reshape(-1, 2)
@@ -78,15 +109,40 @@ class SidecarRows:
             "height": _numbers(sizes[:, 0]),
             "width": _numbers(sizes[:, 1]),
         }
-        for name, extents in self.extents.items():
-            columns[f"{name}.encoding"] = _byte_strings([extent.encoding.encode() for extent in extents], pa.string())
-            columns[f"{name}.offset"] = _numbers(np.array([extent.offset for extent in extents], np.int64))
-            columns[f"{name}.nbytes"] = _numbers(np.array([extent.nbytes for extent in extents], np.int64))
-            columns[f"{name}.crc32c"] = _numbers(np.array([extent.crc32c or 0 for extent in extents], np.uint32))
-            columns[f"{name}.has_crc"] = _numbers(np.array([extent.crc32c is not None for extent in extents], np.uint8))
-        metadata = {"datapipe.sidecar": "1", "datapipe.shard": shard_name, "datapipe.fields": ",".join(self.field_names)}
+        for name in self.field_names:
+            columns |= self._of_column(name) if name in self.columns else self._of_extents(name)
+        metadata: dict[str, str | bytes] = {
+            "datapipe.sidecar": "1",
+            "datapipe.shard": shard_name,
+            "datapipe.fields": ",".join(self.field_names),
+        }
         metadata |= {_PREFIX + name: prefix.hex() for name, prefix in self.prefixes.items()}
+        for name, found in self.columns.items():
+            if found.column is not None:
+                metadata[_ROWS + name] = found.column.encode(errors="surrogateescape")
+        if self.row_groups:
+            metadata[_ROW_GROUPS] = json.dumps(self.row_groups)
         return pa.table(columns).replace_schema_metadata(metadata)
+
+    def _of_extents(self, name: str) -> dict[str, pa.Array]:
+        extents = self.extents[name]
+        return {
+            f"{name}.encoding": _byte_strings([extent.encoding.encode() for extent in extents], pa.string()),
+            f"{name}.offset": _numbers(np.array([extent.offset for extent in extents], np.int64)),
+            f"{name}.nbytes": _numbers(np.array([extent.nbytes for extent in extents], np.int64)),
+            f"{name}.crc32c": _numbers(np.array([extent.crc32c or 0 for extent in extents], np.uint32)),
+            f"{name}.has_crc": _numbers(np.array([extent.crc32c is not None for extent in extents], np.uint8)),
+        }
+
+    def _of_column(self, name: str) -> dict[str, pa.Array]:
+        found, num = self.columns[name], len(self)
+        return {
+            f"{name}.encoding": _byte_strings([b""] * num, pa.string()),
+            f"{name}.offset": _numbers(found.offset),
+            f"{name}.nbytes": _numbers(found.nbytes),
+            f"{name}.crc32c": _numbers(np.zeros(num, np.uint32)),
+            f"{name}.has_crc": _numbers(np.zeros(num, np.uint8)),
+        }
 
 
 # pa.array, and to_numpy of what it makes, import pandas where that is installed: 50 MB and a third of a second for each
@@ -122,7 +178,10 @@ class Sidecar:
     Raises MissingDataError or FormatError on opening.
     """
 
-    __slots__ = ("_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "widths")
+    __slots__ = (
+        "_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "row_columns",
+        "row_groups", "widths",
+    )  # fmt: skip
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -149,6 +208,8 @@ class Sidecar:
         except KeyError as exc:
             raise FormatError(f"{path}: column {exc} is missing; index or convert again") from exc
         self.prefixes = self._read_prefixes(metadata)
+        self.row_columns = self._read_row_columns(metadata)
+        self.row_groups = self._read_row_groups(metadata)
 
     def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
         """By field, bytes that belong before those of every extent; fields that need none are left out."""
@@ -157,6 +218,22 @@ class Sidecar:
             return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
         except ValueError as exc:
             raise FormatError(f"{self.path}: a prefix is not hexadecimal ({exc}); index or convert again") from exc
+
+    def _read_row_columns(self, metadata: dict[bytes, bytes]) -> dict[str, str]:
+        """By field that is addressed by rows, what the shard calls it."""
+        called = {name: metadata.get((_ROWS + name).encode()) for name in self.field_names}
+        return {name: text.decode(errors="surrogateescape") for name, text in called.items() if text is not None}
+
+    def _read_row_groups(self, metadata: dict[bytes, bytes]) -> NDArray[np.int64]:
+        """(g + 1,) rows at which row groups begin, and the number of rows; empty where no field is addressed by them."""
+        try:
+            starts = np.array(json.loads(metadata.get(_ROW_GROUPS.encode(), b"[]")), np.int64)
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+            raise FormatError(f"{self.path}: row groups are no list of rows ({exc}); index or convert again") from exc
+        is_sound = starts.ndim == 1 and (len(starts) > 1 or not self.row_columns)
+        if not is_sound or (len(starts) and (starts[0] or starts[-1] != self.num_samples or (np.diff(starts) < 0).any())):
+            raise FormatError(f"{self.path}: row groups do not cover its {self.num_samples} samples; index or convert again")
+        return starts
 
     def _fixed(self, name: str, dtype: type) -> NDArray[Any]:
         if not self.num_samples:
@@ -168,7 +245,7 @@ class Sidecar:
         return values
 
     def offsets(self, name: str) -> NDArray[np.int64]:
-        """(n,) bytes from the start of the shard."""
+        """(n,) bytes from the start of the shard, or rows where `row_columns` has the field."""
         return self._fixed(f"{name}.offset", np.int64)
 
     def nbytes(self, name: str) -> NDArray[np.int64]:

@@ -39,6 +39,13 @@ def encode(pixels: NDArray[Any], form: str = "JPEG", *, mode: str | None = None,
     return sink.getvalue()
 
 
+def npy(array: Any) -> bytes:
+    """A `.npy` file of the array."""
+    sink = io.BytesIO()
+    np.save(sink, np.asarray(array))
+    return sink.getvalue()
+
+
 def jpeg(number: int, height: int = 40, width: int = 48, **options: Any) -> bytes:
     return encode(picture(number, height, width), "JPEG", **({"quality": 90} | options))
 
@@ -101,7 +108,7 @@ def write_tfrecord(source: Path, destination: Path, *, per_shard: int = 10) -> P
     return destination
 
 
-def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10, **options: Any) -> Path:
     """The same in HDF5 files, as h5py's users write them: a variable-length dataset of images, and their labels."""
     import h5py
 
@@ -110,7 +117,7 @@ def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
     for number, start in enumerate(range(0, len(files), per_shard)):
         mine = files[start : start + per_shard]
         with h5py.File(destination / f"set-{number:03d}.h5", "w") as file:
-            images = file.create_dataset("images", (len(mine),), h5py.vlen_dtype(np.uint8))
+            images = file.create_dataset("images", (len(mine),), h5py.vlen_dtype(np.uint8), **options)
             for row, path in enumerate(mine):
                 images[row] = np.frombuffer(path.read_bytes(), np.uint8)
             file["labels"] = np.array([CLASSES.index(path.parent.name) for path in mine], np.int32)
@@ -118,7 +125,7 @@ def write_hdf5(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
     return destination
 
 
-def write_hdf5_pixels(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+def write_hdf5_pixels(source: Path, destination: Path, *, per_shard: int = 10, **options: Any) -> Path:
     """The same as arrays of pixels; the folder's images must be of one size."""
     import h5py
 
@@ -127,7 +134,7 @@ def write_hdf5_pixels(source: Path, destination: Path, *, per_shard: int = 10) -
     for number, start in enumerate(range(0, len(files), per_shard)):
         mine = files[start : start + per_shard]
         with h5py.File(destination / f"set-{number:03d}.h5", "w") as file:
-            file["x"] = np.stack([np.asarray(Image.open(path)) for path in mine])
+            file.create_dataset("x", data=np.stack([np.asarray(Image.open(path)) for path in mine]), **options)
             file["y"] = np.array([CLASSES.index(path.parent.name) for path in mine])
             file["key"] = np.array([str(path.relative_to(source)).encode() for path in mine])
     return destination
@@ -151,6 +158,64 @@ def write_parquet(source: Path, destination: Path, *, per_shard: int = 10, **opt
         path = destination / f"train-{number:05d}-of-{num_shards:05d}.parquet"
         pq.write_table(pa.table(columns), path, **(stored | options))
     return destination
+
+
+def write_datasets(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The same as in Hugging Face's `datasets`, its tables written as its older versions did: compressed, with dictionaries."""
+    import datasets
+    import pyarrow.parquet as pq
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    for start in range(0, len(files), per_shard):
+        mine = files[start : start + per_shard]
+        rows = {
+            "image": [{"bytes": path.read_bytes(), "path": str(path.relative_to(source))} for path in mine],
+            "label": [CLASSES.index(path.parent.name) for path in mine],
+        }
+        table = datasets.Dataset.from_dict(rows, features=features).data.table
+        pq.write_table(table, destination / f"train-{start:05d}.parquet", row_group_size=4)
+    return destination
+
+
+def write_arrow(source: Path, destination: Path, *, per_shard: int = 10) -> Path:
+    """The same in Arrow's file form, in record batches of four; images in a plain column, labels without names."""
+    import pyarrow as pa
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    for start in range(0, len(files), per_shard):
+        mine = files[start : start + per_shard]
+        columns = {
+            "number": list(range(len(mine))),
+            "file_name": [str(path.relative_to(source)) for path in mine],
+            "picture": [path.read_bytes() for path in mine],
+            "label": pa.array([CLASSES.index(path.parent.name) for path in mine], pa.int32()),
+        }
+        table = pa.table(columns)
+        with pa.OSFile(str(destination / f"part-{start:05d}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
+    return destination
+
+
+def save_datasets(source: Path, destination: Path, *, num_shards: int = 3) -> Path:
+    """The same, saved by Hugging Face's `datasets`."""
+    hugging_face_dataset(source).save_to_disk(destination, num_shards=num_shards)
+    return destination
+
+
+def hugging_face_dataset(source: Path) -> Any:
+    """The folder as a `datasets.Dataset` in memory."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    rows = {
+        "image": [{"bytes": path.read_bytes(), "path": str(path.relative_to(source))} for path in listing(source)],
+        "label": [CLASSES.index(path.parent.name) for path in listing(source)],
+    }
+    return datasets.Dataset.from_dict(rows, features=features)
 
 
 def convert(source: Path, destination: Path, **options: Any) -> Path:

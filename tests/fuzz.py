@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import random
@@ -36,8 +37,10 @@ from PIL import Image
 
 from datapipe.containers import hdf5, parquet, tar, tfrecord
 from datapipe.containers import tfrecord_format as frame
+from datapipe.containers.rows import read_rows
 from datapipe.errors import DatapipeError
 from datapipe.probe import probe
+from datapipe.row_groups import RowGroup
 
 MAX_S = 10
 MAX_GROWTH_MB = 300
@@ -106,16 +109,34 @@ class Target:
 # -- the formats ------------------------------------------------------------------------------------
 
 
-def _scanned(index_shard: Callable[[Path], Any]) -> Callable[[bytes, Path], object]:
+def _scanned(index_shard: Callable[[Path], Any], container: str = "") -> Callable[[bytes, Path], object]:
+    """Index the file, and read what is addressed by rows."""
+
     def look(data: bytes, scratch: Path) -> object:
         scratch.write_bytes(data)
         rows, _ = index_shard(scratch)
         for extents in rows.extents.values():
             for extent in extents:
                 assert 0 <= extent.offset <= extent.offset + extent.nbytes <= len(data), extent
+        for column in rows.columns.values():
+            if column.column is not None:
+                assert column.offset.tolist() == list(range(rows.row_groups[-1])) == list(range(len(rows)))
+                for number, (first, end) in enumerate(itertools.pairwise(rows.row_groups)):
+                    _read_all(RowGroup(container, str(scratch), column.column, number, first, end))
+            elif len(rows):
+                assert 0 <= column.offset.min() <= (column.offset + column.nbytes).max() <= len(data), column
+                assert column.nbytes.min() >= 0
         return rows
 
     return look
+
+
+def _read_all(group: RowGroup) -> None:
+    with contextlib.suppress(DatapipeError):
+        values = read_rows(group)
+        for row in range(len(group)):
+            with contextlib.suppress(DatapipeError):
+                assert type(values[row]) is bytes
 
 
 def _parquet_files() -> list[bytes]:
@@ -125,6 +146,16 @@ def _parquet_files() -> list[bytes]:
     plain = pa.table({"image": IMAGES * 2, "y": pa.array([0, 1] * 3, pa.int32())}).replace_schema_metadata(
         {b"huggingface": features}
     )
+    nested = pa.table(
+        {
+            "image": structs,
+            "caption": ["a", "bc", None] * 2,
+            "n": [0.5, None] * 3,
+            "vector": [[1, 2], [], [3]] * 2,
+            "pair": pa.array([[1, 2]] * 6, pa.list_(pa.float32(), 2)),
+            "objects": [[{"box": [1.0, 2.0], "name": "x"}], [], None] * 2,
+        }
+    )
     common = {"use_dictionary": ["label", "key"], "compression": "none"}
     files = []
     for source, options in (
@@ -132,8 +163,11 @@ def _parquet_files() -> list[bytes]:
         (table, {"data_page_version": "2.0", "compression": {"label": "zstd", "key": "snappy"}}),
         (table, {"data_page_size": 8, "write_batch_size": 1, "store_schema": False, "write_page_checksum": True}),
         (plain, {"write_statistics": False, "use_dictionary": False}),
-        (plain, {"compression": "snappy", "use_dictionary": False}),
-        (plain, {"use_dictionary": True}),
+        (plain, {"compression": "snappy", "use_dictionary": False, "row_group_size": 4}),
+        (plain, {"use_dictionary": True, "compression": "zstd", "data_page_version": "2.0"}),
+        (nested, {"compression": "gzip", "use_dictionary": True, "write_page_checksum": True}),
+        (nested, {"compression": "brotli", "use_dictionary": False, "data_page_version": "2.0", "row_group_size": 4}),
+        (nested.drop_columns(["objects"]), {"compression": "lz4", "data_page_size": 8, "write_batch_size": 1}),
     ):
         sink = io.BytesIO()
         pq.write_table(source, sink, **(common | options))
@@ -178,10 +212,24 @@ def _hdf5_files() -> list[bytes]:
         file.create_dataset("x", data=np.zeros((4, 5, 6, 3), np.uint8), **options)
         file.create_dataset("y", data=np.arange(4), chunks=(2,), compression="gzip")
 
+    def further(file: h5py.File, **options: Any) -> None:
+        file["image/data"] = np.frombuffer(b"".join(IMAGES), np.uint8)
+        file["image/offsets"] = np.cumsum([0, *map(len, IMAGES)])
+        file.create_dataset("caption", data=["a", "bc", ""], **options)
+        file.create_dataset("name", data=np.array([b"a", b"bc", b""]), **options)
+        file.create_dataset("vector", data=np.arange(6.0).reshape(3, 2), **options)
+        boxes = file.create_dataset("boxes", (3,), h5py.vlen_dtype(np.int16), **options)
+        for row in range(3):
+            boxes[row] = np.arange(row)
+
+    two, latest = {"chunks": (2,)}, {"libver": "latest"}
+    one_image, some_images = {"chunks": (1, 5, 6, 3)}, {"chunks": (3, 5, 3, 3), "compression": "gzip", "shuffle": True}
     files = []
     for write, options, file_options in (
-        (vlen, {}, {}), (vlen, {"chunks": (2,)}, {"libver": "latest"}), (blobs, {}, {}), (blobs, {}, {"libver": "latest"}),
-        (pixels, {}, {}), (pixels, {"chunks": (1, 5, 6, 3)}, {}), (pixels, {"chunks": (1, 5, 6, 3)}, {"libver": "latest"}),
+        (vlen, {}, {}), (vlen, two, latest), (blobs, {}, {}), (blobs, {}, latest), (pixels, {}, {}), (pixels, one_image, {}),
+        (pixels, one_image, latest), (pixels, some_images, {}), (pixels, some_images | {"fletcher32": True}, latest),
+        (pixels, {"chunks": (2, 5, 6, 3), "compression": "lzf"}, {}), (vlen, two | {"compression": "gzip"}, {}),
+        (further, {}, {}), (further, {"chunks": True, "compression": "gzip"}, {}), (further, {"chunks": True}, latest),
     ):  # fmt: skip
         sink = io.BytesIO()
         with h5py.File(sink, "w", **file_options) as file:
@@ -231,9 +279,9 @@ def _image_files() -> list[bytes]:
 
 
 TARGETS = {
-    "parquet": Target(_parquet_files, _scanned(parquet.index_shard)),
+    "parquet": Target(_parquet_files, _scanned(parquet.index_shard, "parquet")),
     "tfrecord": Target(_tfrecord_files, _scanned(tfrecord.index_shard), _mend_tfrecord),
-    "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard)),
+    "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
     "header": Target(_image_files, lambda data, scratch: probe(data)),
 }

@@ -14,8 +14,6 @@ from fuzz import KINDS, NUMBERS, TARGETS, Change, Target, examine, input_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.errors import FormatError
-
 CHANGES = st.builds(
     Change,
     kind=st.sampled_from(sorted(set(KINDS))),
@@ -32,15 +30,9 @@ def sound_files(name: str) -> list[bytes]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
-    """Or else everything is refused for a reason of no interest. Two Parquet files hold images that cannot be had."""
-    refused: list[str] = []
+    """Or else everything is refused for a reason of no interest."""
     for data in sound_files(name):
-        try:
-            TARGETS[name].look(data, tmp_path / "x")
-        except FormatError as exc:
-            refused.append(str(exc))
-    assert len(refused) == (2 if name == "parquet" else 0)
-    assert all("write the file again" in text for text in refused)
+        TARGETS[name].look(data, tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", TARGETS)

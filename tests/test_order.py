@@ -145,3 +145,23 @@ def test_the_number_of_lanes_does_not_depend_on_the_number_of_ranks() -> None:
     starts = np.arange(0, 20_001, 100)
     for global_batch, lanes in ((64, 16), (60, 15), (17, 1), (256, 16), (7, 7), (1, 1)):
         assert WindowedOrder(starts, 5, global_batch=global_batch).num_lanes == lanes
+
+
+def test_windows_of_lanes_end_one_after_the_other() -> None:
+    """So that no step waits for the row groups of every lane at once; the first one has to."""
+    order = WindowedOrder(np.arange(0, 40_001, 100), 5, global_batch=64)
+    groups = np.searchsorted(order.starts, order(0, np.arange(64 * 600)), side="right").reshape(-1, 64)
+    seen: set[int] = set()
+    num_new = []
+    for step in groups.tolist():
+        num_new.append(len({*step} - seen))
+        seen |= {*step}
+    assert max(num_new[1:]) <= 6
+
+
+def test_lanes_may_be_fewer() -> None:
+    starts = np.arange(0, 20_001, 100)
+    for max_lanes, lanes in ((100, 16), (16, 16), (15, 8), (3, 2), (1, 1)):
+        order = WindowedOrder(starts, 5, global_batch=64, max_lanes=max_lanes)
+        assert order.num_lanes == lanes
+        assert np.array_equal(np.sort(order(0, np.arange(20_000))), np.arange(20_000))

@@ -36,11 +36,17 @@ class Contender:
 _DALI_UINT8 = {"backend": "dali", "dtype": "uint8"}
 _FILE_UINT8 = {"reader": "file", "dtype": "uint8"}
 _WDS_UINT8 = {"reader": "webdataset", "dtype": "uint8"}
+_AS_IT_IS: dict[str, Any] = {"taken_over": False}
+_OWN_CHAIN: dict[str, Any] = {"chain": "own"}
+_OWN_DATASET: dict[str, Any] = {"dataset": "own"}
 _ALL = (
     Contender("ours", "datapipe, shards", "ours", "shards"),
     Contender("ours-again", "datapipe, shards (the same again)", "ours", "shards"),
     Contender("ours-folder", "datapipe, folder", "ours", "folder", {"part": "folder"}),
     Contender("ours-uint8", "datapipe, shards, uint8 out", "ours", "shards", {"dtype": "uint8"}, "uint8"),
+    Contender("ours-hdf5", "datapipe, HDF5", "ours", "hdf5", {"part": "hdf5"}),
+    Contender("ours-tfrecord", "datapipe, TFRecord", "ours", "tfrecord", {"part": "tfrecord"}),
+    Contender("ours-parquet", "datapipe, Parquet", "ours", "parquet", {"part": "parquet"}),
     Contender("ours-raw", "datapipe, raw shards", "ours", "raw", {"part": "raw"}),
     Contender("ours-raw-uint8", "datapipe, raw shards, uint8 out", "ours", "raw", {"part": "raw", "dtype": "uint8"}, "uint8"),
     Contender("ours-dali", "datapipe, backend dali", "ours", "shards", {"backend": "dali"}),
@@ -48,6 +54,12 @@ _ALL = (
     Contender("ours-dali-uint8", "datapipe, backend dali, uint8", "ours", "shards", _DALI_UINT8, "uint8"),
     Contender("ours-dali-uint8-again", "datapipe, backend dali, uint8 (the same again)", "ours", "shards", _DALI_UINT8, "uint8"),
     Contender("torch", "torch DataLoader + PIL", "torch_dataloader", "folder"),
+    Contender("from-torch", "from_torch, ImageNet recipe", "from_torch", "folder"),
+    Contender("from-torch-again", "from_torch, ImageNet recipe (the same again)", "from_torch", "folder"),
+    Contender("torch-own-chain", "torch DataLoader, a function in the chain", "from_torch", "folder", _OWN_CHAIN | _AS_IT_IS),
+    Contender("from-torch-own-chain", "from_torch, a function in the chain", "from_torch", "folder", _OWN_CHAIN),
+    Contender("torch-own-dataset", "torch DataLoader, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET | _AS_IT_IS),
+    Contender("from-torch-own-dataset", "from_torch, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET),
     Contender("webdataset", "webdataset + PIL", "webdataset_pil", "webdataset"),
     Contender("dali-file", "DALI on the CPU, file reader", "dali_cpu", "folder", {"reader": "file"}),
     Contender("dali-webdataset", "DALI on the CPU, webdataset reader", "dali_cpu", "webdataset", {"reader": "webdataset"}),

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from converters.database import open_scratch
 from converters.options import ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, divide
-from converters.sources.field_names import Choices, field_name, in_order
+from converters.sources.fields import Choices, in_order
 from converters.sources.json_stream import array_elements
 from converters.sources.labels import place_labels
 from converters.sources.manifest import refuse_class_from
 from converters.sources.named_files import NamedFiles
 from converters.writers import IMAGE_FIELD
+from datapipe.containers.field_names import field_name
 from datapipe.containers.listing import ScanNotes
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import FieldSpec, Kind

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from converters.sources.field_names import Choices, field_name, is_mask_name
+from converters.sources.fields import Choices
 from converters.writers import IMAGE_FIELD, LABEL_FIELD
+from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import is_image_name
 from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind

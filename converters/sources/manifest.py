@@ -15,7 +15,7 @@ from typing import Any
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, divide
 from converters.sources.columns import Census, Column, assign
-from converters.sources.field_names import Choices, in_order
+from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest_rows import Row, is_json_lines, read_header, read_rows
 from converters.sources.named_files import NamedFiles

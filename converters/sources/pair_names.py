@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from converters.sources.field_names import field_name, is_mask_name
+from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import ListedFile, is_image_name
 from datapipe.manifest import Kind
 

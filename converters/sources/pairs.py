@@ -17,7 +17,7 @@ from converters.database import open_scratch
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, divide, join
 from converters.sources.class_folders import class_name, refuse_class_map
-from converters.sources.field_names import Choices, in_order
+from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.pair_names import IMAGE, MASK, PairedFile, is_pair_name, place_file, role_folders
 from converters.writers import LABEL_FIELD, NO_LABEL

@@ -16,19 +16,18 @@ from pathlib import Path
 
 from converters.options import ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts
-from converters.sources.field_names import Choices, field_name, in_order, is_mask_name
+from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
-from datapipe.containers.tar import IMAGE_SUFFIXES, Member, scan_members, split_name
-from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.containers.tar import Member, scan_members, split_name
+from datapipe.containers.tar_fields import HEAD_NBYTES, field_of_suffix
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.manifest import MANIFEST_NAME, FieldSpec, Kind, read_manifest, refuse_unfinished
-from datapipe.probe import probe
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABELS = ("cls", "label")
-_SUFFIX_KINDS = {"txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "json": Kind.JSON, "npy": Kind.ARRAY}
 _MAX_LABEL_NBYTES = 1024
 _MAX_SUFFIXES = 1000  # different ones
 
@@ -143,43 +142,18 @@ class TarSource:
             if choice is not None:
                 Choices.refuse_kind(suffix, choice, _CHOICES)
             known = self._kinds.get(suffix.rpartition(".")[0])
-            head = bytes(data[member.offset : member.offset + min(member.nbytes, 256)])
+            head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
             self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head)
         return self._fields[suffix]
 
 
 def _field_of(suffix: str, choice: str | None, head: bytes) -> FieldSpec | None:
     """The field that members of a suffix are; None for those that are left out. `head`: the first bytes of one."""
-    stem, _, extension = suffix.rpartition(".")
     if choice == "none":
         return None
     if choice == "label" or (choice is None and suffix in _LABELS):
         return LABEL_FIELD
-    kind = Kind(choice) if choice else _kind_of(stem, extension, head)
-    if not stem:
-        if kind is Kind.IMAGE:
-            return IMAGE_FIELD
-        is_file_suffix = extension in IMAGE_SUFFIXES  # says nothing of what it is for
-        return FieldSpec(kind.value if is_file_suffix else field_name(extension), kind)
-    is_known = extension in IMAGE_SUFFIXES or extension in _SUFFIX_KINDS or extension == "bin"
-    name = stem if is_known else suffix
-    return IMAGE_FIELD if name == IMAGE_FIELD.name and kind is Kind.IMAGE else FieldSpec(field_name(name), kind)
-
-
-def _kind_of(stem: str, extension: str, head: bytes) -> Kind:
-    if extension == "npy":
-        return Kind.IMAGE if not stem and _is_raw_image(head) else Kind.ARRAY
-    if extension in IMAGE_SUFFIXES:
-        return Kind.MASK if is_mask_name(stem) else Kind.IMAGE
-    return _SUFFIX_KINDS.get(extension, Kind.BYTES)
-
-
-def _is_raw_image(head: bytes) -> bool:
-    """Whether a .npy begins as one of (height, width, 3) uint8 does."""
-    try:
-        return probe(head).encoding == "npy"
-    except DecodeError:
-        return False
+    return field_of_suffix(suffix, head, Kind(choice) if choice else None)
 
 
 def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:

@@ -8,12 +8,12 @@ same for all of them.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from datapipe.containers.field_names import is_field_name
 from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import ImageHeader
@@ -25,9 +25,6 @@ NO_LABEL = -1
 
 # Encodings that are no images', and how a file of theirs is called.
 _SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin"}
-_IMAGE_ENCODINGS = ("jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", "npy")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,11 @@ class WrittenShard:
 class ShardWriter(Protocol):
     """One shard in the making. Not thread-safe."""
 
+    def check(self, sample: StoredSample) -> None:
+        """Raise DecodeError, with the reason, for a sample that this format cannot hold: a bad sample, then."""
+
     def append(self, sample: StoredSample) -> None:
-        """Add a sample behind the others. Raises OSError as the file system does."""
+        """Add a sample that passes `check` behind the others. Raises OSError as the file system does."""
 
     def finish(self) -> WrittenShard:
         """Write what is buffered, flush it to disk, close."""
@@ -114,7 +114,7 @@ def checked_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
     """
     names = [field.name for field in fields]
     for field in fields:
-        if not _NAME.fullmatch(field.name) or field.name in _OURS or field.name in _image_suffixes():
+        if not is_field_name(field.name):
             raise OptionError(f"field {field.name!r}: not a name that every format can hold; take another, of a-z, 0-9 and _")
         if (field.name == LABEL_FIELD.name) != (field.kind is Kind.LABEL):
             raise OptionError(f"field {field.name!r} of kind {field.kind.value}: labels, and nothing else, are called 'label'")
@@ -134,7 +134,3 @@ def suffix_of(encoding: str) -> str:
     """What a file of that encoding is called, without a dot."""
     known = _SUFFIXES.get(encoding)
     return known or ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
-
-
-def _image_suffixes() -> frozenset[str]:
-    return frozenset(map(suffix_of, _IMAGE_ENCODINGS))

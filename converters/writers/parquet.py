@@ -25,7 +25,7 @@ from datapipe.containers import parquet_format as form
 from datapipe.containers.parquet_footer import read_footer
 from datapipe.containers.parquet_pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.thrift_compact import DamagedError
-from datapipe.errors import FormatError
+from datapipe.errors import DecodeError, FormatError
 from datapipe.manifest import FieldSpec
 from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
@@ -58,10 +58,12 @@ class ParquetShard:
         self._stored: dict[str, list[tuple[str, int, int]]] = {spec.name: [] for spec in fields}  # encoding, nbytes, crc32c
         self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
 
-    def append(self, sample: StoredSample) -> None:
+    def check(self, sample: StoredSample) -> None:
         for spec in self._fields:
             if spec.name != LABEL_FIELD.name:
                 _refuse_unfit(sample, spec)
+
+    def append(self, sample: StoredSample) -> None:
         nbytes = _ROW_NBYTES + sum(len(stored.data) for stored in sample.fields.values())
         if len(self._group) and not self._group.has_room(nbytes):
             self._write_group()
@@ -159,16 +161,16 @@ def _places(path: Path, name: str, data: mmap.mmap) -> Iterator[tuple[int, int]]
 def _refuse_unfit(sample: StoredSample, spec: FieldSpec) -> None:
     stored = sample.fields[spec.name]
     if len(stored.data) > form.MAX_FIELD_NBYTES:
-        raise FormatError(
-            f"sample {sample.id}: field {spec.name!r} of {len(stored.data)} bytes exceeds the {form.MAX_FIELD_NBYTES} of a page"
+        raise DecodeError(
+            f"field {spec.name!r} of {len(stored.data)} bytes exceeds the {form.MAX_FIELD_NBYTES} of a page"
             " of Parquet; leave it out, or convert to webdataset or hdf5"
         )
     if spec.kind in TEXTS:
         try:
             stored.data.decode()
         except UnicodeDecodeError as exc:
-            raise FormatError(
-                f"sample {sample.id}: field {spec.name!r} is no UTF-8 ({exc.reason} at byte {exc.start}), as a text in Parquet"
+            raise DecodeError(
+                f"field {spec.name!r} is no UTF-8 ({exc.reason} at byte {exc.start}), as a text in Parquet"
                 " must be; leave it out, or convert to another format"
             ) from exc
 

@@ -12,11 +12,12 @@ from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredSample, WrittenSh
 from converters.writers.stream import ShardStream
 from datapipe.containers import tfrecord_format as form
 from datapipe.containers.tfrecord import scan_frames
-from datapipe.errors import FormatError
+from datapipe.errors import DecodeError
 from datapipe.manifest import FieldSpec
 from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "varint"
+_AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of as many fields as a sample may have
 
 
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TFRecordShard:
@@ -40,14 +41,17 @@ class TFRecordShard:
         self._rows = SidecarRows(names)
         self._frames: list[tuple[int, int]] = []  # start, bytes
 
+    def check(self, sample: StoredSample) -> None:
+        nbytes = sum(len(field.data) for field in sample.fields.values())
+        if nbytes > form.MAX_EXAMPLE_NBYTES - _AROUND_FIELDS:
+            raise DecodeError(
+                f"{nbytes} bytes of fields exceed the {form.MAX_EXAMPLE_NBYTES} of a tf.train.Example;"
+                " leave the sample out, or convert to webdataset or hdf5"
+            )
+
     def append(self, sample: StoredSample) -> None:
         key = sample_key(sample.id).encode()
         example = form.encode_example(self._values(sample, key))
-        if example.nbytes > form.MAX_EXAMPLE_NBYTES:
-            raise FormatError(
-                f"sample {sample.id} of {example.nbytes} bytes exceeds the {form.MAX_EXAMPLE_NBYTES} of a tf.train.Example;"
-                " leave it out, or convert to webdataset or hdf5"
-            )
         start = self._stream.position
         self._stream.put(form.frame_head(example.nbytes), *example.parts, form.frame_tail(example.parts))
         self._frames.append((start, self._stream.position - start))

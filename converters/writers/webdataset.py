@@ -3,7 +3,8 @@
 The image is `KEY.jpg` (or whatever it is), the label `KEY.cls`, and a further field NAME is `KEY.NAME.EXT`:
 webdataset takes all behind the first dot for the field's name and decodes by what is behind the last, so
 `000000007.mask.png` comes out as field `mask.png`, an image, and `000000007.caption.txt` as a text. A field that is
-called as its files are (`txt`, `json`) is not named twice.
+called as its files are (`txt`, `json`) is not named twice, and bytes are called by nothing but their name
+(`000000007.mp4`), unless that says something else of them (`000000007.json.bin`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from crc32c import crc32c
 
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from converters.writers.stream import ShardStream
+from datapipe.containers import tar_format
+from datapipe.containers.tar_fields import suffix_of_bytes
 from datapipe.containers.tar_format import (
     BLOCK_NBYTES,
     DALI_INDEX_SUFFIX,
@@ -26,6 +29,7 @@ from datapipe.containers.tar_format import (
     member_header,
     padding,
 )
+from datapipe.errors import DecodeError
 from datapipe.manifest import FieldSpec
 from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
@@ -51,6 +55,13 @@ class TarShard:
         self._names = tuple(field.name for field in fields)
         self._rows = SidecarRows(self._names)
         self._members: list[list[Member]] = []
+
+    def check(self, sample: StoredSample) -> None:
+        for name, field in sample.fields.items():
+            if len(field.data) > tar_format.MAX_MEMBER_NBYTES:
+                raise DecodeError(
+                    f"field {name!r} of {len(field.data)} bytes exceeds the {tar_format.MAX_MEMBER_NBYTES} of a tar"
+                )
 
     def append(self, sample: StoredSample) -> None:
         key = sample_key(sample.id)
@@ -83,6 +94,8 @@ def _suffix(name: str, encoding: str) -> str:
     """What follows the key's dot in the name of a member."""
     if name == LABEL_FIELD.name:
         return LABEL_SUFFIX
+    if encoding == "bytes":
+        return suffix_of_bytes(name)
     extension = suffix_of(encoding)
     return extension if name in (IMAGE_FIELD.name, extension) else f"{name}.{extension}"
 

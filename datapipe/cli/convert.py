@@ -39,12 +39,12 @@ what SRC may be, with an example each (docs/convert.md tells more):
     datapipe convert arrays shards/arrays --to tfrecord --class-from none
 
 --dry-run shows what SRC was taken for, its fields and its first samples. A
-killed or interrupted run is resumed by the same command. Several machines share
-the work with --part 1/4, --part 2/4, ... into one destination. Sizes take MB,
-GB, MiB, GiB. With --resize, images that need resizing are stored as JPEG of
-quality 90 (PNG if they were PNG) unless --encode says otherwise; shorter:N and
-longer:N also enlarge, as torchvision's Resize does; masks and boxes follow. EXIF
-orientation is not applied.
+killed or interrupted run is resumed by the same command; after a finished one it
+finds that there is nothing to do. Several machines share the work with --part 1/4,
+--part 2/4, ... into one destination. Sizes take MB, GB, MiB, GiB. With --resize,
+images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG)
+unless --encode says otherwise; shorter:N and longer:N also enlarge, as
+torchvision's Resize does; masks and boxes follow. EXIF orientation is not applied.
 """
 
 
@@ -229,6 +229,9 @@ def _print_report(report: Report, *, as_json: bool) -> None:
             f"{report.destination}: this part is done ({report.num_written} shards written, {report.num_resumed} there before);"
             f" {report.num_waiting} shards of other parts are missing; whoever comes last finishes the dataset"
         )
+        return
+    if report.compared is not None:
+        print(f"{report.destination}: already converted: {report.num_samples} samples, {report.compared}; nothing was written")
         return
     for one in report.sets:
         bad = f", {one.num_errors} bad samples left out (see {one.directory / 'errors.jsonl'})" if one.num_errors else ""

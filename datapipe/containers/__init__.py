@@ -21,7 +21,7 @@ __all__ = ["open_index"]
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     """The samples at `path`: a converted dataset, shards that others wrote, or an image folder.
 
-    Shards are WebDataset tars, TFRecord, HDF5 or Parquet files, given as a file, a directory or a glob pattern.
+    Shards are WebDataset tars, TFRecord, HDF5, Parquet or Arrow files, given as a file, a directory or a glob pattern.
     Data that datapipe did not write is indexed on first use, which may take minutes for millions of
     samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
     FormatError where the contents are not understood.
@@ -54,7 +54,7 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     for path in paths:
         if container_of(path.name) is None or not path.is_file():
             raise FormatError(
-                f"{path}: not a regular .tar, .tfrecord, .h5 or .parquet file; datapipe reads such shards, converted sets"
+                f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
                 " and image folders"
             )
     containers = _grouped(paths, lambda path: container_of(path.name) or "")

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from datapipe import atomic
 from datapipe.containers import folder
+from datapipe.containers.common_fields import CommonFields
 from datapipe.containers.listing import ScanNotes
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
@@ -33,13 +34,14 @@ from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # what the data looked like when the index was made
+_INDEX_VERSION = 2  # of what is indexed: an index of another version is made again
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignSet:
     """Data to be indexed: shards of one directory, or an image folder."""
 
-    container: str  # "tar", "tfrecord", "hdf5", "parquet" or "folder"
+    container: str  # "tar", "tfrecord", "hdf5", "parquet", "arrow" or "folder"
     directory: Path
     names: tuple[str, ...] = ()  # of the shards, in order; () for a folder
 
@@ -87,7 +89,9 @@ def _first_writable(homes: list[Path]) -> Path:
 
 
 def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:
-    """Whether the data still looks as it did when its index was made."""
+    """Whether the data still looks as it did when its index was made, by a program that would index the same of it."""
+    if stamp.get("version") != _INDEX_VERSION:
+        return False
     if data.container == "folder":
         directories = stamp.get("directories")
         return isinstance(directories, dict) and folder.is_unchanged(data.directory, directories)
@@ -142,7 +146,7 @@ def _make_index(data: ForeignSet, home: Path) -> None:
     if not manifest.num_samples:
         raise MissingDataError(f"{data.where}: no images in its class folders; check the path")
     write_manifest(home, manifest)
-    atomic.write_json(home / _STAMP_NAME, stamp)
+    atomic.write_json(home / _STAMP_NAME, {"version": _INDEX_VERSION, **stamp})
 
 
 def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardInfo]:
@@ -165,17 +169,15 @@ def _index_shards(
     """Scan every shard and write its sidecar; what there is, its fields, and its classes where shards name them."""
     index_shard = _scanner(data.container)
     shards: list[ShardInfo] = []
-    fields: tuple[FieldSpec, ...] | None = None
+    fields = CommonFields()
     classes: tuple[str, ...] | None = None
     first = 0
     for name in _progress(data.names, data, total=len(data.names)):
         rows, found = index_shard(data.directory / name)
-        if fields is not None and found != fields:
-            has, had = (", ".join(field.name for field in specs) for specs in (found, fields))
-            raise FormatError(f"{data.directory / name}: has fields {has}, the shards before it {had}; open them apart")
+        fields.add(rows, found, str(data.directory / name))
         if shards and rows.classes != classes:
             raise FormatError(f"{data.directory / name}: names other classes than the shards before it; open them apart")
-        fields, classes = found, rows.classes
+        classes = rows.classes
         digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
         nbytes, mtime_ns = stats[name]
         shards.append(
@@ -190,7 +192,8 @@ def _index_shards(
             )
         )
         first += len(rows)
-    return shards, fields or (), classes
+    fields.say_what_is_left_out(data.where)
+    return shards, fields.fields(), classes
 
 
 def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:

@@ -14,13 +14,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datapipe.containers.parquet_footer import Column, Footer
-from datapipe.containers.parquet_pages import pages
+from datapipe.containers.parquet_pages import Chunk, pages
+from datapipe.containers.thrift_compact import DamagedError
 
 # what pyarrow raises for damaged files, from its own checks and from what it is built on
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 
+CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # that pyarrow decompresses
 NUMBER_NBYTES = 16  # per row that a page of numbers may take, its encoding's own bytes included
 _PAGE_SLACK = 1 << 16
+_MAX_PAGE = 1 << 26  # bytes that any page may have; larger ones must not be smaller compressed than any codec makes them
+_MAX_RATIO = 1100  # deflate's
+_MAX_VALUES = 1 << 20  # of a chunk of lists, and so many more for each byte of the file
+_VALUES_PER_BYTE = 64
 
 
 def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbytes: int) -> bool:
@@ -30,6 +36,21 @@ def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbyt
         for chunk, _ in footer.chunks(column)
         for page in pages(data, chunk)
     )
+
+
+def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_nbytes: int) -> int:
+    """What the pages of a chunk take uncompressed. `data`: what holds the chunk, `file_nbytes`: the size of its whole file.
+
+    Raises DamagedError where a size is not believed.
+    """
+    if column.is_repeated and chunk.num_values > _MAX_VALUES + _VALUES_PER_BYTE * file_nbytes:
+        raise DamagedError(f"column {column.path!r} claims {chunk.num_values} values in a file of {file_nbytes} bytes")
+    total = 0
+    for page in pages(data, chunk):
+        if page.uncompressed_nbytes > max(_MAX_PAGE, _MAX_RATIO * (page.end - page.start)):
+            raise DamagedError(f"a page of column {column.path!r} claims {page.uncompressed_nbytes} bytes uncompressed")
+        total += page.uncompressed_nbytes
+    return total
 
 
 def read_numbers(path: Path, column: Column) -> list[int | None]:

@@ -5,6 +5,7 @@ Read here rather than through pyarrow, whose access to single values of a damage
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,16 +37,12 @@ class Column:
     """A leaf of the schema."""
 
     number: int
+    name: str  # of the whole column that the leaf belongs to
     path: str  # names from the root, with dots between them
     physical_type: str  # "BYTE_ARRAY", "INT64", ...
     is_text: bool
     max_level: int  # definition level of a value that is not null
     is_repeated: bool
-
-    @property
-    def name(self) -> str:
-        """Of the whole column that the leaf belongs to."""
-        return self.path.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +54,20 @@ class Footer:
     metadata: dict[bytes, bytes]
     row_groups: list[dict[int, Any]]  # as they were read
     nbytes: int  # of the file before the footer
+
+    def row_starts(self) -> list[int]:
+        """Rows at which row groups begin, and the number of rows. Raises DamagedError.
+
+        A row takes a byte of the file or more, or else it is not believed.
+        """
+        starts = [0, *itertools.accumulate(number_in(group, 3) for group in self.row_groups)]
+        if starts[-1] != self.num_rows or self.num_rows > self.nbytes:
+            raise DamagedError(f"it tells of {self.num_rows} rows, its row groups of {starts[-1]}, in {self.nbytes} bytes")
+        return starts
+
+    def leaves(self, path: str) -> list[Column]:
+        """The column of that path, or what it consists of."""
+        return [column for column in self.columns if column.path == path or column.path.startswith(f"{path}.")]
 
     def chunks(self, column: Column) -> Iterator[tuple[Chunk, str]]:
         """A column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
@@ -136,18 +147,18 @@ def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
             if element.get(5):
                 walk(number_in(element, 5), here, level, is_repeated=repeated)
             else:
-                leaves.append(_leaf(len(leaves), ".".join(here), element, level, repeated))
+                leaves.append(_leaf(len(leaves), here, element, level, repeated))
 
     walk(number_in(elements[0], 5) if next(rest) else 0, (), 0, is_repeated=False)
     return tuple(leaves)
 
 
-def _leaf(number: int, path: str, element: dict[int, Any], max_level: int, is_repeated: bool) -> Column:
+def _leaf(number: int, path: tuple[str, ...], element: dict[int, Any], max_level: int, is_repeated: bool) -> Column:
     kind = number_in(element, 1)
     logical = element.get(10)
     is_text = element.get(6) in _TEXTS or (isinstance(logical, dict) and any(text in logical for text in _LOGICAL_TEXTS))
     name = _TYPES[kind] if kind < len(_TYPES) else f"type {kind}"
-    return Column(number, path, name, is_text, max_level, is_repeated)
+    return Column(number, path[0], ".".join(path), name, is_text, max_level, is_repeated)
 
 
 def _list(fields: dict[int, Any], number: int) -> list[dict[int, Any]]:

@@ -19,6 +19,8 @@ FEATURES = b"huggingface"  # key in the schema's metadata; the value is JSON, {"
 # A page is closed once it has this many bytes, looked at after every row: so an image of that size has a page of its own,
 # which readers that know page indexes can fetch alone, while a thousand labels share one.
 PAGE_NBYTES = 8192
-ROW_GROUP_NBYTES = 128_000_000  # of fields, before a row group is written; readers hold one in memory
+# Of fields, before a row group is written. Who writes or reads one holds it in memory; as every value can be found by itself,
+# nothing is gained by larger ones.
+ROW_GROUP_NBYTES = 16_000_000
 MAX_ROW_GROUP_ROWS = 1 << 20
 MAX_FIELD_NBYTES = (1 << 31) - (1 << 16)  # sizes of pages are 31-bit numbers, and a page has more than a value

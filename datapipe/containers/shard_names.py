@@ -11,6 +11,7 @@ _FORMATS = {
     "tfrecord": re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"),
     "hdf5": re.compile(r".+\.(h5|hdf5|he5)"),
     "parquet": re.compile(r".+\.parquet"),
+    "arrow": re.compile(r"(?!.+\.index\.).+\.arrow"),
 }
 _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 

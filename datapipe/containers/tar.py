@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from datapipe.containers.columns import Column, further_fields
+from datapipe.containers.field_names import IMAGE, LABEL
+from datapipe.containers.mapped import mapped
+from datapipe.containers.tar_fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
 from datapipe.containers.tar_format import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar_format import LABEL_SUFFIX
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.sidecar import FieldExtent, SidecarRows
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "gif", "npy")
+IMAGE_FIELD = FieldSpec(IMAGE, Kind.IMAGE)
+_ENCODINGS = {Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes"}  # images may be any
+_MAX_SUFFIXES = 1000  # different ones
 _MAX_NAME = 1 << 20  # bytes of a long name or PAX header that are believed
 _MAX_LABEL = (1 << 63) - 1
 _WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: nothing follows their header, whatever its size says
@@ -92,47 +99,81 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Scan one shard; ids are row numbers.
+    """Scan one shard; ids are row numbers. Fields: the image, the label, and what else all samples have.
 
     Every sample needs an image; either every sample has a `cls` member (a decimal class number) or
-    none. Raises MissingDataError, StorageError or FormatError, naming shard and sample.
+    none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
+    MissingDataError, StorageError or FormatError, naming shard and sample.
     """
-    try:
-        with path.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise FormatError(f"{path}: empty file, not a tar; get the file again or remove it")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                data.madvise(mmap.MADV_RANDOM)  # headers alone are read: don't drag the images in
-                return _index_members(data, str(path))
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such shard") from exc
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})") from exc
+    with mapped(path, "a tar") as data:
+        return _index_members(data, str(path))
 
 
 def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    samples = _group(scan_members(data, where), where)
-    first = next(samples, None)
-    if first is None:
+    keys: list[bytes] = []
+    columns: dict[str, Column] = {}  # by suffix
+    num_strange = 0
+    for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
+        keys.append(key)
+        for suffix, member in members.items():
+            column = columns.get(suffix)
+            if column is None:
+                if len(columns) == _MAX_SUFFIXES:
+                    num_strange += 1
+                    continue
+                head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
+                column = columns[suffix] = Column(field_of_suffix(suffix, head))
+            column.add(row, member.offset, member.nbytes)
+    if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
-    labelled = LABEL_SUFFIX in first[1]
-    rows = SidecarRows(("image", "label") if labelled else ("image",))
-    for number, (key, members) in enumerate(_chain(first, samples)):
-        image = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
-        name, has = key.decode(errors="replace"), ", ".join(members)
-        if image is None:
-            raise FormatError(f"{where}: sample {name!r} has no image (has: {has}; looked for {', '.join(IMAGE_SUFFIXES)})")
-        if (LABEL_SUFFIX in members) != labelled:
-            raise FormatError(f"{where}: some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r} (has: {has})")
-        extents = {"image": FieldExtent("", members[image].offset, members[image].nbytes, None)}
-        label = -1
-        if labelled:
-            member = members[LABEL_SUFFIX]
-            label = _parse_label(_small(data, member.offset, member.nbytes, where), where, name)
-            extents["label"] = FieldExtent("cls", member.offset, member.nbytes, None)
-        rows.append(id=number, key=key, source=b"", label=label, size=(0, 0), extents=extents)
-    fields = (FieldSpec("image", Kind.IMAGE), FieldSpec("label", Kind.LABEL))
-    return rows, fields if labelled else fields[:1]
+    image = _images(columns, keys, where)
+    labels = columns.pop(LABEL_SUFFIX, None)
+    further, lacking = further_fields(columns, len(keys))
+    found = {IMAGE: image} | ({LABEL: labels} if labels else {}) | further
+    rows = SidecarRows(tuple(found), lacking=lacking)
+    if num_strange:
+        rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
+    numbers = _labels(data, labels, keys, where) if labels else [-1] * len(keys)
+    encodings = {name: LABEL_SUFFIX if name == LABEL else _ENCODINGS.get(column.spec.kind, "") for name, column in found.items()}
+    for row, key in enumerate(keys):
+        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in found.items()}
+        rows.append(id=row, key=key, source=b"", label=numbers[row], size=(0, 0), extents=extents)
+    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in found.items())
+
+
+def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column:
+    """The image of every sample, taken out of `columns`: of several that are called by nothing but a suffix, the best one."""
+    suffixes = [suffix for suffix, column in columns.items() if column.spec == IMAGE_FIELD]
+    image = Column(IMAGE_FIELD)
+    others: dict[str, Column] = {}
+    taken = np.zeros(len(keys), bool)
+    for suffix in sorted(suffixes, key=lambda suffix: IMAGE_SUFFIXES.index(suffix.rpartition(".")[2])):
+        column = columns.pop(suffix)
+        mine, rest = column.parted(~taken[column.rows])
+        taken[mine.rows] = True
+        image = image.joined(mine) if len(image) else mine
+        if len(rest):
+            rest.spec = FieldSpec(suffix.replace(".", "_"), Kind.IMAGE)
+            others[suffix] = rest
+    if not taken.all():
+        row = int(np.argmin(taken))
+        has = ", ".join(suffix for suffix, column in columns.items() if row in column.rows)
+        name = keys[row].decode(errors="replace")
+        raise FormatError(f"{where}: sample {name!r} has no image (has: {has}; looked for {', '.join(IMAGE_SUFFIXES)})")
+    columns.update(others)
+    return image
+
+
+def _labels(data: mmap.mmap, column: Column, keys: list[bytes], where: str) -> list[int]:
+    if len(column) < len(keys):
+        row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
+        name = keys[row].decode(errors="replace")
+        raise FormatError(f"{where}: some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}")
+    labels = []
+    for row, key in enumerate(keys):
+        text = _small(data, *column.at(row), where)
+        labels.append(_parse_label(text, where, key.decode(errors="replace")))
+    return labels
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
@@ -160,13 +201,6 @@ def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[
         fields[suffix] = member
     if current is not None:
         yield current, fields
-
-
-def _chain(
-    first: tuple[bytes, dict[str, Member]], rest: Iterator[tuple[bytes, dict[str, Member]]]
-) -> Iterator[tuple[bytes, dict[str, Member]]]:
-    yield first
-    yield from rest
 
 
 def _parse_label(text: bytes, where: str, name: str) -> int:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from datapipe.containers import tfrecord_format as form
+from datapipe.containers.columns import Column
+from datapipe.containers.field_names import IMAGE, LABEL, is_mask_name
+from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord_example import Feature, parse_example
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.containers.tfrecord_fields import FurtherFeatures
+from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import encoding_of
 from datapipe.sidecar import FieldExtent, SidecarRows
@@ -28,17 +30,21 @@ _LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
 _KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
 _MAX_KEY = 1024  # bytes
 _LOOKED_AT = 64  # bytes of a feature: enough to tell an image
+_ABOUT_THE_IMAGE = (form.FORMAT, form.HEIGHT, form.WIDTH, "image/colorspace", "image/channels")  # no fields of their own
+_ENCODINGS = {
+    Kind.LABEL: "varint", Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes",
+}  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Scan one file; ids are row numbers.
+    """Scan one file; ids are row numbers. Fields: the image, the label, and what else all samples have.
 
-    Every sample needs an image; either every sample has a label (an integer) or none. Raises
-    MissingDataError, StorageError or FormatError, naming file and sample.
+    Every sample needs an image; either every sample has a label (an integer) or none. What can be no field is said
+    in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
     """
-    with _mapped(path) as data:
+    with mapped(path, "a TFRecord") as data:
         return _index_frames(data, str(path))
 
 
@@ -46,24 +52,9 @@ def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
     """Start and size, in bytes and heads and tails included, of every frame of a file. Raises as `index_shard` does."""
     if path.exists() and not path.stat().st_size:  # of a conversion that left every sample out
         return
-    with _mapped(path) as data:
+    with mapped(path, "a TFRecord") as data:
         for start, nbytes in _data_of_frames(data, str(path)):
             yield start - form.HEAD_NBYTES, nbytes + form.HEAD_NBYTES + form.TAIL_NBYTES
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    try:
-        with path.open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise FormatError(f"{path}: empty file, not a TFRecord; get the file again or remove it")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                data.madvise(mmap.MADV_RANDOM)  # lengths and small values are read: don't drag the images in
-                yield data
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such shard") from exc
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})") from exc
 
 
 def _data_of_frames(data: mmap.mmap, where: str) -> Iterator[tuple[int, int]]:
@@ -98,28 +89,38 @@ def _strange_head(head: bytes) -> str:
 
 
 def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    rows: SidecarRows | None = None
+    keys: list[bytes] = []
+    labels: list[int] = []
+    image, label = Column(FieldSpec(IMAGE, Kind.IMAGE)), Column(FieldSpec(LABEL, Kind.LABEL))
+    others: FurtherFeatures | None = None
     image_name, label_name = "", None
     for number, (start, nbytes) in enumerate(_data_of_frames(data, where)):
         place = f"{where}: sample {number}"
         features = parse_example(data, start, nbytes, place)
-        if rows is None:
+        if others is None:
             image_name, label_name = _image_name(data, features, place), _label_name(features, place)
-            rows = SidecarRows(("image", "label") if label_name else ("image",))
-        image = _only_value(features, image_name, "bytes", place)
-        extents = {"image": FieldExtent("", image.offset, image.nbytes, None)}
-        label = -1
+            others = FurtherFeatures(data, frozenset((image_name, label_name, *_KEY_NAMES, *_ABOUT_THE_IMAGE)))
+        found = _only_value(features, image_name, "bytes", place)
+        image.add(number, found.offset, found.nbytes)
+        labels.append(-1)
         if label_name:
             found = _only_value(features, label_name, "int64", place)
-            label = found.value
-            extents["label"] = FieldExtent("varint", found.offset, found.nbytes, None)
-        if label < -1:
-            raise FormatError(f"{place}: label is {label}, expected a class number; write labels from 0")
-        rows.append(id=number, key=_key(data, features, number), source=b"", label=label, size=(0, 0), extents=extents)
-    if rows is None:
+            label.add(number, found.offset, found.nbytes)
+            labels[-1] = found.value
+        if labels[-1] < -1:
+            raise FormatError(f"{place}: label is {labels[-1]}, expected a class number; write labels from 0")
+        others.add(number, features)
+        keys.append(_key(data, features, number))
+    if others is None:
         raise FormatError(f"{where}: no samples")
-    fields = (FieldSpec("image", Kind.IMAGE), FieldSpec("label", Kind.LABEL))
-    return rows, fields if label_name else fields[:1]
+    further = others.fields(len(keys))
+    columns = {IMAGE: image} | ({LABEL: label} if label_name else {}) | further
+    encodings = {name: _ENCODINGS.get(column.spec.kind, "") for name, column in columns.items()}
+    rows = SidecarRows(tuple(columns), prefixes=others.prefixes, lacking=others.lacking, unread=others.unread)
+    for row, key in enumerate(keys):
+        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in columns.items()}
+        rows.append(id=row, key=key, source=b"", label=labels[row], size=(0, 0), extents=extents)
+    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in columns.items())
 
 
 def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> str:
@@ -128,6 +129,7 @@ def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> st
         if name in features and features[name].kind == "bytes":
             return name
     found = [name for name, feature in features.items() if feature.kind == "bytes" and _is_image(data, feature)]
+    found = [name for name in found if not is_mask_name(name)] or found
     if len(found) == 1:
         return found[0]
     what = f"{len(found)} features hold images ({', '.join(sorted(found))})" if found else "no feature holds an encoded image"

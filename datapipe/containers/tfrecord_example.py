@@ -18,7 +18,7 @@ from datapipe.errors import FormatError
 
 MAX_FEATURES = 10_000
 _MAX_NAME = 1024  # bytes
-_VARINT, _DELIMITED = 0, 2  # wire types
+_VARINT, _DELIMITED, _FIXED = 0, 2, 5  # wire types; the last is of 32 bits
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 
 
@@ -27,9 +27,9 @@ class Feature:
     """A feature, and its first value."""
 
     kind: str  # "bytes", "float", "int64"; "nothing" for an empty one
-    num_values: int  # 0, 1, or 2 for two and more; of floats, which nobody asks for, always 0
-    offset: int = 0  # of the first value, bytes from the start of `data`
-    nbytes: int = 0
+    num_values: int  # 0, 1, or 2 for two and more
+    offset: int = 0  # of the first value, or of all floats if they lie in one piece; bytes from the start of `data`
+    nbytes: int = 0  # 0 for floats in several pieces
     value: int = 0  # the first value of an int64 list
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def _feature(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
     if kind == "bytes":
         values = list(_messages(data, list_start, list_end, at_most=2))
         return Feature(kind, len(values), *_extent(values))
-    return _integers(data, list_start, list_end) if kind == "int64" else Feature(kind, 0)
+    return _integers(data, list_start, list_end) if kind == "int64" else _floats(data, list_start, list_end)
 
 
 def _extent(values: list[tuple[int, int, int]]) -> tuple[int, int]:
@@ -124,6 +124,23 @@ def _integers(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
     value, behind = _varint(data, position, end)
     signed = value - (1 << 64) if value >> 63 else value
     return Feature("int64", 1 if is_only and behind == end else 2, position, behind - position, signed)
+
+
+def _floats(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
+    """A list of floats: in one piece where it is packed, or of one."""
+    if start == end:
+        return Feature("float", 0)
+    tag, position = _varint(data, start, end)
+    if tag == 1 << 3 | _FIXED:
+        return Feature("float", 1, position, 4) if end - position == 4 else Feature("float", 2)
+    if tag != 1 << 3 | _DELIMITED:
+        raise _StrangeError("an unknown field in a list of floats")
+    nbytes, position = _varint(data, position, end)
+    if nbytes > end - position:
+        raise _StrangeError(_OVERLONG)
+    if nbytes % 4 or position + nbytes != end:
+        return Feature("float", 2)
+    return Feature("float", min(nbytes // 4, 2), position, nbytes)
 
 
 _OVERLONG = "a length beyond the end"

@@ -1,4 +1,4 @@
-"""Bytes of samples from local files, checked against their checksums."""
+"""Values of samples from local files: bytes, checked against their checksums, or rows of row groups."""
 
 from __future__ import annotations
 
@@ -6,36 +6,44 @@ import contextlib
 import os
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import crc32c
 
 from datapipe.errors import IntegrityError, MissingDataError, StorageError
 from datapipe.fetch.plan_reads import plan_reads
-from datapipe.index import Extents
+from datapipe.fetch.row_groups import RowGroups
+from datapipe.index import WHOLE_FILE, Extents
 
 
 class LocalFiles:
     """Reads extents with `pread`; shards stay open, at most `max_open` of them. Thread-safe.
 
-    `max_open` defaults to a quarter of the process's limit of open files, at most 512.
+    `max_open` defaults to a quarter of the process's limit of open files, at most 512. What is addressed by rows is taken
+    out of `row_groups`.
     """
 
-    def __init__(self, *, max_open: int | None = None) -> None:
+    def __init__(self, *, max_open: int | None = None, row_groups: RowGroups | None = None) -> None:
         self._max_open = max_open or min(512, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._open: dict[str, _OpenFile] = {}
         self._lock = threading.Lock()
+        self._row_groups = RowGroups() if row_groups is None else row_groups
 
     def read(self, extents: Extents, row: int) -> bytes:
         """The bytes of one extent, behind their prefix where they have one.
 
         Raises MissingDataError, StorageError, or IntegrityError where the file is shorter than its index
-        says or the checksum differs.
+        says, the checksum differs, or a row group cannot be read; DecodeError where a row has no value.
         """
+        if extents.row_groups is not None and (group := extents.row_groups[row]) is not None:
+            return self._row_groups.value(group, int(extents.offset[row]))
         path = extents.paths[row]
         if extents.one_file_each:
             return _read_whole(path)
         offset, nbytes = int(extents.offset[row]), int(extents.nbytes[row])
+        if nbytes == WHOLE_FILE:
+            return _read_whole(path)
         try:
             file = self._file(path)  # held by name: dropped by other threads meanwhile, it stays open for this read
             data = os.pread(file.descriptor, nbytes, offset)
@@ -54,7 +62,7 @@ class LocalFiles:
         return data if extents.prefixes is None else extents.prefixes[row] + data
 
     def will_need(self, extents: Extents) -> None:
-        """Ask the kernel to read these extents ahead; returns at once. Errors are left to `read`."""
+        """Ask the kernel to read these extents ahead, row groups excepted; returns at once. Errors are left to `read`."""
         if extents.one_file_each:
             return
         for span in plan_reads(extents):
@@ -87,9 +95,9 @@ class _OpenFile:
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            close(self.descriptor)
 
 
 def _read_whole(path: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from datapipe.index import Extents
@@ -19,10 +20,13 @@ class Span:
 
 
 def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[Span]:
-    """Spans that cover all extents, those within `max_gap` bytes of each other joined."""
+    """Spans that cover all extents of bytes, those within `max_gap` bytes of each other joined."""
     spans: list[Span] = []
     path, start, end = "", 0, -1
-    for here, offset, nbytes in sorted(zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)):
+    wanted: Iterable[tuple[str, int, int]] = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
+    if extents.row_groups is not None:
+        wanted = (span for span, group in zip(wanted, extents.row_groups, strict=True) if group is None)
+    for here, offset, nbytes in sorted(wanted):
         if here == path and offset <= end + max_gap:
             end = max(end, offset + nbytes)
             continue

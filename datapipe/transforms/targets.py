@@ -3,7 +3,8 @@
 What a `Cuts` does to an image it does to each axis by itself: crop, resample, window, flip. For a mask, whose
 values are labels and never mixed, that makes one source row per output row and one source column per output
 column; for boxes an affine map per axis. Meaning as in torchvision v2: masks are resampled to the nearest
-neighbour, boxes move with the pixels and are clipped to what is left of the image. Pure functions.
+neighbour (`datapipe.masks` tells by which rule, and what it costs), boxes move with the pixels and are clipped to
+what is left of the image. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import DecodeError
+from datapipe.masks import nearest_sources
 from datapipe.transforms.execute import RowCut
 
 Mask = NDArray[np.generic]  # (h, w) or (h, w, c): labels
@@ -63,9 +65,7 @@ def _sources(steps: Sequence[RowCut], axis: int) -> NDArray[np.int64]:
             sources = sources[at : at + length]
         size = how.size[axis]
         if size != length:
-            # In float32, as torch's nearest-neighbour resize computes it, so that the same neighbour is found.
-            nearest = (np.arange(size, dtype=np.float32) * (np.float32(length) / np.float32(size))).astype(np.int64)
-            sources = sources[np.minimum(nearest, length - 1)]
+            sources = sources[nearest_sources(length, size)]
         window = np.arange(how.window[axis], how.window[axis] + how.window[axis + 2])
         inside = (window >= 0) & (window < size)
         sources = np.where(inside, sources[np.clip(window, 0, size - 1)], -1)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import struct
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fixtures import entry_of, jpeg, quick
+from fixtures import entry_of, jpeg, npy, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.containers import open_index
 from datapipe.containers.tar import Member, index_shard, scan_members, split_name
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.manifest import Kind
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 IMAGE = b"\xff\xd8 not looked at \xff\xd9"
@@ -205,6 +208,100 @@ def test_shards_with_other_fields_are_refused(tmp_path: Path) -> None:
         open_index(tmp_path)
 
 
+# -- further fields -------------------------------------------------------------------------------
+
+FURTHER = {
+    "mask.png": (b"mask", "mask", Kind.MASK), "seg.npy": (npy(np.zeros((4, 5), np.int32)), "seg", Kind.MASK),
+    "depth.png": (b"depth", "depth", Kind.IMAGE), "vector.npy": (npy([0.5, 1.5]), "vector", Kind.ARRAY),
+    "seg2.npy": (npy(np.zeros((3, 4, 5), np.int32)), "seg2", Kind.ARRAY), "npy": (npy([1]), "array", Kind.ARRAY),
+    "txt": (b"t", "txt", Kind.TEXT), "caption": (b"c", "caption", Kind.TEXT), "note.txt": (b"n", "note", Kind.TEXT),
+    "json": (b"{}", "json", Kind.JSON), "meta.json": (b"[]", "meta", Kind.JSON), "mp4": (b"film", "mp4", Kind.BYTES),
+    "x.bin": (b"", "x", Kind.BYTES), "a.b.xyz": (b"?", "a_b_xyz", Kind.BYTES), "png": (b"another", "png", Kind.IMAGE),
+    "label": (b"3", "label_", Kind.BYTES),
+}  # fmt: skip
+
+
+def test_what_all_samples_have_is_a_field(tmp_path: Path) -> None:
+    members = [(f"{key}.{suffix}", data) for key in "abc" for suffix, (data, _, _) in FURTHER.items()]
+    members += [(f"{key}.{suffix}", data) for key in "abc" for suffix, data in (("jpg", IMAGE), ("cls", b"1"))]
+    data = tar(*sorted(members, key=lambda member: member[0][0]))
+    rows, fields = index_shard(shard(tmp_path, data))
+    expected = {"image": Kind.IMAGE, "label": Kind.LABEL} | {name: kind for _, name, kind in FURTHER.values()}
+    assert {spec.name: spec.kind for spec in fields} == expected
+    assert [spec.name for spec in fields][:2] == ["image", "label"]
+    assert (rows.lacking, rows.unread) == ({}, {})
+    for contents, name, _ in FURTHER.values():
+        for extent in rows.extents[name]:
+            assert data[extent.offset : extent.offset + extent.nbytes] == contents
+
+
+def test_one_field_may_have_several_suffixes(tmp_path: Path) -> None:
+    members = [("a.jpg", IMAGE), ("a.depth.png", b"1"), ("b.png", IMAGE), ("b.depth.jpg", b"22"), ("c.image.jpg", IMAGE)]
+    rows, fields = index_shard(shard(tmp_path, tar(*members, ("c.depth.png", b"333"))))
+    assert [spec.name for spec in fields] == ["image", "depth"]
+    assert [extent.nbytes for extent in rows.extents["depth"]] == [1, 2, 3]
+    assert [extent.nbytes for extent in rows.extents["image"]] == [len(IMAGE)] * 3
+
+
+def test_members_that_would_be_one_field_keep_their_suffixes(tmp_path: Path) -> None:
+    """In one sample, or of different kinds."""
+    both = [(f"{key}.{suffix}", b"x") for key in "ab" for suffix in ("depth.jpg", "depth.png", "meta.json", "meta.txt", "jpg")]
+    _, fields = index_shard(shard(tmp_path, tar(*both)))
+    assert [spec.name for spec in fields] == ["image", "depth_jpg", "depth_png", "meta_json", "meta_txt"]
+
+
+def test_a_second_image_of_some_samples(tmp_path: Path) -> None:
+    """The best suffix is the image; what is left of the others is a field if all samples have it."""
+    rows, fields = index_shard(shard(tmp_path, tar(("a.png", b"1"), ("a.jpg", IMAGE), ("b.png", b"22"))))
+    assert [spec.name for spec in fields] == ["image"]
+    assert [extent.nbytes for extent in rows.extents["image"]] == [len(IMAGE), 2]
+    assert rows.lacking == {"png": 1}
+
+
+def test_fields_that_some_samples_lack_are_left_out_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0.tar").write_bytes(tar(("a.jpg", IMAGE), ("a.txt", b"t"), ("a.json", b"1"), ("b.jpg", IMAGE), ("b.txt", b"t")))
+    (tmp_path / "1.tar").write_bytes(tar(("c.jpg", IMAGE), ("c.txt", b"t"), ("c.npy", npy([1])), ("c.v.npy", npy([1]))))
+    (tmp_path / "2.tar").write_bytes(tar(("d.jpg", IMAGE), ("d.txt", b"t"), ("d.v.txt", b"t")))
+    with caplog.at_level(logging.WARNING):
+        index = open_index(tmp_path)
+    assert {spec.name: spec.kind for spec in index.manifest.fields} == {"image": Kind.IMAGE, "txt": Kind.TEXT}
+    assert caplog.messages == [
+        f"{tmp_path}: left out: 'json', which 3 of 4 samples lack; 'array', which 3 of 4 samples lack;"
+        " 'v', which 2 of 4 samples lack"
+    ]
+    assert [entry_of(index, sample, "txt")[2] for sample in range(4)] == [1, 1, 1, 1]
+    caplog.clear()
+    assert open_index(tmp_path).manifest == index.manifest
+    assert not caplog.messages, "said when the index is made"
+
+
+def test_a_field_of_other_kinds_in_other_shards_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0.tar").write_bytes(tar(("a.jpg", IMAGE), ("a.v.npy", npy([1]))))
+    (tmp_path / "1.tar").write_bytes(tar(("b.jpg", IMAGE), ("b.v.txt", b"1")))
+    with caplog.at_level(logging.WARNING):
+        assert [spec.name for spec in open_index(tmp_path).manifest.fields] == ["image"]
+    assert caplog.messages == [f"{tmp_path}: left out: 'v', of other kinds in other shards (array, text)"]
+
+
+def test_keys_with_dots_are_no_fields_by_the_million(tmp_path: Path) -> None:
+    """`x.0001.jpg` has suffix `0001.jpg`."""
+    members = [("a.jpg", IMAGE), *((f"a.{number:05d}.txt", b"") for number in range(1500))]
+    rows, fields = index_shard(shard(tmp_path, tar(*members)))
+    assert len(fields) == 1000
+    assert rows.unread == {"...": "501 members of more than 1000 suffixes: do the keys have dots?"}
+
+
+def test_an_index_of_an_older_program_is_made_again(tmp_path: Path) -> None:
+    path = shard(tmp_path, tar(("a.jpg", IMAGE), ("a.txt", b"t")))
+    home = open_index(path).sidecar_directory
+    stamp = json.loads((home / "source.json").read_text())
+    manifest = json.loads((home / "dataset.json").read_text())
+    del stamp["version"], manifest["fields"][1]
+    (home / "source.json").write_text(json.dumps(stamp))
+    (home / "dataset.json").write_text(json.dumps(manifest))
+    assert [spec.name for spec in open_index(path).manifest.fields] == ["image", "txt"]
+
+
 # -- damage ---------------------------------------------------------------------------------------
 
 WHOLE = tar(("a.jpg", b"1" * 700), ("b.jpg", b"2" * 100), ("c.jpg", b"3" * 100))
@@ -317,7 +414,7 @@ def test_damage_raises_nothing_but_format_errors(
     with contextlib.suppress(FormatError):
         rows, _ = index_shard(path)
         assert len(rows) > 0
-        for extent in rows.extents["image"]:
+        for extent in (extent for extents in rows.extents.values() for extent in extents):
             assert 0 <= extent.offset <= extent.offset + extent.nbytes <= len(damaged)
 
 

@@ -12,8 +12,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from fixtures import entry_of, jpeg, quick
+from fixtures import encode, entry_of, jpeg, npy, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from tfrecord import example_pb2
@@ -32,6 +33,9 @@ from datapipe.containers.tfrecord_format import (
     masked_crc32c,
 )
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.field_values import value_of
+from datapipe.manifest import Kind
+from datapipe.sidecar import SidecarRows
 
 IMAGE = b"\xff\xd8\xff not looked at \xff\xd9"
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -105,10 +109,11 @@ def test_finds_in_protobufs_bytes_what_was_put_in(features: dict[str, tuple[str,
     for name, (kind, values) in features.items():
         feature = found[name]
         assert feature.kind == kind
-        if kind == "float":
-            continue
         assert feature.num_values == min(len(values), 2)
-        if values and kind == "bytes":
+        if kind == "float":
+            piece = (before + data)[feature.offset : feature.offset + feature.nbytes]
+            assert struct.unpack(f"<{len(values)}f", piece) == tuple(values)
+        elif values and kind == "bytes":
             assert (before + data)[feature.offset : feature.offset + feature.nbytes] == values[0]
         elif values:
             assert feature.value == values[0]
@@ -170,7 +175,7 @@ def test_features_are_found(features: dict[str, Any], image: bytes, label: int |
     path = shard(tmp_path, frames(example(**features), example(**features)))
     rows, fields = index_shard(path)
     assert len(rows) == 2
-    assert [field.name for field in fields] == (["image"] if label is None else ["image", "label"])
+    assert [field.name for field in fields][: 1 if label is None else 2] == (["image"] if label is None else ["image", "label"])
     assert rows.labels == [-1 if label is None else label] * 2
     for extent in rows.extents["image"]:
         assert path.read_bytes()[extent.offset : extent.offset + extent.nbytes] == image
@@ -213,8 +218,9 @@ def test_samples_unlike_the_first_are_refused(second: dict[str, Any], said: str,
 @pytest.mark.parametrize("label", [b"cat", [1, 2], [0.5]])
 def test_labels_that_are_no_integers_are_left_out_and_said(label: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        _, fields = index_shard(shard(tmp_path, frames(example(image=IMAGE, label=label))))
-    assert [field.name for field in fields] == ["image"]
+        rows, fields = index_shard(shard(tmp_path, frames(example(image=IMAGE, label=label))))
+    assert "label" not in {field.name for field in fields}
+    assert set(rows.labels) == {-1}
     assert "'label' is no single integer" in caplog.text
 
 
@@ -225,6 +231,81 @@ def test_samples_are_called_by_what_names_them(name: str, tmp_path: Path) -> Non
     index = open_index(tmp_path)
     assert [index.describe(sample).key for sample in range(2)] == [b"dir/a.jpg", b"1"]
     assert entry_of(index, 0)[2] == len(IMAGE)
+
+
+def value_in(path: Path, rows: SidecarRows, name: str, row: int) -> bytes:
+    """As it is read: behind its prefix."""
+    extent = rows.extents[name][row]
+    return rows.prefixes.get(name, b"") + path.read_bytes()[extent.offset : extent.offset + extent.nbytes]
+
+
+def test_further_features_are_fields(tmp_path: Path) -> None:
+    """By what their names say, else by what the bytes begin as; floats of one number in all samples are arrays."""
+    mask, array, labels = encode(np.zeros((4, 5), np.uint8), "PNG"), npy(np.arange(3.0)), npy(np.zeros((4, 5), np.int32))
+    features = {
+        "image__encoded": IMAGE, "image__class__label": 3, "image__format": b"jpeg", "image__height": 4, "image__width": 5,
+        "image__class__text": b"cat", "caption": b"BM is how bitmaps begin, and texts", "meta_json": b"{}", "mask": mask,
+        "depth": mask, "vector": array, "seg__labels": labels, "audio": b"RIFF", "embedding": [0.5, 1.5], "score": [2.0],
+        "count": 7, "counts": [1, 2], "several": [b"a", b"b"], "Weird Näme!": b"x", "image__key__sha256": b"0" * 64,
+    }  # fmt: skip
+    path = shard(tmp_path, frames(*[example(**features)] * 3))
+    rows, fields = index_shard(path)
+    assert {spec.name: spec.kind.value for spec in fields} == {
+        "image": "image", "label": "label", "image_class_text": "text", "caption": "text", "meta_json": "json", "mask": "mask",
+        "depth": "image", "vector": "array", "seg_labels": "mask", "audio": "bytes", "embedding": "array", "score": "array",
+        "weird_n_me": "bytes", "image_key_sha256": "bytes",
+    }  # fmt: skip
+    assert [spec.name for spec in fields][:2] == ["image", "label"]
+    assert rows.unread == {"count": "integers", "counts": "integers", "several": "several values"}
+    assert rows.lacking == {}
+    assert value_in(path, rows, "mask", 2) == mask
+    assert value_in(path, rows, "caption", 1) == features["caption"]
+    for name, expected in (("embedding", [0.5, 1.5]), ("score", [2.0])):
+        found = value_of(Kind.ARRAY, value_in(path, rows, name, 1))
+        assert (found.dtype, found.tolist()) == (np.float32, expected)
+
+
+def test_features_of_some_samples_are_counted(tmp_path: Path) -> None:
+    some = {"text": b"hello", "x": [0.5], "y": [1.0, 2.0], "z": b"bytes"}
+    others = {"y": [1.0], "z": [0.25]}
+    rows, fields = index_shard(shard(tmp_path, frames(*(example(image=IMAGE, **more) for more in (some, others, {})))))
+    assert [spec.name for spec in fields] == ["image"]
+    assert rows.lacking == {"text": 2, "x": 2, "z": 2, "z_2": 2}
+    assert rows.unread == {"y": "floats, not as many in each sample"}
+
+
+def test_names_that_would_be_one_are_told_apart(tmp_path: Path) -> None:
+    _, fields = index_shard(
+        shard(tmp_path, frames(example(image=IMAGE, **{"a b": b"1", "a__b": b"2", "a_b": b"3", "label": b"no"})))
+    )
+    assert [spec.name for spec in fields] == ["image", "a_b", "a_b_2", "a_b_3", "label_"]
+
+
+def test_a_mask_beside_the_image_is_no_second_image(tmp_path: Path) -> None:
+    rows, fields = index_shard(
+        path := shard(tmp_path, frames(example(jpg=IMAGE, mask=encode(np.zeros((2, 3), np.uint8), "PNG"))))
+    )
+    assert [(spec.name, spec.kind) for spec in fields] == [("image", Kind.IMAGE), ("mask", Kind.MASK)]
+    assert value_in(path, rows, "image", 0) == IMAGE
+
+
+def test_floats_that_are_not_packed(tmp_path: Path) -> None:
+    """As proto2 writers make them: one is in one piece, several are not."""
+    one, two = b"\x0d" + struct.pack("<f", 0.5), b"\x0d" + struct.pack("<f", 0.5) + b"\x0d" + struct.pack("<f", 1.5)
+    for data, num in ((b"", 0), (one, 1), (two, 2), (b"\x0a\x00", 0), (b"\x0a\x04" + one[1:] + one, 2), (b"\x0a\x03abc", 2)):
+        feature = b"\x12" + bytes([len(data)]) + data
+        entry = b"\x0a\x01x\x12" + bytes([len(feature)]) + feature
+        features = b"\x0a" + bytes([len(entry)]) + entry
+        message = b"\x0a" + bytes([len(features)]) + features
+        found = parse_example(message, 0, len(message), "x")["x"]
+        assert (found.kind, found.num_values) == ("float", num)
+        assert message[found.offset : found.offset + found.nbytes] == (one[1:] if num == 1 else b"")
+    for data in (b"\x0a\x09abc", b"\x08\x01", b"\x0a"):
+        feature = b"\x12" + bytes([len(data)]) + data
+        entry = b"\x0a\x01x\x12" + bytes([len(feature)]) + feature
+        features = b"\x0a" + bytes([len(entry)]) + entry
+        with pytest.raises(FormatError, match=r"not a tf\.train\.Example"):
+            parse_example(b"\x0a" + bytes([len(features)]) + features, 0, len(features) + 2, "x")
 
 
 # -- what a path may be ---------------------------------------------------------------------------
@@ -325,7 +406,7 @@ def test_damage_raises_nothing_but_format_errors(
     mend: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Bytes set, dropped or repeated; with lengths and their checksums made right again so that deeper checks are reached."""
-    examples = [bytearray(example(image=IMAGE, label=number, x=[1, 2], y=[0.5])) for number in range(3)]
+    examples = [bytearray(example(image=IMAGE, label=number, x=[1, 2], y=[0.5], z=b"?")) for number in range(3)]
     whole = bytearray(frames(*map(bytes, examples)))
     for _ in range(data.draw(st.integers(1, 4))):
         target = examples[data.draw(st.integers(0, 2))] if mend else whole
@@ -345,5 +426,5 @@ def test_damage_raises_nothing_but_format_errors(
     with contextlib.suppress(FormatError):
         rows, _ = index_shard(path)
         assert len(rows) > 0
-        for extent in rows.extents["image"]:
+        for extent in (extent for extents in rows.extents.values() for extent in extents):
             assert 0 <= extent.offset <= extent.offset + extent.nbytes <= len(damaged)

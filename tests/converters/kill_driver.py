@@ -28,7 +28,6 @@ from trees import contents
 
 from converters import ConvertOptions, Split, convert
 from converters.writers import TARGETS
-from datapipe.errors import OptionError
 
 pa.set_cpu_count(1)  # no threads before a fork
 os.fsync = lambda descriptor: None  # a killed process loses nothing that the kernel has; syncing only takes time
@@ -74,10 +73,6 @@ def attempt(options: ConvertOptions, *, dies_before: int | None) -> int:
             if dies_before is not None:
                 die_before(dies_before)
             convert(options)
-        except OptionError as exc:
-            if "holds a finished dataset" not in str(exc):
-                traceback.print_exc()
-                os._exit(1)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -168,6 +168,19 @@ def test_a_finished_part_may_be_started_again(tree: Path, tmp_path: Path) -> Non
     assert contents(tmp_path / "out") == before
 
 
+def test_shards_hold_no_more_samples_than_memory_should(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """However few bytes they have."""
+    monkeypatch.setattr("converters.planning.MAX_SHARD_SAMPLES", 5)
+    (tree / "class_0" / "img 0.jpg").write_bytes(encoded_image(0, size=(400, 560)))  # most of the bytes: shares are uneven
+    convert(ConvertOptions(tree, tmp_path / "out", to=to, num_workers=1))
+    counts = [shard.num_samples for shard in read_manifest(tmp_path / "out").shards]
+    assert sum(counts) == 24
+    assert max(counts) <= 5
+    assert len(open_index(tmp_path / "out").labels()) == 24
+
+
 def test_shards_share_the_bytes_evenly(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "source", num_classes=2, per_class=60)
     report = convert(ConvertOptions(tree, tmp_path / "out", shard_nbytes=10_000, num_workers=1))

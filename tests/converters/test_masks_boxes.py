@@ -18,6 +18,7 @@ from converters import Check, Encode, FieldChoice, Resize
 from converters.boxes import checked_boxes, load_boxes, parse_boxes, scale_boxes, store_boxes
 from converters.masks import mask_size, resize_mask
 from datapipe.errors import DecodeError
+from datapipe.masks import mask_labels, nearest_sources
 
 LABELS = np.random.default_rng(0).integers(0, 200, (20, 30))
 
@@ -47,18 +48,42 @@ MASKS = {
 @pytest.mark.parametrize("mode", MASKS)
 @pytest.mark.parametrize("size", [(10, 15), (40, 61), (7, 30), (1, 1)])
 def test_labels_survive_resizing(mode: str, size: tuple[int, int]) -> None:
-    """Every pixel is one of the source's, that of the nearest centre; mode and palette stay."""
+    """Every pixel is one of the source's, that which torch's "nearest" takes; mode and palette stay."""
     encoding, data = resize_mask(encoded(MASKS[mode]), size)
     found = Image.open(io.BytesIO(data))
     assert (encoding, found.mode, found.size) == ("png", mode, (size[1], size[0]))
-    rows = [(2 * row + 1) * 20 // (2 * size[0]) for row in range(size[0])]
-    columns = [(2 * column + 1) * 30 // (2 * size[1]) for column in range(size[1])]
+    rows = [row * 20 // size[0] for row in range(size[0])]
+    columns = [column * 30 // size[1] for column in range(size[1])]
     assert np.array_equal(np.asarray(found), np.asarray(MASKS[mode])[rows][:, columns])
     if mode == "P":
         assert found.getpalette()[:600] == MASKS[mode].getpalette()[:600]  # type: ignore[index]
     array = np.load(io.BytesIO(resize_mask(npy(LABELS.astype(np.int16)), size)[1]))
     assert np.array_equal(array, LABELS[rows][:, columns])
     assert array.dtype == np.int16
+
+
+@pytest.mark.parametrize(("have", "want"), [(500, 224), (1023, 224), (333, 256), (224, 500), (7, 7), (1, 5), (16_777, 11)])
+def test_resizing_is_torchs_nearest(have: int, want: int) -> None:
+    torch = pytest.importorskip("torch")
+    places = torch.arange(have, dtype=torch.float64)[None, None]
+    assert (
+        torch.nn.functional.interpolate(places, size=want, mode="nearest")[0, 0].tolist() == nearest_sources(have, want).tolist()
+    )
+
+
+@pytest.mark.parametrize("size", [(13, 17), (40, 61)])
+def test_converting_resizes_masks_as_the_loader_does(tmp_path: Path, size: tuple[int, int]) -> None:
+    from datapipe import Resize as ResizeWhenLoaded
+    from datapipe.draws import Draws
+    from datapipe.transforms import Recipe
+    from datapipe.transforms.execute import row_cuts
+    from datapipe.transforms.targets import cut_mask
+
+    source = paired(tmp_path / "in", num=1)
+    found = converted(source, tmp_path / "out", resize=Resize.parse(f"exact:{size[0]}x{size[1]}"))
+    chain = Recipe.of([ResizeWhenLoaded(size)]).draw_cuts(Draws(0, 0, np.array([0])), np.array([[20, 30]], np.int64))
+    expected = cut_mask(mask_labels(mask(0)), [row_cuts(cuts)[0] for cuts in chain])
+    assert np.array_equal(mask_labels(field_of(found, "mask")[0]), expected)
 
 
 def test_what_is_a_mask() -> None:
@@ -112,7 +137,7 @@ def test_decoding_looks_at_masks_too(tmp_path: Path) -> None:
     assert skipping(source, tmp_path / "header") == {}
     bad = skipping(source, tmp_path / "decode", check=Check.DECODE)
     assert list(bad) == ["imgs/1.jpg"]
-    assert bad["imgs/1.jpg"].startswith("field 'mask': does not decode")
+    assert bad["imgs/1.jpg"].startswith("field 'mask': mask does not decode")
 
 
 # -- boxes ----------------------------------------------------------------------------------------
@@ -165,3 +190,54 @@ def test_boxes_follow_their_image(tmp_path: Path) -> None:
     out = converted(source, tmp_path / "out", **options)
     for (width, height), data in zip(sizes_of(out, "image"), field_of(out, "boxes"), strict=True):
         assert np.load(io.BytesIO(data)).tolist() == [[0, 0, width, height, 1]]
+
+
+# -- all three together ------------------------------------------------------------------------------
+
+
+def scene(root: Path, *, num: int = 3) -> Path:
+    """A bright rectangle, its mask and its box, listed."""
+    rows = []
+    for number in range(num):
+        height, width, (left, top, right, bottom) = 90 + 7 * number, 120, (24 + number, 15, 96, 63 + number)
+        labels = np.zeros((height, width), np.uint8)
+        labels[top:bottom, left:right] = 1
+        put(root / f"{number}.png", encoded(Image.fromarray(np.stack([labels * 200] * 3, axis=2))))
+        put(root / f"{number}_mask.png", encoded(Image.fromarray(labels)))
+        put(root / f"{number}.npy", npy(labels))
+        rows.append(
+            {
+                "image": f"{number}.png",
+                "mask": f"{number}_mask.png",
+                "seg": f"{number}.npy",
+                "boxes": [[left, top, right, bottom, 1]],
+            }
+        )
+    return put(root / "list.jsonl", "\n".join(map(json.dumps, rows)))
+
+
+def span_of(labels: np.ndarray) -> list[int]:
+    rows, columns = np.nonzero(labels)
+    return [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+
+
+@pytest.mark.parametrize("resize", ["shorter:40", "exact:33x200", "longer:300"])
+def test_image_mask_and_box_agree_after_resizing(tmp_path: Path, to: str, resize: str) -> None:
+    """In every format: all of one size, and each of the rectangle's edges within a pixel of where the image has it."""
+    fields = (FieldChoice("boxes", "boxes"), FieldChoice("seg", "mask"))
+    options = {"to": to, "resize": Resize.parse(resize), "encode": Encode.parse("png"), "fields": fields}
+    out = converted(scene(tmp_path / "in"), tmp_path / "out", **options)
+    scale = np.array(
+        [[width / 120, height / (90 + 7 * number)] * 2 for number, (width, height) in enumerate(sizes_of(out, "image"))]
+    )
+    for number, data in enumerate(field_of(out, "image")):
+        pixels = np.asarray(Image.open(io.BytesIO(data)))[:, :, 0]
+        mask_there, array_there = (mask_labels(field_of(out, name)[number]) for name in ("mask", "seg"))
+        assert pixels.shape == mask_there.shape == array_there.shape
+        assert np.array_equal(mask_there, array_there)
+        (box,) = np.load(io.BytesIO(field_of(out, "boxes")[number]))
+        assert np.allclose(box[:4], np.array([24 + number, 15, 96, 63 + number]) * scale[number], atol=1e-3)
+        in_image = np.array(span_of(pixels > 100))
+        assert np.abs(in_image - box[:4]).max() <= 0.5001
+        assert np.abs(np.array(span_of(mask_there)) - box[:4]).max() <= 1.0001
+        assert np.abs(np.array(span_of(mask_there)) - in_image).max() <= 1

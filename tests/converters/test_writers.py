@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trees import encoded_image
 
 from converters import options
@@ -26,11 +28,14 @@ from converters.writers import (
     Target,
     WrittenShard,
     checked_fields,
+    suffix_of,
 )
 from converters.writers.hdf5_layout import Columns, lay_out
+from datapipe.containers.field_names import is_field_name
 from datapipe.containers.hdf5_format import DATA_START
 from datapipe.containers.parquet_pages import Chunk, pages
-from datapipe.errors import FormatError, OptionError
+from datapipe.containers.tar_fields import field_of_suffix, suffix_of_bytes
+from datapipe.errors import DecodeError, FormatError, OptionError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.sidecar import Sidecar, write_sidecar
 
@@ -176,7 +181,7 @@ def test_webdataset_decodes_further_fields(tmp_path: Path) -> None:
             "mask": [one["mask.png"] for one in raw],
             "caption": [one["caption.txt"] for one in raw],
             "json": [one["json"] for one in raw],
-            "raw_bytes": [one["raw_bytes.bin"] for one in raw],
+            "raw_bytes": [one["raw_bytes"] for one in raw],
         }
     )
     for number, one in enumerate(dataset.decode("pil")):
@@ -317,14 +322,17 @@ def test_texts_that_are_no_text_are_refused(tmp_path: Path, field: str, data: by
     one = sample(0)
     spoiled = StoredSample(one.id, one.source, one.label, one.size, {**one.fields, field: StoredField("text", data)})
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
-    with pytest.raises(FormatError, match=rf"sample 40: field '{field}' is no UTF-8"):
-        writer.append(spoiled)
+    writer.check(one)
+    with pytest.raises(DecodeError, match=rf"field '{field}' is no UTF-8"):
+        writer.check(spoiled)
 
 
 def test_fields_that_no_page_could_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
+    writer.check(sample(0))
     monkeypatch.setattr("datapipe.containers.parquet_format.MAX_FIELD_NBYTES", 500)
-    with pytest.raises(FormatError, match=r"sample 40: field 'image' of \d+ bytes exceeds the 500 of a page"):
-        write(TARGETS["parquet"], tmp_path / "x")
+    with pytest.raises(DecodeError, match=r"field 'image' of \d+ bytes exceeds the 500 of a page"):
+        writer.check(sample(0))
 
 
 def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,9 +360,37 @@ def test_sets_without_labels_or_images(tmp_path: Path) -> None:
 
 
 def test_examples_that_protobuf_could_not_parse_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TARGETS["tfrecord"].open_shard(tmp_path / "x", fields=MANY)
+    writer.check(sample(0))
     monkeypatch.setattr("datapipe.containers.tfrecord_format.MAX_EXAMPLE_NBYTES", 1000)
-    with pytest.raises(FormatError, match=r"sample 40 of \d+ bytes exceeds the 1000 of a tf\.train\.Example.*webdataset or hdf5"):
-        write(TARGETS["tfrecord"], tmp_path / "x")
+    with pytest.raises(DecodeError, match=r"\d+ bytes of fields exceed the 1000 of a tf\.train\.Example.*webdataset or hdf5"):
+        writer.check(sample(0))
+
+
+def test_members_that_no_plain_header_could_tell_the_size_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TARGETS["webdataset"].open_shard(tmp_path / "x", fields=MANY)
+    writer.check(sample(0))
+    monkeypatch.setattr("datapipe.containers.tar_format.MAX_MEMBER_NBYTES", 500)
+    with pytest.raises(DecodeError, match=r"field 'image' of \d+ bytes exceeds the 500 of a tar"):
+        writer.check(sample(0))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.from_regex("[a-z][a-z0-9_]{0,31}", fullmatch=True) | st.sampled_from(["mp4", "bin", "txt", "json", "jpeg", "caption"]))
+def test_bytes_are_called_by_their_name_and_read_back_as_bytes(name: str) -> None:
+    suffix = suffix_of_bytes(name)
+    assert suffix in (name, f"{name}.bin")
+    if is_field_name(name) and name not in ("image", "label"):
+        assert field_of_suffix(suffix, b"") == FieldSpec(name, Kind.BYTES)
+
+
+def test_names_of_bytes() -> None:
+    assert [suffix_of_bytes(name) for name in ("mp4", "clip", "json", "bin")] == ["mp4", "clip", "json.bin", "bin"]
+
+
+def test_no_field_is_called_as_images_are() -> None:
+    for encoding in ("jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", "npy"):
+        assert not is_field_name(suffix_of(encoding))
 
 
 def test_bytes_besides_the_fields(target: Target, tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from fixtures import (
     convert,
     entry_of,
     listing,
+    save_datasets,
+    write_arrow,
+    write_datasets,
     write_hdf5,
     write_hdf5_pixels,
     write_parquet,
@@ -49,8 +52,24 @@ MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "webdataset": write_webdataset,
     "tfrecord": write_tfrecord,
     "hdf5": write_hdf5,
+    "hdf5, compressed references": lambda source, destination: write_hdf5(source, destination, chunks=(4,), compression="gzip"),
     "hdf5, pixels": write_hdf5_pixels,
+    "hdf5, gzip": lambda source, destination: write_hdf5_pixels(
+        source, destination, chunks=(3, 40, 48, 3), compression="gzip", shuffle=True
+    ),
+    "hdf5, lzf": lambda source, destination: write_hdf5_pixels(source, destination, chunks=True, compression="lzf"),
+    "hdf5, chunks": lambda source, destination: write_hdf5_pixels(source, destination, chunks=(4, 20, 48, 3)),
     "parquet": write_parquet,
+    "parquet, snappy": lambda source, destination: write_parquet(source, destination, compression="snappy"),
+    "parquet, zstd": lambda source, destination: write_parquet(
+        source, destination, compression="zstd", data_page_version="2.0", row_group_size=3
+    ),
+    "parquet, dictionary": lambda source, destination: write_parquet(
+        source, destination, compression="gzip", use_dictionary=True, row_group_size=100
+    ),
+    "parquet, datasets": write_datasets,
+    "arrow": write_arrow,
+    "arrow, datasets": save_datasets,
     "converted": convert,
     "converted, raw": lambda source, destination: convert(source, destination, encode=Encode("raw")),
     "converted, unshuffled": lambda source, destination: convert(source, destination, seed=None),
@@ -61,7 +80,11 @@ MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "converted to hdf5": lambda source, destination: convert(source, destination, to="hdf5"),
     "converted to hdf5, raw": lambda source, destination: convert(source, destination, to="hdf5", encode=Encode("raw")),
 }
-FOREIGN = ("folder", "webdataset", "tfrecord", "hdf5", "parquet")  # indexed on first use
+FOREIGN = ("folder", "webdataset", "tfrecord", "hdf5", "parquet", "arrow")  # indexed on first use
+FURTHER = {  # fields besides image and label
+    "tfrecord": {"image_class_text": Kind.TEXT, "image_object_bbox_xmin": Kind.ARRAY},
+    "arrow": {"file_name": Kind.TEXT},
+}
 ALL_IDS = np.arange(NUM_SAMPLES)
 
 
@@ -94,8 +117,9 @@ def test_extents_hold_each_samples_pixels(made: Path, folder: Path) -> None:
         data = files.read(entries.extents, row)
         with Image.open(path) as image:
             assert np.array_equal(decoder(data, probe(data)), np.asarray(image))
-        prefixes = entries.extents.prefixes
-        assert len(data) == entries.extents.nbytes[row] + (len(prefixes[row]) if prefixes else 0)
+        prefixes, groups = entries.extents.prefixes, entries.extents.row_groups
+        if groups is None:
+            assert len(data) == entries.extents.nbytes[row] + (len(prefixes[row]) if prefixes else 0)
         if probe(data).encoding == "jpeg":
             assert data == path.read_bytes()
 
@@ -123,9 +147,10 @@ def test_every_sample_has_a_name_of_its_own(made: Path, folder: Path) -> None:
         assert path.stem in text
 
 
-def test_fields_have_kinds(made: Path) -> None:
+def test_fields_have_kinds(made: Path, request: pytest.FixtureRequest) -> None:
     kinds = {field.name: field.kind for field in open_index(made).manifest.fields}
-    assert kinds == {"image": Kind.IMAGE, "label": Kind.LABEL}
+    assert {name: kinds.pop(name) for name in ("image", "label")} == {"image": Kind.IMAGE, "label": Kind.LABEL}
+    assert kinds == FURTHER.get(request.node.callspec.params["made"], {})
 
 
 def test_a_field_that_is_not_there_is_refused_naming_those_that_are(made: Path) -> None:

@@ -1,43 +1,13 @@
-"""What fields are called: names that every format can hold, made of what the source calls them."""
+"""The fields of a source: their order, and what the user says of them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from converters.options import FieldChoice
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, checked_fields
+from converters.writers import IMAGE_FIELD, checked_fields
 from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind
-
-_MASK_WORDS = frozenset(
-    ("mask", "masks", "seg", "segmentation", "segmentations", "segmentationclass", "trimap", "trimaps", "matte")
-)
-_MAX_LENGTH = 32
-
-
-def field_name(text: str) -> str:
-    """Lower-case letters, digits and `_`; a letter first; `_` behind a name that the formats keep for themselves."""
-    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
-    if not name or not name[0].isalpha():
-        name = f"f_{name}".rstrip("_")
-    name = name[:_MAX_LENGTH]
-    return name if _is_free(name) else name[: _MAX_LENGTH - 1] + "_"
-
-
-def _is_free(name: str) -> bool:
-    if name in (LABEL_FIELD.name, IMAGE_FIELD.name):
-        return False
-    try:
-        checked_fields((FieldSpec(name, Kind.BYTES),))
-    except OptionError:
-        return False
-    return True
-
-
-def is_mask_name(text: str) -> bool:
-    """Whether one of the words in it means a mask."""
-    return not _MASK_WORDS.isdisjoint(re.split(r"[^a-z]+", text.lower()))
 
 
 def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:

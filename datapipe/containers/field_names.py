@@ -1,0 +1,70 @@
+"""What fields are called: names that every format can hold, and what a name says of the kind."""
+
+from __future__ import annotations
+
+import re
+
+from datapipe.errors import DecodeError
+from datapipe.manifest import Kind
+from datapipe.npy import read_npy_header
+
+IMAGE = "image"
+LABEL = "label"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_MAX_LENGTH = 32
+_OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else
+_SUFFIXES = frozenset(("jpg", "png", "webp", "bmp", "gif", "tif", "ppm", "npy"))  # of `datapipe.probe`'s encodings
+_MASK_WORDS = frozenset(
+    ("mask", "masks", "seg", "segmentation", "segmentations", "segmentationclass", "trimap", "trimaps", "matte")
+)
+_TEXT_WORDS = frozenset(
+    ("txt", "text", "texts", "caption", "captions", "transcript", "transcription", "description", "title", "prompt", "sentence")
+)
+
+
+def is_field_name(name: str) -> bool:
+    """Whether every format can hold a field of that name: lower-case letters, digits and `_`, at most 32, a letter first.
+
+    Names that a format gives to something else (`key`, `cls`, the suffixes of images) are none.
+    """
+    return bool(_NAME.fullmatch(name)) and name not in _OURS and name not in _SUFFIXES
+
+
+def field_name(text: str) -> str:
+    """A field's name made of what a source calls it; `_` behind a name that the formats keep for themselves."""
+    if _is_free(text):
+        return text
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    if not name or not name[0].isalpha():
+        name = f"f_{name}".rstrip("_")
+    name = name[:_MAX_LENGTH]
+    return name if _is_free(name) else name[: _MAX_LENGTH - 1] + "_"
+
+
+def _is_free(name: str) -> bool:
+    return is_field_name(name) and name not in (IMAGE, LABEL)
+
+
+def is_mask_name(text: str) -> bool:
+    """Whether one of the words in it means a mask."""
+    return not _MASK_WORDS.isdisjoint(_words(text))
+
+
+def is_text_name(text: str) -> bool:
+    """Whether one of the words in it means a text."""
+    return not _TEXT_WORDS.isdisjoint(_words(text))
+
+
+def kind_of_array(name: str, head: bytes) -> Kind:
+    """Whether a `.npy` file that begins with `head` is an array or, by its name, its shape and its type, a mask."""
+    try:
+        header = read_npy_header(head)
+    except DecodeError:
+        return Kind.ARRAY
+    is_labels = len(header.shape) == 2 and header.dtype.kind in "biu"
+    return Kind.MASK if is_labels and is_mask_name(name) else Kind.ARRAY
+
+
+def _words(text: str) -> list[str]:
+    return re.split(r"[^a-z]+", text.lower())

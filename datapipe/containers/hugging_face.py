@@ -1,0 +1,36 @@
+"""What Hugging Face's `datasets` writes about the columns of its Parquet and Arrow files: a document in the schema's metadata."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FEATURES = b"huggingface"  # its key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What is said of the columns."""
+
+    images: frozenset[str] = frozenset()
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by column of labels, their names
+
+
+def read_features(metadata: Mapping[bytes, bytes] | None, where: str) -> Features:
+    """Nothing where there is no such document, or it does not parse; the latter is worth a warning."""
+    text = (metadata or {}).get(FEATURES)
+    if text is None:
+        return Features()
+    try:
+        described: dict[str, Any] = json.loads(text)["info"]["features"]
+        kinds = {name: value.get("_type") for name, value in described.items() if isinstance(value, dict)}
+        classes = {name: tuple(map(str, described[name]["names"])) for name, kind in kinds.items() if kind == "ClassLabel"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        logger.warning("%s: the 'huggingface' metadata do not parse (%r); classes have no names", where, exc)
+        return Features()
+    return Features(frozenset(name for name, kind in kinds.items() if kind == "Image"), classes)

@@ -1,0 +1,30 @@
+"""A shard's bytes, mapped for being looked at here and there."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from datapipe.errors import FormatError, MissingDataError, StorageError
+
+
+@contextlib.contextmanager
+def mapped(path: Path, form: str) -> Iterator[mmap.mmap]:
+    """The bytes of `path`, a file of that form; nothing is read ahead, as headers and lengths are small beside the images.
+
+    Raises MissingDataError, StorageError, or FormatError for an empty file; also for an OSError within the block.
+    """
+    try:
+        with path.open("rb") as plain:
+            if not os.fstat(plain.fileno()).st_size:
+                raise FormatError(f"{path}: empty file, not {form}; get the file again or remove it")
+            with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                data.madvise(mmap.MADV_RANDOM)
+                yield data
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such shard") from exc
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})") from exc
