@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.torch_loader import GivenKeys, KeySource, PickedKeys, TorchLoader
-from datapipe.datasets import Seen, Unseen, see_through
+from datapipe.datasets import Seen, SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.errors import OptionError
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
@@ -38,7 +38,8 @@ def from_torch(
     """The same batches as `loader` gives, made by datapipe as far as it can see what they are made of.
 
     - A dataset whose files can be seen (torchvision's folders, `Subset` and `ConcatDataset` of them) with transforms that
-      datapipe has: a `datapipe.DataLoader`.
+      datapipe has: a `datapipe.DataLoader`. So too a `webdataset` pipeline over local shards that shuffles, decodes to PIL
+      images, maps them by such transforms, and batches.
     - Such a dataset with transforms of your own among them: torch's workers, in which datapipe decodes and does all that
       comes before the first of those.
     - Any other dataset: torch's workers, as they are.
@@ -63,7 +64,24 @@ def from_torch(
             "for a dataset: datapipe.DataLoader(dataset, ...), for other loaders: datapipe.prefetch(loader)"
         )
     seed = _seed_of(loader) if seed is None else seed
+    stream = webdataset_stream(loader.dataset)
+    if isinstance(stream, SeenStream) and (loader.batch_size is None) != (stream.batch_size is None):
+        recipe = Recipe.of(stream.transform)
+        if not recipe.rest:
+            ours = DataLoader(
+                Dataset(stream.index),
+                transform=recipe,
+                device=device,
+                backend=backend,
+                on_error=on_error,
+                memory_format=memory_format,
+                **_stream_arguments(loader, stream, seed),
+            )
+            ours.origin = f"{type(loader.dataset).__qualname__}: seen through to its shards"
+            return ours
     seen: Seen | Unseen = see_through(loader.dataset) if loader.batch_sampler is not None else Unseen("batch_size=None")
+    if isinstance(seen, Seen) and not seen.gives_tuples:
+        seen = Unseen("its samples are dicts of PIL images, which the collate_fn is for")
     if isinstance(seen, Seen):
         recipe = Recipe.of(seen.transform)
         if not recipe.rest:
@@ -120,6 +138,23 @@ def _sampler_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
     return batches.sampler if type(batches) is BatchSampler else batches
 
 
+def _stream_arguments(loader: torch.utils.data.DataLoader[Any], stream: SeenStream, seed: int) -> dict[str, Any]:
+    """What the arguments of a stream and its loader are in ours; a stream that every rank takes whole has no ranks."""
+    collates = loader.collate_fn not in (torch.utils.data.default_collate, torch.utils.data.default_convert)
+    return {
+        "fields": stream.fields,
+        "batch_size": loader.batch_size or stream.batch_size,
+        "shuffle": stream.shuffles,
+        "drop_last": stream.drop_last or loader.drop_last,
+        "num_workers": loader.num_workers or None,
+        "collate_fn": loader.collate_fn if collates else None,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "seed": seed,
+        **({} if stream.splits_by_node else {"rank": 0, "world_size": 1}),
+    }
+
+
 def _is_plain_shuffle(sampler: Any) -> bool:
     """Each sample once, in any order."""
     return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
@@ -133,7 +168,9 @@ def _seed_of(loader: torch.utils.data.DataLoader[Any]) -> int:
 # -- torch's workers --------------------------------------------------------------------------------
 
 
-def _kept(loader: torch.utils.data.DataLoader[Any], seen: Seen | Unseen, seed: int) -> TorchLoader | Any:
+def _kept(
+    loader: torch.utils.data.DataLoader[Any], seen: Seen | Unseen, seed: int
+) -> TorchLoader | Any:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return loader
     if isinstance(seen, Seen):

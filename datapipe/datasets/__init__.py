@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from datapipe.datasets.seen import Seen, Unseen, see_through
+from datapipe.datasets.webdataset_pipelines import SeenStream, webdataset_stream
 
-__all__ = ["Seen", "Unseen", "see_through"]
+__all__ = ["Seen", "SeenStream", "Unseen", "see_through", "webdataset_stream"]

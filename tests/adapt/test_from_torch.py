@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, jpeg, make_folder
+from fixtures import NUM_SAMPLES, hugging_face_dataset, jpeg, listing, make_folder, save_datasets
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -276,3 +276,55 @@ def test_bad_samples_are_ours_to_name(tmp_path: Path) -> None:
     with pytest.raises(dp.DecodeError, match=r"4\.jpg: sample 4: not an image"):
         list(dp.from_torch(theirs(folder)))
     assert sum(len(images) for images, _ in dp.from_torch(theirs(folder), on_error="skip")) == 5
+
+
+# -- Hugging Face -----------------------------------------------------------------------------------
+
+
+def test_a_table_of_hugging_faces_is_seen_through(root: Path, tmp_path: Path) -> None:
+    import datasets
+
+    save_datasets(root, tmp_path / "saved")
+    table = datasets.load_from_disk(str(tmp_path / "saved"))
+    expected = {
+        int(n): image.clone() for n, image in _by_number(dp.DataLoader(root, batch_size=5, transform=CENTRE, output="dict"))
+    }
+    for positions, chosen in ((list(range(37)), table), ([30, 2, 2, 9], table.select([30, 2, 2, 9]))):
+        loader = dp.DataLoader(chosen, batch_size=5, transform=CENTRE)
+        assert loader.dataset.classes == ["ant", "bee", "cat"]
+        assert torch.cat([labels for _, labels in loader]).tolist() == chosen["label"]
+        images = torch.cat([images for images, _ in loader])
+        assert all(torch.equal(image, expected[number]) for image, number in zip(images, positions, strict=True))
+    shuffled = table.shuffle(seed=3)
+    assert (
+        torch.cat([labels for _, labels in dp.DataLoader(shuffled, batch_size=5, transform=CENTRE)]).tolist() == shuffled["label"]
+    )
+
+
+def _by_number(loader: dp.DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for batch in loader:
+        yield from zip(batch["id"], batch["image"], strict=True)
+
+
+def test_a_table_of_paths_is_seen_through(root: Path) -> None:
+    import datasets
+
+    paths = [str(path) for path in listing(root)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee", "cat"])})
+    names = ("ant", "bee", "cat")
+    labels = [names.index(Path(path).parent.name) for path in paths]
+    table = datasets.Dataset.from_dict({"image": paths, "label": labels}, features=features)
+    loader = dp.DataLoader(table, batch_size=5, transform=CENTRE)
+    assert torch.cat([labels for _, labels in loader]).tolist() == labels
+    expected = torch.cat([images for images, _ in dp.DataLoader(root, batch_size=5, transform=CENTRE)])
+    assert torch.equal(torch.cat([images for images, _ in loader]), expected)
+
+
+def test_tables_that_make_their_samples_themselves(root: Path) -> None:
+    table = hugging_face_dataset(root)
+    with pytest.raises(dp.OptionError, match=r"lies in memory; save_to_disk\(\) it"):
+        dp.DataLoader(table)
+    with pytest.raises(dp.OptionError, match=r"has a transform of its own \(set_transform\)"):
+        dp.DataLoader(table.with_transform(lambda rows: rows))
+    ours = dp.from_torch(theirs(table, collate_fn=lambda rows: [row["label"] for row in rows]))
+    assert sum(ours, []) == table["label"]  # noqa: RUF017

@@ -1,0 +1,144 @@
+"""webdataset's pipelines over local shards, where they shuffle, decode and map samples: the shards, and the map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.errors import DatapipeError
+from datapipe.index import SampleIndex
+
+_IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
+_PIL = ("pil", "pilrgb")
+_PLAIN = ("StreamingOpen", "tar_file_expander", "group_by_keys", "check_empty", "single_node_only", "split_by_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenStream:
+    """What is behind a pipeline."""
+
+    index: SampleIndex
+    fields: tuple[str, ...]  # of its tuples, in our names
+    transform: object  # that it applies to each image, a PIL image at first; None: no one
+    shuffles: bool
+    splits_by_node: bool  # every rank takes a part of the shards
+    batch_size: int | None  # None: it gives single samples
+    drop_last: bool
+
+
+class _UnseenError(Exception):
+    """Why a pipeline cannot be seen through."""
+
+
+def webdataset_stream(pipeline: Any) -> SeenStream | str | None:
+    """What is behind a `WebDataset`; the reason why it cannot be seen through; None if it is none.
+
+    Seen through are shards that are local files, `shuffle`, `decode("pil")`, `to_tuple` of an image and perhaps `cls`,
+    `map_tuple` and `batched`, in any number that makes sense.
+    """
+    kind = type(pipeline)
+    if not kind.__module__.startswith("webdataset.") or not hasattr(pipeline, "pipeline"):
+        return None
+    try:
+        return _Stages(pipeline).seen()
+    except _UnseenError as exc:
+        return f"the webdataset pipeline {exc}"
+    except DatapipeError as exc:
+        return str(exc)
+
+
+class _Stages:
+    """A pipeline gone through stage by stage."""
+
+    def __init__(self, pipeline: Any) -> None:
+        if pipeline.repetitions != 1 or pipeline.nsamples != -1:
+            raise _UnseenError("has epochs of its own length (with_epoch, repeat)")
+        self.names: list[Path] = []
+        self.shuffles = self.splits_by_node = self.drop_last = self.decodes = False
+        self.wanted: tuple[str, ...] = ()
+        self.maps: tuple[Callable[[Any], Any] | None, ...] = ()
+        self.batch_size: int | None = None
+        for stage in pipeline.pipeline:
+            self._take(stage)
+
+    def seen(self) -> SeenStream:
+        if not self.decodes or not self.wanted:
+            raise _UnseenError("does not decode('pil') images and to_tuple() them")
+        if len({name.parent for name in self.names}) != 1:
+            raise _UnseenError("reads shards of several directories")
+        index = open_foreign(ForeignSet("tar", self.names[0].parent, tuple(name.name for name in self.names)))
+        if len(self.wanted) > 1 and len(self.maps) > 1 and self.maps[1] is not None:
+            self._check_identity(self.maps[1], index)
+        transform = self.maps[0] if self.maps else None
+        return SeenStream(
+            index=index,
+            fields=("image", "label")[: len(self.wanted)],
+            transform=transform,
+            shuffles=self.shuffles,
+            splits_by_node=self.splits_by_node,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+        )
+
+    def _take(self, stage: Any) -> None:
+        name = getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__)
+        arguments: Sequence[Any] = getattr(stage, "args", ())
+        options: dict[str, Any] = getattr(stage, "kw", {})
+        if self.batch_size is not None:
+            raise _UnseenError(f"does more than batch its samples ({name})")
+        if name == "SimpleShardList":
+            self.names = [_local(url) for url in stage.urls]
+        elif name == "_shuffle":
+            self.shuffles = self.shuffles or bool(arguments and arguments[0])
+        elif name == "split_by_node":
+            self.splits_by_node = True
+        elif name == "_map" and not self.decodes:
+            self._take_decoder(arguments[0])
+        elif name == "_to_tuple" and not self.wanted:
+            self._take_fields(arguments)
+        elif name == "_map_tuple" and not self.maps:
+            self.maps = tuple(arguments)
+        elif name == "_batched":
+            self._take_batches(arguments, options)
+        elif name not in _PLAIN or options.get("select_files") or options.get("rename_files"):
+            raise _UnseenError(f"has a stage that cannot be seen through ({name})")
+
+    def _take_decoder(self, decoder: Any) -> None:
+        specs = [handler.imagespec for handler in getattr(decoder, "handlers", ()) if hasattr(handler, "imagespec")]
+        if type(decoder).__name__ != "Decoder" or len(specs) != 1 or specs[0] not in _PIL:
+            raise _UnseenError(
+                f"maps samples by {getattr(decoder, '__name__', type(decoder).__name__)}, which is no decode('pil')"
+            )
+        self.decodes = True
+
+    def _take_fields(self, arguments: Sequence[Any]) -> None:
+        wanted = arguments[0].split() if len(arguments) == 1 and isinstance(arguments[0], str) else list(arguments)
+        images = {part.lower() for part in str(wanted[0]).split(";")}
+        if not images <= _IMAGE_SUFFIXES or [str(name) for name in wanted[1:]] not in ([], ["cls"]):
+            raise _UnseenError(f"gives {', '.join(map(str, wanted))}, which is not an image and perhaps cls")
+        self.wanted = tuple(map(str, wanted))
+
+    def _take_batches(self, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        collation = options.get("collation_fn")
+        if getattr(collation, "__name__", "") != "default_collation_fn" or len(arguments) > 1:
+            raise _UnseenError("collates batches by a function of its own")
+        self.batch_size = arguments[0] if arguments else 20
+        self.drop_last = not options.get("partial", True)
+
+    def _check_identity(self, mapped: Callable[[Any], Any], index: SampleIndex) -> None:
+        if any(mapped(label) != label for label in np.unique(index.labels()).tolist()):
+            raise _UnseenError("maps labels to others")
+
+
+def _local(url: Any) -> Path:
+    text = os.fspath(url) if isinstance(url, os.PathLike) else str(url)
+    text = text.removeprefix("file:")
+    if ":" in text or not Path(text).is_file():
+        raise _UnseenError(f"reads {text}, which is no local file")
+    return Path(text).absolute()

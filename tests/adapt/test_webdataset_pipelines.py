@@ -1,0 +1,95 @@
+"""webdataset's pipelines taken over, where they do no more than shuffle, decode, map and batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import NUM_SAMPLES, make_folder, write_webdataset
+
+import datapipe as dp
+
+wds = pytest.importorskip("webdataset")
+CENTRE = dp.CenterCrop(24)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("wds")
+    return write_webdataset(make_folder(root / "folder"), root / "set")
+
+
+def same(label: int) -> int:
+    return label
+
+
+def pipeline(shards: Path, **arguments: Any) -> Any:
+    return wds.WebDataset(str(shards / "set-{000..003}.tar"), **({"shardshuffle": False} | arguments))
+
+
+def classification(shards: Path, **arguments: Any) -> Any:
+    return pipeline(shards, **arguments).decode("pil").to_tuple("jpg;png", "cls")
+
+
+def loader_of(stream: Any, batch_size: int | None = 5, **arguments: Any) -> Any:
+    return torch.utils.data.DataLoader(stream, batch_size=batch_size, **arguments)
+
+
+def test_a_pipeline_is_seen_through(shards: Path) -> None:
+    ours = dp.from_torch(loader_of(classification(shards).map_tuple(CENTRE, same)))
+    assert isinstance(ours, dp.DataLoader)
+    assert len(ours) == 8
+    expected = list(dp.DataLoader(shards, batch_size=5, transform=[CENTRE]))
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    theirs = [int(label) for _, label in classification(shards)]
+    assert torch.cat([labels for _, labels in ours]).tolist() == theirs
+
+
+def test_batches_made_in_the_pipeline(shards: Path) -> None:
+    stream = pipeline(shards, shardshuffle=10).shuffle(100).decode("pilrgb").to_tuple("jpg").map_tuple(CENTRE)
+    ours = dp.from_torch(loader_of(stream.batched(8, partial=False), None))
+    assert isinstance(ours, dp.DataLoader)
+    batches = list(ours)
+    assert [[tuple(part.shape) for part in batch] for batch in batches] == [[(8, 3, 24, 24)]] * 4
+    assert ours.state_dict()["order"] == "shuffled"
+    whole = dp.from_torch(loader_of(stream.batched(8), None))
+    assert sum(len(batch[0]) for batch in whole) == NUM_SAMPLES
+
+
+REASONS: dict[str, tuple[Any, str]] = {
+    "a map of one's own": (lambda shards: pipeline(shards).map(same), "maps samples by same, which is no decode"),
+    "epochs of its own": (lambda shards: classification(shards).with_epoch(10), "with_epoch"),
+    "arrays": (lambda shards: pipeline(shards).decode("rgb").to_tuple("jpg", "cls"), "no decode"),
+    "no tuples": (lambda shards: pipeline(shards).decode("pil"), "to_tuple"),
+    "other fields": (lambda shards: pipeline(shards).decode("pil").to_tuple("jpg", "json"), "not an image and perhaps cls"),
+    "other labels": (lambda shards: classification(shards).map_tuple(CENTRE, lambda label: label + 1), "maps labels to others"),
+    "a filter": (lambda shards: classification(shards).select(lambda sample: True), "cannot be seen through"),
+    "work behind batches": (lambda shards: classification(shards).batched(4).map(same), "more than batch its samples"),
+    "resampled": (lambda shards: pipeline(shards, resampled=True).decode("pil").to_tuple("jpg", "cls"), ""),
+    "a command": (
+        lambda shards: wds.WebDataset("pipe:cat x.tar", shardshuffle=False).decode("pil").to_tuple("jpg"),
+        "no local file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_others_are_left_to_webdataset(shards: Path, name: str) -> None:
+    from datapipe.datasets import webdataset_stream
+
+    make, reason = REASONS[name]
+    stream = make(shards)
+    found = webdataset_stream(stream)
+    assert isinstance(found, str)
+    assert reason in found
+    assert not isinstance(dp.from_torch(loader_of(stream, None)), dp.DataLoader)
+
+
+def test_transforms_that_are_not_ours_are_left_to_webdataset(shards: Path) -> None:
+    stream = classification(shards).map_tuple(lambda image: torch.tensor(image.size), same)
+    batch = next(iter(dp.from_torch(loader_of(stream, 4))))
+    assert batch[0].shape == (4, 2)
