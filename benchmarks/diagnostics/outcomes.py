@@ -1,0 +1,167 @@
+"""What was found in each cell beside what is true, and what that comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.diagnostics.cells import Cell
+from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
+from benchmarks.diagnostics.runs import Run
+from datapipe.diagnostics.figures import figures_of
+from datapipe.diagnostics.remedies import Remedy
+from datapipe.diagnostics.steady import find_steady
+from datapipe.diagnostics.verdict import MODERATE, Kind, Verdict, judge, judge_ranks
+
+_ABOUT_DATA = (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
+_ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05
+_AS_GOOD = 1.05  # a remedy is the right one if its step is at most this times the best one's
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One run, measured and judged, and forecasts made from it."""
+
+    cell: Cell
+    verdict: Verdict
+    measured_s: float | None  # data per step, over the steady steps
+    logged_s: float | None  # the same steps by the device's log
+    tail: float  # starvation of the second half, by the device's log
+    tail_step_s: float
+    slow_rank: int
+    forecast: Forecast | None
+
+    @property
+    def is_measured_right(self) -> bool | None:
+        if self.measured_s is None or self.logged_s is None:
+            return None
+        return abs(self.measured_s - self.logged_s) <= max(_ERROR_S, _ERROR_SHARE * self.logged_s)
+
+    @property
+    def is_judged_right(self) -> bool:
+        """Data is blamed where the truth is 5% or more, and not where it is less, or the interval holds the truth."""
+        share = self.verdict.figures.starvation
+        if self.verdict.kind is Kind.NOT_ENOUGH or share is None:
+            return False
+        is_right = (self.tail >= MODERATE) == (self.verdict.kind in _ABOUT_DATA)
+        is_right_rank = self.slow_rank == 0 or self.tail < MODERATE
+        return (is_right or share.low <= self.tail <= share.high) and is_right_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A forecast beside what came of it, in seconds per step."""
+
+    cell: Cell
+    remedy: str
+    predicted_s: float
+    low_s: float
+    high_s: float
+    true_s: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.true_s - 1
+
+
+def find(cell: Cell, runs: Sequence[Run]) -> Finding:
+    """`runs`: of all ranks, the one with the fault first."""
+    run = runs[0]
+    verdicts = [judge(figures_of(one.steps, num_workers=cell.num_workers), one.context) for one in runs]
+    chosen = find_steady(run.steps).chosen
+    measured = run.steps["gap_s"] + np.nan_to_num(run.steps["copy_s"])
+    return Finding(
+        cell=cell,
+        verdict=verdicts[0],
+        measured_s=float(measured[chosen].mean()) if chosen.any() else None,
+        logged_s=float(run.truth_s[chosen].mean()) if chosen.any() else None,
+        tail=run.tail_starvation(),
+        tail_step_s=run.tail_step_s(),
+        slow_rank=judge_ranks(verdicts).rank,
+        forecast=forecast(cell, run),
+    )
+
+
+def apply_all(finding: Finding, apply: Callable[[Remedy, Cell], Run]) -> list[Applied]:
+    """Every remedy that was forecast, in the loader itself."""
+    assert finding.forecast is not None
+    return [
+        Applied(
+            finding.cell,
+            one.remedy.name,
+            one.step_s.value,
+            one.step_s.low,
+            one.step_s.high,
+            apply(one.remedy, finding.cell).tail_step_s(),
+        )
+        for one in finding.forecast.ranking.predictions
+    ]
+
+
+def is_top_right(finding: Finding, applied: Sequence[Applied]) -> bool:
+    """`applied`: all remedies of the cell."""
+    assert finding.forecast is not None
+    true = {one.remedy: one.true_s for one in applied} | {NOTHING: finding.tail_step_s}
+    return true[finding.forecast.best] <= _AS_GOOD * min(true.values())
+
+
+def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str, Any]:
+    """Shares of cells, and the errors of forecasts; with every miss by name."""
+    of_cell: dict[str, list[Applied]] = {}
+    for one in applied:
+        of_cell.setdefault(one.cell.name, []).append(one)
+    tops = {f.cell.name: is_top_right(f, of_cell[f.cell.name]) for f in findings if f.cell.name in of_cell}
+    starved = {f.cell.name for f in findings if f.tail >= MODERATE}
+    unsettled = [f.cell.name for f in findings if f.is_measured_right is None]
+    return {
+        "num_cells": len(findings),
+        "num_measured_right": sum(f.is_measured_right is True for f in findings),
+        "num_unsettled": len(unsettled),
+        "worst_error_ms": round(
+            max(abs(f.measured_s - f.logged_s) for f in findings if f.measured_s is not None and f.logged_s is not None) * 1e3, 3
+        ),
+        "num_judged_right": sum(f.is_judged_right for f in findings),
+        "num_without_stall": sum(f.cell.stall_ms == 0 for f in findings),
+        "num_false_without_stall": sum(
+            f.cell.stall_ms == 0 and f.tail < MODERATE and f.verdict.kind in _ABOUT_DATA for f in findings
+        ),
+        "verdicts": dict(sorted(Counter(f.verdict.kind.value for f in findings).items())),
+        "predictions": _errors(applied),
+        "of_starved": _errors([one for one in applied if one.cell.name in starved]),
+        "num_ranked": len(tops),
+        "num_top_right": sum(tops.values()),
+        "misses": {
+            "unsettled": unsettled,
+            "measured": [_told(f) for f in findings if f.is_measured_right is False],
+            "judged": [_told(f) for f in findings if not f.is_judged_right],
+            "top_remedy": [name for name, is_right in tops.items() if not is_right],
+            "predicted, by more than 20%": [
+                f"{one.cell.name}: {one.remedy} {one.predicted_s * 1e3:.1f} ms, was {one.true_s * 1e3:.1f}"
+                for one in applied
+                if abs(one.error) > 0.2
+            ],
+        },
+    }
+
+
+def _errors(applied: Sequence[Applied]) -> dict[str, Any] | None:
+    if not applied:
+        return None
+    errors = np.abs([one.error for one in applied])
+    return {
+        "num": len(applied),
+        "median_error": round(float(np.median(errors)), 4),
+        "p90_error": round(float(np.percentile(errors, 90)), 4),
+        "worst_error": round(float(errors.max()), 4),
+        "num_within_interval": sum(one.low_s <= one.true_s * 1.001 and one.true_s <= one.high_s * 1.001 for one in applied),
+    }
+
+
+def _told(finding: Finding) -> str:
+    share = finding.verdict.figures.starvation
+    found = "unknown" if share is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    return f"{finding.cell.name}: {finding.verdict.kind.value}, {found}, second half {finding.tail:.1%}"

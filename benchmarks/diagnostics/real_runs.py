@@ -1,0 +1,127 @@
+"""Cells in real time, on torch's DataLoader and a device that is a thread; and the negative controls."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from benchmarks.diagnostics.cells import Cell, costs_of
+from benchmarks.diagnostics.fifo_device import FifoDevice
+from benchmarks.diagnostics.real_loader import RealLoader
+from benchmarks.diagnostics.runs import Run, finish, loop
+from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+
+NUM_BATCHES = 150
+
+CONTROLS = ("wrapped twice", "inner loader in a thread", "outermost over a thread")
+
+
+def real_cells() -> list[Cell]:
+    """Forty of the matrix's."""
+    loaders = [(0, 1), (2, 1), (2, 2), (4, 1), (4, 8)]
+    cells = [
+        Cell("read", stall, workers, prefetch, jitter)
+        for stall, (workers, prefetch), jitter in itertools.product((0, 5, 20), loaders, ("none", "heavy"))
+    ]
+    cells += [Cell("sync", stall, workers, 2, "none") for stall, workers in itertools.product((0, 20), (0, 2))]
+    cells += [Cell("transfer", stall, 2, 2, "none") for stall in (5, 20)]
+    cells += [Cell("python", stall, 2, 2, "none") for stall in (5, 20)]
+    return [*cells, Cell("read", 20, 2, 2, "periodic"), Cell("transfer", 20, 4, 2, "heavy")]
+
+
+def run_real(
+    cell: Cell,
+    *,
+    num_workers: int | None = None,
+    prefetch: int | None = None,
+    factor: float = 1.0,
+    drops_syncs: bool = False,
+    seed: int = 0,
+    num_batches: int = NUM_BATCHES,
+) -> Run:
+    """The cell, or with a remedy applied: another number of workers, a deeper buffer, cheaper batches, no syncs."""
+    device = FifoDevice()
+    try:
+        loader = RealLoader(
+            costs_of(cell, seed=seed, num_batches=num_batches, factor=factor),
+            num_batches=num_batches,
+            num_workers=cell.num_workers if num_workers is None else num_workers,
+            prefetch=cell.prefetch if prefetch is None else prefetch,
+        )
+        bracket = Bracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
+        for _ in loop(device, loader, bracket, python_s=cell.python_s, syncs=cell.is_synced and not drops_syncs):
+            pass
+        run = finish(device, loader, bracket)
+    finally:
+        device.close()
+    production = np.array(loader.production_s)
+    # Sleeping takes no core; that the workers measured no CPU time is therefore no simplification.
+    return replace(run, production_s=production, production_cpu_s=np.zeros(len(production)))
+
+
+def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Run:
+    """Loaders that are easily measured wrongly."""
+    cell = Cell("read", stall_ms, 0, 1, "none")
+    device = FifoDevice()
+    try:
+        loader = RealLoader(costs_of(cell, seed=0, num_batches=num_batches), num_batches=num_batches, num_workers=0, prefetch=1)
+        bracket = Bracket(device, hooks=Hooks(updates=True))
+        measured = _Controlled(name, loader, bracket)
+        outer = bracket if name != "inner loader in a thread" else Bracket(device)  # which nobody asks
+        for _ in loop(device, measured, outer):
+            bracket.note_update()
+        return finish(device, measured, bracket)
+    finally:
+        device.close()
+
+
+class _Controlled:
+    """A loader within another one."""
+
+    def __init__(self, name: str, inner: RealLoader, bracket: Bracket) -> None:
+        self.windows: list[tuple[float, float]] = []
+        self._name, self._inner, self._bracket = name, inner, bracket
+
+    def num_ready(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        watched = watch(self._inner, self._bracket)
+        if self._name == "wrapped twice":
+            yield from self._timed(watched)
+        else:
+            yield from self._timed(_in_thread(watched))
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            entered = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.windows.append((entered, time.perf_counter()))
+            yield batch
+
+
+def _in_thread(batches: Iterator[Any]) -> Iterator[Any]:
+    """As prefetchers of users' own do: a thread that runs ahead."""
+    ahead: Queue[Any] = Queue(maxsize=2)
+    over = object()
+
+    def fill() -> None:
+        for batch in batches:
+            ahead.put(batch)
+        ahead.put(over)
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    while (batch := ahead.get()) is not over:
+        yield batch
+    thread.join()

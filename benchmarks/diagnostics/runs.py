@@ -1,0 +1,133 @@
+"""One training loop over one faulty loader, measured by the bracket and, independently, by the device's own log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.diagnostics.cells import DEVICE_S, LAUNCH_S, Cell, costs_of
+from benchmarks.diagnostics.device_log import Busy, DeviceLog
+from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.virtual_loader import VirtualLoader
+from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+from datapipe.diagnostics.clock import Clock
+from datapipe.diagnostics.replay import Setup
+from datapipe.diagnostics.timeline import Context, Steps
+
+NUM_BATCHES = 600  # of a virtual run
+
+
+class World(Clock, Protocol):
+    """A host and a device, in virtual or in real time."""
+
+    log: DeviceLog
+
+    @property
+    def now(self) -> float: ...
+
+    def spend(self, seconds: float) -> None: ...
+
+    def launch(self, seconds: float, kind: Busy = "work") -> None: ...
+
+    def synchronize(self) -> float: ...
+
+
+class Loader(Protocol):
+    """Batches, how many of them lie ready, and when the host was in next()."""
+
+    windows: list[tuple[float, float]]
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def num_ready(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the bracket saw of a loop, and what the device and the loader logged."""
+
+    steps: Steps
+    context: Context
+    truth_s: NDArray[np.float64]  # (n,) per step: the device idle while the host was in next(), and copies
+    step_ends: NDArray[np.float64]  # (n,) when the device was done with each
+    production_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    production_cpu_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def tail_step_s(self) -> float:
+        """Mean step of the second half."""
+        half = len(self.step_ends) // 2
+        return float((self.step_ends[-1] - self.step_ends[half - 1]) / (len(self.step_ends) - half))
+
+    def tail_starvation(self) -> float:
+        half = len(self.truth_s) // 2
+        return float(self.truth_s[half:].mean()) / self.tail_step_s()
+
+
+def loop(
+    world: World, loader: Loader, bracket: Bracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
+) -> Iterator[None]:
+    """The user's loop; yields where ranks meet, after the work of a step was launched."""
+    for _ in watch(loader, bracket, count_ready=loader.num_ready):
+        if copy_s:
+            bracket.begin_copy()
+            world.launch(copy_s, "copy")
+            bracket.end_copy()
+        world.spend(0.1 * LAUNCH_S)  # the first kernel runs while the others are being launched
+        world.launch(DEVICE_S)
+        world.spend(0.9 * LAUNCH_S + python_s)
+        bracket.note_update()
+        yield
+        if syncs:
+            bracket.note_sync("Tensor.item", world.synchronize())
+
+
+def finish(world: World, loader: Loader, bracket: Bracket) -> Run:
+    """What came of a loop that is over."""
+    bracket.finish()
+    world.synchronize()
+    windows = np.array(loader.windows)
+    after = np.column_stack([windows[:, 1], np.append(windows[1:, 0], world.now)])
+    truth = world.log.idle_within(windows) + world.log.copies_within(after)
+    return Run(bracket.timeline.steps(), bracket.context(), truth, world.log.step_ends())
+
+
+def run_virtual(cell: Cell, *, setup: Setup | None = None, factor: float = 1.0, drops_syncs: bool = False, seed: int = 0) -> Run:
+    """The cell in virtual time; of its ranks, if it has two, the one with the fault."""
+    return run_ranks(cell, setup=setup, factor=factor, drops_syncs=drops_syncs, seed=seed)[0]
+
+
+def run_ranks(
+    cell: Cell, *, setup: Setup | None = None, factor: float = 1.0, drops_syncs: bool = False, seed: int = 0
+) -> list[Run]:
+    """All ranks of the cell; the first has the fault."""
+    num_ranks = 2 if cell.place == "rank" else 1
+    worlds = [VirtualWorld() for _ in range(num_ranks)]
+    brackets = [Bracket(world, hooks=Hooks(syncs=True, copies=True, updates=True)) for world in worlds]
+    loaders, loops = [], []
+    for rank, (world, bracket) in enumerate(zip(worlds, brackets, strict=True)):
+        own = cell if rank == 0 else Cell("read", 0, cell.num_workers, cell.prefetch, cell.jitter, cell.num_cores)
+        costs = costs_of(own, seed=seed, num_batches=NUM_BATCHES, factor=factor)
+        loader = VirtualLoader(world, setup or cell.setup, costs, num_batches=NUM_BATCHES)
+        loaders.append(loader)
+        loops.append(loop(world, loader, bracket, python_s=cell.python_s, syncs=cell.is_synced and not drops_syncs))
+    for _ in zip(*loops, strict=True):
+        meet(worlds)
+    runs = []
+    for world, loader, bracket in zip(worlds, loaders, brackets, strict=True):
+        run, profile = finish(world, loader, bracket), loader.profile
+        runs.append(replace(run, production_s=np.array(profile.wall_s), production_cpu_s=np.array(profile.cpu_s)))
+    return runs
+
+
+def meet(worlds: Iterable[VirtualWorld]) -> None:
+    """A collective: every device is busy with it until the last one has come."""
+    worlds = list(worlds)
+    last = max(world.free_at for world in worlds)
+    for world in worlds:
+        if world.free_at < last:
+            world.log.add(world.free_at, last, "collective")
+            world.free_at = last

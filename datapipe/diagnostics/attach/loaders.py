@@ -1,0 +1,199 @@
+"""Puts brackets around `next()` of loaders, by patching their classes; the objects stay what they are.
+
+`DataLoader.__iter__`, and that of each subclass with one of its own, tags the iterator that it gives; the
+iterator's class is patched too, and brackets `next()` where there is a tag. Iterators of other kinds, such as
+generators of a subclass, are handed out behind a stand-in. Of loaders within loaders the outermost is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from datapipe.diagnostics.attach.complaints import complain
+from datapipe.diagnostics.attach.passes import Run, enter, leave, outermost
+from datapipe.diagnostics.attach.session import Session, looks_inside
+from datapipe.diagnostics.attach.sites import note_site
+from datapipe.diagnostics.attach.stand_in import StandIn
+from datapipe.diagnostics.attach.watching import Watch
+from datapipe.diagnostics.torch_stages.after_import import after_import
+from datapipe.diagnostics.torch_stages.install import install, iterator_key, probing
+from datapipe.diagnostics.torch_stages.probe import is_fetching
+from datapipe.diagnostics.torch_stages.traces import forget_us
+
+_TAG = "_datapipe_run"
+_MARK = "_datapipe_watches"
+_TORCH = "torch.utils.data.dataloader"
+_LOADERS = {  # module -> its loaders, and the iterators that they give
+    _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
+    "datapipe.loader.facade": (("DataLoader",), ("BatchIterator",)),
+    "datapipe.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
+    "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
+}
+_session: Session | None = None
+_iterators: list[type] = []  # whose objects are tagged; those of other classes get a stand-in
+
+
+def set_session(session: Session | None) -> None:
+    """Whom loaders are measured for from now on. Without one, what was patched does nothing."""
+    global _session
+    _session = session
+
+
+def current_session() -> Session | None:
+    """Whom they are measured for."""
+    return _session
+
+
+def patch_all() -> None:
+    """Patch torch's loaders, ours and Accelerate's: now, or once they are imported."""
+    for name in _LOADERS:
+        after_import(name, patch)
+
+
+def patch(module: ModuleType) -> None:
+    """Patch the loaders of a module that has just been imported. May be called again."""
+    loaders, iterators = _LOADERS[module.__name__]
+    try:
+        _iterators.extend(vars(module)[name] for name in iterators if vars(module).get(name) not in (None, *_iterators))
+        for loader in filter(None, map(vars(module).get, loaders)):
+            _adopt_heirs(loader)
+        missing = install(module) if module.__name__ == _TORCH else []
+    except Exception as exc:
+        complain("loaders cannot be measured", exc)
+        return
+    if missing:
+        complain(f"this torch is another than those known here, so there is no look inside loaders ({'; '.join(missing)})")
+
+
+def _adopt(loader: Any) -> None:
+    """Patch what this class has of its own."""
+    own = vars(loader)
+    if "__init__" in own and not hasattr(own["__init__"], _MARK):
+        loader.__init__ = _sited(own["__init__"])
+    if "__iter__" in own and not hasattr(own["__iter__"], _MARK):
+        loader.__iter__ = _handing_out(own["__iter__"])
+
+
+def _adopt_heirs(loader: Any) -> None:
+    """Patch it and classes derived from it: those that there are, and those to come."""
+    heirs = [loader]
+    for heir in heirs:  # grows on the way
+        _adopt(heir)
+        heirs += type.__subclasses__(heir)
+    own = vars(loader).get("__init_subclass__")
+    if own is not None and hasattr(own, _MARK):
+        return
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:  # noqa: N807
+        if own is None:
+            super(loader, cls).__init_subclass__(**kwargs)
+        else:
+            own.__func__(cls, **kwargs)
+        try:
+            _adopt(cls)
+        except Exception as exc:
+            complain("a class of loaders cannot be measured", exc)
+
+    loader.__init_subclass__ = _marked(classmethod(__init_subclass__))  # type: ignore[arg-type]
+
+
+def _sited(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if _session is not None:
+            try:
+                note_site(self)
+            except Exception as exc:
+                complain("where a loader was made could not be noted", exc)
+        try:
+            init(self, *args, **kwargs)
+        except BaseException as exc:
+            forget_us(exc)
+            raise
+
+    return _marked(__init__)
+
+
+def _handing_out(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(iterate)
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        session = _session
+        watch = None if session is None or is_fetching() else session.watch()
+        if session is None or watch is None:
+            return _without_trace(iterate, self)
+        try:
+            key = session.key(self) if outermost() is None else outermost()
+        except Exception as exc:
+            session.fail("loaders cannot be measured", exc)
+            return _without_trace(iterate, self)
+        assert key is not None
+        before, was_probing = enter(key), probing(looks_inside())
+        try:
+            iterator = _without_trace(iterate, self)
+        finally:
+            leave(before)
+            probing(was_probing)
+        try:
+            return _tagged(iterator, session, watch, key, is_outermost=before is None)
+        except Exception as exc:
+            session.fail("loaders cannot be measured", exc)
+            return iterator
+
+    return _marked(__iter__)
+
+
+def _tagged(iterator: Any, session: Session, watch: Watch, loader: int, *, is_outermost: bool) -> Any:
+    is_known = isinstance(iterator, tuple(_iterators)) and type(iterator) is not StandIn
+    if not is_known and not is_outermost:
+        return iterator
+    run = Run(
+        watch,
+        watch.meter.open_pass(loader=loader) if is_outermost else None,
+        loader=loader,
+        pass_id=session.next_pass_id(),
+        iterator=iterator_key(iterator) if is_known else None,
+    )
+    if not is_known:
+        return StandIn(iterator, run)
+    _patch_next(type(iterator))
+    iterator.__dict__[_TAG] = run
+    return iterator
+
+
+def _patch_next(iterator: type) -> None:
+    """In the class that has it, so that all that inherit it are patched at once."""
+    for owner in iterator.__mro__:
+        own = vars(owner).get("__next__")
+        if own is not None:
+            if not hasattr(own, _MARK):
+                owner.__next__ = _bracketed(own)  # type: ignore[attr-defined]
+            return
+
+
+def _bracketed(advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        run = self.__dict__.get(_TAG)
+        try:
+            return advance(self) if run is None or _session is None else run.next(advance, self)
+        except BaseException as exc:
+            forget_us(exc)
+            raise
+
+    return _marked(__next__)
+
+
+def _without_trace(iterate: Callable[[Any], Any], loader: Any) -> Any:
+    try:
+        return iterate(loader)
+    except BaseException as exc:
+        forget_us(exc)
+        raise
+
+
+def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+    setattr(function, _MARK, True)
+    return function

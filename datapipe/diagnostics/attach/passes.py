@@ -1,0 +1,133 @@
+"""One pass over a loader: brackets `next()`, and brings batches and their profiles together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from datapipe.diagnostics.attach.complaints import complain
+from datapipe.diagnostics.attach.readiness import num_ready
+from datapipe.diagnostics.attach.watching import MeteredPass, Watch
+from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.torch_stages.traces import forget_us
+
+_local = threading.local()
+
+
+def outermost() -> int | None:
+    """The loader that this thread is calling, the outermost if it is several; None: none."""
+    return getattr(_local, "outermost", None)
+
+
+def enter(loader: int) -> int | None:
+    """This thread calls a loader; what `outermost` was before."""
+    before = outermost()
+    if before is None:
+        _local.outermost = loader
+    return before
+
+
+def leave(before: int | None) -> None:
+    """The call that `enter` returned this for is over."""
+    _local.outermost = before
+
+
+class Run:
+    """A pass under way. `metered` is None for a pass within another one, which has the bracket, and whose `loader` it is."""
+
+    __slots__ = ("_is_fresh", "_is_inside", "_iterator", "_loader", "_metered", "_pass_id", "_step", "_watch")
+
+    def __init__(
+        self, watch: Watch, metered: MeteredPass | None, *, loader: int, pass_id: int, iterator: tuple[int, int] | None
+    ) -> None:
+        self._watch = watch
+        self._metered = metered
+        self._loader = loader
+        self._pass_id = pass_id
+        self._iterator = iterator
+        self._step = 0
+        self._is_fresh = True
+        self._is_inside = False
+        if iterator is not None:
+            ARRIVALS.forget(iterator)  # what a pass over the same iterator left behind
+
+    def next(self, call: Callable[[Any], Any], iterator: Any) -> Any:
+        """`call(iterator)`, bracketed if it is the outermost of its thread."""
+        if self._is_inside:  # a class and its base both bracket
+            return call(iterator)
+        self._is_inside = True
+        before = enter(self._loader)
+        metered = self._metered if before is None else None
+        if metered is not None:
+            self._begin(metered, iterator)
+        asked_ns = time.perf_counter_ns()
+        try:
+            batch = call(iterator)
+        except BaseException as exc:
+            leave(before)
+            self._is_inside = False
+            if metered is not None:
+                self._stop()
+            forget_us(exc)
+            raise
+        taken_ns = time.perf_counter_ns()
+        if metered is not None:
+            self._end(metered)
+        leave(before)
+        self._is_inside = False
+        if self._iterator is not None:
+            self._note(batch, asked_ns, taken_ns)
+        return batch
+
+    def _begin(self, metered: MeteredPass, iterator: Any) -> None:
+        try:
+            if self._is_fresh:
+                self._is_fresh = False
+                metered.is_evaluation = not _grad_is_enabled()
+            metered.begin(num_ready(iterator))
+        except Exception as exc:
+            self._give_up("a step could not be measured", exc)
+
+    def _end(self, metered: MeteredPass) -> None:
+        try:
+            metered.end()
+        except Exception as exc:
+            self._give_up("a step could not be measured", exc)
+
+    def _stop(self) -> None:
+        try:
+            if self._metered is not None:
+                self._metered.stop()
+        except Exception as exc:
+            self._give_up("the end of a pass could not be measured", exc)
+
+    def _note(self, batch: Any, asked_ns: int, taken_ns: int) -> None:
+        try:
+            assert self._iterator is not None
+            arrival = ARRIVALS.take(batch, self._iterator)
+            step, self._step = self._step, self._step + 1
+            if arrival is not None:
+                made, moved, pinned = arrival.made, arrival.moved, arrival.pinned
+                profile = BatchProfile(self._loader, self._pass_id, step, asked_ns, taken_ns, made, moved, pinned)
+                self._watch.sink.note_profile(profile)
+        except Exception as exc:
+            self._iterator = None
+            complain("what is inside a loader could not be measured", exc)
+
+    def _give_up(self, what: str, exc: Exception) -> None:
+        self._metered = None
+        complain(what, exc)
+
+    def __del__(self) -> None:
+        # the pass was left before its end, or ended long ago; a collection may find it in the middle of another call
+        if outermost() is None:
+            self._stop()
+
+
+def _grad_is_enabled() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()

@@ -1,0 +1,134 @@
+"""One process under watch: what its loaders are, and who is told."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from datapipe.diagnostics.attach import cuda_hooks
+from datapipe.diagnostics.attach.complaints import add_listener, complain, remove_listener
+from datapipe.diagnostics.attach.ours import has_stepped_aside, ours
+from datapipe.diagnostics.attach.sites import facts_of
+from datapipe.diagnostics.attach.watching import LoaderFacts, Meter, OpenWatch, Watch
+from datapipe.observe import StageEvent
+
+
+class Session:
+    """Opens the watch when a loader is first iterated, in a process that is no worker of a loader; finishes it at exit.
+
+    A process that was forked from one under watch is another one, with a watch of its own if it comes to that.
+    """
+
+    def __init__(self, open_watch: OpenWatch) -> None:
+        self._open_watch = open_watch
+        self._watch: Watch | None = None
+        self._pid: int | None = None  # of the process that the watch is of
+        self._has_failed = False
+        self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
+        self._num_loaders = self._num_passes = 0
+
+    def watch(self) -> Watch | None:
+        """Who is told, in this process; None where nothing is to be measured."""
+        if self._pid != os.getpid():
+            if _is_worker():
+                return None
+            self._pid, self._watch = os.getpid(), None
+            self._facts = weakref.WeakKeyDictionary()
+            self._num_loaders = self._num_passes = 0
+            self._has_failed = False
+        if self._watch is None and not self._has_failed:
+            try:
+                hooks = cuda_hooks.install(self.meter)
+                with ours():
+                    self._watch = self._open_watch(hooks)
+                self._at_exit()
+                add_listener(self._watch.sink.note_trouble)
+            except Exception as exc:
+                self.fail("nothing is measured", exc)
+        return self._watch
+
+    def meter(self) -> Meter | None:
+        """That of the watch, if one is open."""
+        watch = self._watch
+        return None if watch is None or self._pid != os.getpid() else watch.meter
+
+    def fail(self, what: str, exc: BaseException) -> None:
+        """Stop measuring in this process."""
+        complain(what, exc)
+        self._has_failed = True
+        self._watch = None
+
+    def key(self, loader: Any) -> int:
+        """A loader's number. The sink is told of it once."""
+        try:
+            facts = self._facts.get(loader)
+        except TypeError as exc:
+            complain("passes over a loader that cannot be hashed are taken for loaders of their own", exc)
+            facts = None
+        if facts is None:
+            facts = facts_of(loader, self._num_loaders, looks_inside=looks_inside())
+            self._num_loaders += 1
+            with suppress(TypeError):
+                self._facts[loader] = facts
+            if self._watch is not None:
+                self._watch.sink.note_loader(facts)
+            self._observe(loader, facts.key)
+        return facts.key
+
+    def next_pass_id(self) -> int:
+        self._num_passes += 1
+        return self._num_passes - 1
+
+    def finish(self) -> None:
+        """Have results written, if there are any. May be called again."""
+        if self._watch is not None and self._pid == os.getpid():
+            watch, self._watch, self._has_failed = self._watch, None, True
+            remove_listener(watch.sink.note_trouble)
+            try:
+                with ours():
+                    watch.sink.finish()
+            except Exception as exc:
+                complain("the results are lost", exc)
+
+    def _at_exit(self) -> None:
+        atexit.register(self.finish)
+        util = sys.modules.get("multiprocessing.util")
+        process = sys.modules.get("multiprocessing.process")
+        if util is not None and process is not None and process.parent_process() is not None:
+            util.Finalize(None, self.finish, exitpriority=0)  # such a process leaves without `atexit`
+
+    def _observe(self, loader: Any, key: int) -> None:
+        """Have a loader of ours tell of its stages, beside whom it tells already."""
+        before = getattr(loader, "_observer", None)
+        if not type(loader).__module__.startswith("datapipe.") or before is None or not callable(before):
+            return
+        watch = self._watch
+
+        def observer(event: StageEvent) -> None:
+            before(event)
+            try:
+                if watch is not None:
+                    watch.sink.note_stage(key, event)
+            except Exception as exc:
+                complain("a stage could not be noted", exc)
+
+        if hasattr(loader, "_inner"):  # a PrefetchedLoader would pass it on to a loader that tells somebody already
+            loader._observer = observer
+            if loader._uploader is not None:
+                loader._uploader.observer = observer
+        else:
+            loader.observe(observer)
+
+
+def looks_inside() -> bool:
+    """Whether workers can be measured: they find us by our name, which must then be ours."""
+    return not has_stepped_aside()
+
+
+def _is_worker() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None

@@ -1,0 +1,90 @@
+"""Where in the user's code a loader was made, and what it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import weakref
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from datapipe.diagnostics.attach.ours import ROOT
+from datapipe.diagnostics.attach.watching import LoaderFacts
+
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OURS = os.path.join(str(ROOT), "datapipe", "")
+_sites: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def note_site(loader: Any) -> None:
+    """Called while a loader is being made: remember by whom."""
+    with suppress(TypeError):  # a loader that cannot be hashed
+        if loader not in _sites:
+            site = calling_site()
+            if site is not None:
+                _sites[loader] = site
+
+
+def calling_site() -> str | None:
+    """file:line of the innermost frame of the user's code; without any, of the innermost that is neither ours nor torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    fallback = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OURS, "<")):
+            if not file.startswith(_LIBRARIES) and "site-packages" not in file:
+                return f"{file}:{frame.f_lineno}"
+            if fallback is None and f"{os.sep}torch{os.sep}" not in file:
+                fallback = f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return fallback
+
+
+def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
+    """What a loader says of itself; it is not asked for its length, which may cost or change something."""
+    site = None
+    with suppress(TypeError):
+        site = _sites.get(loader)
+    context = getattr(loader, "multiprocessing_context", None)
+    dataset = getattr(loader, "dataset", None)
+    return LoaderFacts(
+        key=key,
+        kind=_name_of(loader) or "",
+        site=site,
+        dataset=None if dataset is None else _name_of(dataset),
+        batch_size=_batch_size(loader),
+        num_workers=_attribute(loader, "num_workers", int),
+        prefetch_factor=_attribute(loader, "prefetch_factor", int),
+        pin_memory=_attribute(loader, "pin_memory", bool),
+        persistent_workers=_attribute(loader, "persistent_workers", bool),
+        in_order=_attribute(loader, "in_order", bool),
+        start_method=_start_method(context) if getattr(loader, "num_workers", 0) else None,
+        is_iterable=None if (kind := getattr(loader, "_dataset_kind", None)) is None else kind == 1,
+        looks_inside=looks_inside,
+    )
+
+
+def _attribute(loader: Any, name: str, kind: type) -> Any:
+    value = getattr(loader, name, None)
+    return value if isinstance(value, kind) else None
+
+
+def _batch_size(loader: Any) -> int | None:
+    size = _attribute(loader, "batch_size", int)
+    return _attribute(getattr(loader, "batch_sampler", None), "batch_size", int) if size is None else int(size)
+
+
+def _start_method(context: Any) -> str | None:
+    if context is None:
+        multiprocessing = sys.modules.get("multiprocessing")
+        context = multiprocessing
+    try:
+        return str(context.get_start_method(allow_none=True) or context.get_all_start_methods()[0])
+    except (AttributeError, TypeError):
+        return str(name) if (name := getattr(context, "_name", None)) else None
+
+
+def _name_of(thing: object) -> str | None:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"

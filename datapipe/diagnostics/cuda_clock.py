@@ -1,0 +1,62 @@
+"""Marks on CUDA streams: events from a pool, asked but never waited for."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from datapipe.diagnostics.clock import Clock, HostClock, Mark
+
+_MS = 1e-3  # cudaEventElapsedTime counts milliseconds
+
+
+class CudaClock:
+    """`Clock` by CUDA events on the calling thread's current stream.
+
+    `device`: index of the device that computes; None: the thread's current one at each mark, which is right
+    where `torch.cuda.set_device` was called or there is one GPU. Makes no CUDA context: until the script has
+    made one there are no marks. None either while a graph is captured, which would take the event into it.
+    """
+
+    def __init__(self, device: int | None = None) -> None:
+        self._device = device
+        self._free: list[torch.cuda.Event] = []
+
+    @property
+    def device(self) -> str | None:
+        return "cuda"
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns()
+
+    def mark(self) -> Mark | None:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def is_past(self, mark: Mark) -> bool:
+        return bool(mark.query())
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        try:
+            return float(start.elapsed_time(end)) * _MS
+        except (RuntimeError, ValueError):  # marks on two devices
+            return float("nan")
+
+    def wait(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def release(self, mark: Mark) -> None:
+        # An event belongs to the device of its first mark; where marks follow the current device it may be another's turn.
+        if self._device is not None or torch.cuda.device_count() == 1:
+            self._free.append(mark)
+
+
+def open_clock(device: int | None = None) -> Clock:
+    """The clock for this machine: CUDA's where torch finds a GPU, else the host's alone."""
+    return CudaClock(device) if torch.cuda.is_available() else HostClock()

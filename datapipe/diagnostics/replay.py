@@ -1,0 +1,159 @@
+"""What-if: measured batch times sent once more through the queue between a loader and a device.
+
+The wait for data is not max(supply, demand): with jitter, a loader whose mean rate is just enough still keeps the
+device waiting. So every batch is followed from the moment it is asked for to the end of the work on it, through
+workers that are busy or blocked, delivery in order, and a host that runs ahead of the device. Pure; many
+replicates go through at once, as (num_replicates,) arrays.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.errors import OptionError
+
+Floats: TypeAlias = NDArray[np.float64]
+
+MAX_LEAD = 8  # steps that a host gets ahead of the device before CUDA's queue of kernels is full; few kernels: more
+
+
+class Delivery(enum.Enum):
+    """How batches come to their workers. All are handed out in order."""
+
+    ROUND_ROBIN = "round-robin"  # torch: worker w makes batches w, w + n, w + 2n, ...
+    FIRST_FREE = "first-free"  # whichever worker is free makes the next
+    SHARED = "shared"  # all work on one batch; datapipe's decode threads and their blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A loader and its machine, as far as they matter here."""
+
+    num_workers: int  # 0: batches are made within next()
+    depth: int  # batches asked for and not yet handed out; torch: num_workers * prefetch_factor
+    delivery: Delivery = Delivery.ROUND_ROBIN
+    num_cores: float | None = None  # that workers and the training's own thread share; None: enough
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0 or (self.num_workers and self.depth < 1):
+            raise OptionError(f"{self.num_workers} workers, {self.depth} batches in the making: need >= 0 and >= 1")
+        if self.num_cores is not None and self.num_cores <= 0:
+            raise OptionError(f"num_cores is {self.num_cores}; it must be above 0, or None for enough")
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What happens to each batch: (num_replicates, num_steps) seconds each, or arrays that broadcast to it."""
+
+    stall_s: Floats  # making it: waiting for storage and the like, whatever the load on the cores
+    cpu_s: Floats  # making it: on a core
+    delivery_s: Floats  # the caller's own part of next(), once it is ready
+    host_s: Floats  # the caller, from there to the next next(), without waiting for the device
+    work_s: Floats  # the device, without waiting for data
+    is_synced: NDArray[np.bool_]  # the caller waits for the device at the end of the step
+    host_cpu_s: float = 0.0  # of a core, by the caller per step
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Means over the steps that count, (num_replicates,) each."""
+
+    step_s: Floats
+    gap_s: Floats  # the device idle while the caller was in next()
+
+    @property
+    def starvation(self) -> Floats:
+        return self.gap_s / self.step_s
+
+
+def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
+    """Follow every batch. The first `num_settling` steps fill and drain buffers, and are not counted."""
+    fields = (course.stall_s, course.cpu_s, course.delivery_s, course.host_s, course.work_s, course.is_synced)
+    num_replicates, num_steps = np.broadcast_shapes(*(field.shape for field in fields))
+    if not 0 <= num_settling < num_steps:
+        raise OptionError(f"num_settling is {num_settling} of {num_steps} steps; some must be left to count")
+    stall, cpu, delivery, host, work, synced = (
+        np.ascontiguousarray(np.broadcast_to(field, (num_replicates, num_steps)).T) for field in fields
+    )
+    makers = _Makers(setup, num_replicates, course.host_cpu_s)
+    any_synced = bool(synced.any())
+    asked = np.zeros(num_replicates)  # when the caller enters next()
+    free = np.zeros(num_replicates)  # when the device has done all it was given
+    idle = np.zeros(num_replicates)
+    counted_from = np.zeros(num_replicates)
+    lead = np.zeros((MAX_LEAD, num_replicates))  # when the device was done with the latest steps
+    for step in range(num_steps):
+        if step == num_settling:
+            counted_from, idle = np.maximum(asked, free), np.zeros(num_replicates)
+        received = makers.make(step, asked, stall[step], cpu[step]) + delivery[step]
+        makers.hand_out(step, received)
+        gap = np.maximum(received - np.maximum(asked, free), 0.0)
+        idle += gap
+        free = np.maximum(free, received) + work[step]
+        asked = np.maximum(received + host[step], lead[step % MAX_LEAD])
+        if any_synced:
+            asked = np.where(synced[step], np.maximum(asked, free), asked)
+        lead[step % MAX_LEAD] = free
+    ended = np.maximum(asked, free)
+    return Replayed((ended - counted_from) / (num_steps - num_settling), idle / (num_steps - num_settling))
+
+
+class _Makers:
+    """Where batches are made: in workers, or in the caller."""
+
+    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float) -> None:
+        self._setup = setup
+        self._host_cpu_s = host_cpu_s
+        is_shared = setup.delivery is Delivery.SHARED
+        self._num_servers = 1 if is_shared else max(1, setup.num_workers)
+        self._threads = setup.num_workers if is_shared else 1  # per server
+        self._done = np.zeros((self._num_servers, num_replicates))  # when each will have done what it was given
+        self._issued = np.zeros((max(1, setup.depth), num_replicates))  # when batch k, at k % depth, was asked for
+        self._all = np.arange(num_replicates)
+        self._worked_off = np.zeros(num_replicates)  # when the cores will have done all that was begun
+
+    def make(self, step: int, asked: Floats, stall_s: Floats, cpu_s: Floats) -> Floats:
+        """When the batch is there for a caller who asks for it at `asked`."""
+        setup = self._setup
+        if not setup.num_workers:
+            return asked + stall_s + cpu_s
+        if setup.delivery is Delivery.FIRST_FREE:
+            server = self._done.argmin(axis=0)
+            before = self._done[server, self._all]
+        else:
+            server = step % self._num_servers
+            before = self._done[server]
+        start = np.maximum(before, self._issued[step % setup.depth])
+        cores = self._free_cores(self._host_share(step, asked))
+        ready = start + (stall_s + cpu_s) / self._threads
+        if cores is not None:  # all that computes goes through them as through one queue
+            self._worked_off = np.maximum(self._worked_off, start) + cpu_s / cores
+            ready = np.maximum(ready, self._worked_off)
+        if setup.delivery is Delivery.FIRST_FREE:
+            self._done[server, self._all] = ready
+        else:
+            self._done[server] = ready
+        received: Floats = np.maximum(asked, ready)
+        return received
+
+    def hand_out(self, step: int, received: Floats) -> None:
+        """A batch was handed out, so another may be asked for."""
+        self._issued[step % len(self._issued)] = received
+
+    def _host_share(self, step: int, asked: Floats) -> Floats:
+        """Cores that the caller keeps busy, by its steps so far."""
+        share: Floats = np.minimum(1.0, self._host_cpu_s * step / np.maximum(asked, 1e-12))
+        return share
+
+    def _free_cores(self, host_share: Floats) -> Floats | None:
+        """What the caller leaves, who takes its turns too; None where there are enough for all."""
+        cores, num_workers = self._setup.num_cores, self._setup.num_workers
+        if cores is None or num_workers + 1 <= cores:
+            return None
+        left: Floats = cores - np.minimum(host_share, cores / (num_workers + 1))
+        return left

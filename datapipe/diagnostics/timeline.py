@@ -1,0 +1,144 @@
+"""What was measured of each step, kept in bounded memory, with exact totals beside it.
+
+A step is one `next()` and all that follows until the one after it:
+
+    begin ---- host_wait ---- end ------------- host_work ------------- begin of the next
+          ------- gap ------- | --- copy --- | ---------- work -------- |            (on the device)
+
+Steps are rows of a structured array. Times are float64 seconds, and NaN is *not measured*, never zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEP = np.dtype(
+    [
+        ("start_ns", np.int64),  # host clock at begin
+        ("pass_id", np.int32),  # one pass over a loader; counted from 0 within a bracket
+        ("loader", np.int32),  # whose pass it was, as the bracket was told
+        ("host_wait_s", np.float64),  # the host in next()
+        ("host_work_s", np.float64),  # from there to the next begin
+        ("gap_s", np.float64),  # the device with nothing to do while the host was in next()
+        ("copy_s", np.float64),  # the device in copies from the host that the loop asked for; NaN where not watched
+        ("work_s", np.float64),  # the rest of the step on the device
+        ("sync_s", np.float64),  # the host, after next(), waiting for the device; NaN where not watched
+        ("num_ready", np.int32),  # batches that could have been handed out at begin; -1: not known
+        ("is_ahead", np.int8),  # the device had not come to this step when the host asked for the next; -1: not known
+        ("num_updates", np.int8),  # optimiser steps; 0 while gradients accumulate, -1: not watched
+        ("is_first", np.bool_),  # of its pass
+        ("is_evaluation", np.bool_),
+    ]
+)
+Steps: TypeAlias = NDArray[np.void]  # (n,) of STEP, in order
+
+
+@dataclass(slots=True)
+class Totals:
+    """Exact sums over all steps of one kind, however many are kept."""
+
+    num_steps: int = 0
+    num_updates: int = 0  # of those watched
+    num_first: int = 0
+    first_wait_s: float = 0.0  # host, in the first next() of passes
+    host_wait_s: float = 0.0  # host, all others
+    host_work_s: float = 0.0
+    num_on_device: int = 0  # steps whose gap and work were measured; the sums below are over these
+    gap_s: float = 0.0
+    copy_s: float = 0.0
+    work_s: float = 0.0
+
+    def add(self, step: dict[str, Any]) -> None:
+        self.num_steps += 1
+        self.num_updates += max(0, step["num_updates"])
+        if step["is_first"]:
+            self.num_first += 1
+            self.first_wait_s += step["host_wait_s"]
+        else:
+            self.host_wait_s += step["host_wait_s"]
+        self.host_work_s += step["host_work_s"]
+        if not math.isnan(step["gap_s"]) and not math.isnan(step["work_s"]):
+            self.num_on_device += 1
+            self.gap_s += step["gap_s"]
+            self.copy_s += 0.0 if math.isnan(step["copy_s"]) else step["copy_s"]
+            self.work_s += step["work_s"]
+
+
+@dataclass(slots=True)
+class Syncs:
+    """Waits for the device that go by one name, such as `Tensor.item`."""
+
+    num: int = 0
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What else the bracket came to know."""
+
+    device: str | None  # whose gaps were measured; None: the host's clock alone
+    num_nested: int = 0  # calls of next() within another one, not measured
+    num_elsewhere: int = 0  # calls of next() in other threads, not measured
+    trains_elsewhere: bool = False  # the optimiser runs in another thread than the measured next()
+    syncs: dict[str, Syncs] = field(default_factory=dict)
+
+
+class Timeline:
+    """The latest `capacity` steps. Written to by one thread; `steps()` may be called from any."""
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        self.training = Totals()
+        self.evaluation = Totals()
+        self._rows = np.zeros(min(capacity, 1024), STEP)
+        self._capacity = capacity
+        self._num = 0
+
+    def __len__(self) -> int:
+        """Steps ever added."""
+        return self._num
+
+    def add(self, step: dict[str, Any]) -> None:
+        """`step`: every field of STEP by name."""
+        (self.evaluation if step["is_evaluation"] else self.training).add(step)
+        if self._num == len(self._rows) < self._capacity:
+            grown = np.zeros(min(2 * len(self._rows), self._capacity), STEP)
+            grown[: self._num] = self._rows
+            self._rows = grown
+        self._rows[self._num % len(self._rows)] = tuple(step[name] for name in _NAMES)
+        self._num += 1
+
+    def steps(self, latest: int | None = None) -> Steps:
+        """A copy of the steps kept, or of the latest so many, in order."""
+        rows, num = self._rows, self._num
+        kept = np.roll(rows, -(num % len(rows))) if num > len(rows) else rows[:num].copy()
+        return kept if latest is None else kept[max(0, len(kept) - latest) :]
+
+
+_NAMES: tuple[str, ...] = tuple(STEP.names or ())
+
+
+def steps_as_columns(steps: Steps) -> dict[str, list[Any]]:
+    """JSON-safe: field -> one value per step, None where it was not measured."""
+    columns: dict[str, list[Any]] = {}
+    for name in _NAMES:
+        values = steps[name].tolist()
+        if steps[name].dtype.kind == "f":
+            values = [None if math.isnan(value) else value for value in values]
+        elif name in ("num_ready", "num_updates", "is_ahead"):
+            values = [None if value < 0 else value for value in values]
+        columns[name] = values
+    return columns
+
+
+def totals_as_dict(totals: Totals) -> dict[str, Any]:
+    """JSON-safe; the device's sums are None where no step was measured on it."""
+    values = dataclasses.asdict(totals)
+    if not totals.num_on_device:
+        values |= {"gap_s": None, "copy_s": None, "work_s": None}
+    return values

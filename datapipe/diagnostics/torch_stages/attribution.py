@@ -1,0 +1,171 @@
+"""Which stage of a torch DataLoader is at fault for the time its consumer waited. Pure.
+
+The rule: a wait is charged with what the batch that was waited for was going through at each moment of it, and
+before its turn had come, with what its worker was doing instead. So a stage is charged only for what somebody
+waited for, and not for work that went on unnoticed beside the training.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from datapipe.diagnostics.torch_stages.charging import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
+from datapipe.diagnostics.torch_stages.makeup import Makeup, Parts, Stage
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
+
+Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock
+
+TRANSFER: Stage = ("transfer", None)
+PIN: Stage = ("pin", None)
+SAMPLER: Stage = ("sampler", None)
+_SLOW_WORKER = 1.5  # times the median of the others
+_MOST = 0.5
+_DATASET, _COLLATE = "dataset", "collate"
+
+
+def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Attribution:
+    """Why a consumer waited for these batches, of one loader.
+
+    `waits`: the consumer's, where they are known better than from the profiles, or only some are to be explained
+    (those of the steady state); by default all.
+    """
+    profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
+    makeup = Makeup(profiles)
+    by_worker = _by_worker(profiles)
+    made_by = {key: SpanIndex(_making_spans(of)) for key, of in by_worker.items()}
+    wait_ns: defaultdict[Stage, float] = defaultdict(float)
+    waited_for: list[tuple[Wait, BatchProfile]] = []
+    taken = [profile.taken_ns for profile in profiles]
+    for wait in [(profile.asked_ns, profile.taken_ns) for profile in profiles] if waits is None else waits:
+        place = bisect_right(taken, wait[0])
+        if place == len(profiles):
+            continue  # for the end of the pass
+        profile = profiles[place]
+        waited_for.append((wait, profile))
+        key = _worker_key(profile.made)
+        first_ns = by_worker[key][0].made.start_ns
+        rest = STARTUP if wait[0] < first_ns and profile.made.worker is not None else IDLE
+        layers = [_way_of(profile), made_by[key].during(*wait)]
+        for what, charged_ns in charge(*wait, layers, rest).items():
+            _expand(wait_ns, what, charged_ns, makeup)
+    shares = shares_of(wait_ns, _work_ns(profiles, makeup))
+    kind, name, share = find_fault(shares)
+    worker = _slow_worker(profiles, waited_for)
+    total_ns = sum(wait_ns.values())
+    head_of_line_ns = _head_of_line_ns(profiles, waited_for)
+    blocked = None if head_of_line_ns is None or not total_ns else head_of_line_ns / total_ns
+    return Attribution(
+        stage=kind,
+        name=name,
+        worker=worker,
+        wait_s=total_ns * 1e-9,
+        head_of_line_s=None if head_of_line_ns is None else head_of_line_ns * 1e-9,
+        num_batches=len(profiles),
+        shares=shares,
+        reason=in_words(kind, name, share, worker=worker, head_of_line=blocked),
+    )
+
+
+def _worker_key(made: Making) -> tuple[int, int]:
+    return made.iterator[1], made.pid
+
+
+def _by_worker(profiles: Sequence[BatchProfile]) -> dict[tuple[int, int], list[BatchProfile]]:
+    """Each worker's batches, in the order of making. Workers of different iterators are different ones."""
+    grouped: defaultdict[tuple[int, int], list[BatchProfile]] = defaultdict(list)
+    for profile in profiles:
+        grouped[_worker_key(profile.made)].append(profile)
+    return {key: sorted(of, key=lambda profile: profile.made.start_ns) for key, of in grouped.items()}
+
+
+def _making_spans(profiles: Sequence[BatchProfile]) -> Iterator[Span]:
+    for profile in profiles:
+        made = profile.made
+        yield Span((_DATASET, made), made.start_ns, made.collate_start_ns)
+        yield Span((_COLLATE, made), made.collate_start_ns, made.ready_ns)
+
+
+def _way_of(profile: BatchProfile) -> list[Span]:
+    """What one batch went through, up to its handing out."""
+    made, moved, pinned = profile.made, profile.moved, profile.pinned
+    spans = list(_making_spans([profile]))
+    if moved is None:  # made by the consumer: what is before and after is around the loader
+        arrived_ns = made.ready_ns
+        spans.append(Span(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
+    else:
+        arrived_ns = moved.open_end_ns
+        spans.append(Span(TRANSFER, made.ready_ns, arrived_ns))
+    if pinned is not None:
+        spans.append(Span(PIN, arrived_ns, pinned.end_ns))
+        arrived_ns = pinned.end_ns
+    spans.append(Span(SAMPLER, arrived_ns, profile.taken_ns))
+    return spans
+
+
+def _expand(into: defaultdict[Stage, float], what: Hashable, nanoseconds: float, makeup: Makeup) -> None:
+    """Charge the stages that a span consists of."""
+    assert isinstance(what, tuple)
+    kind, detail = what
+    if isinstance(detail, Making):
+        parts: Parts = makeup.of_dataset(detail) if kind == _DATASET else makeup.of_collate(detail)
+        for stage, share in parts.items():
+            into[stage] += nanoseconds * share
+    else:
+        into[kind, detail] += nanoseconds
+
+
+def _work_ns(profiles: Sequence[BatchProfile], makeup: Makeup) -> Mapping[Stage, float]:
+    """What making and moving took; being on the way, or in a queue, is no work."""
+    work: defaultdict[Stage, float] = defaultdict(float)
+    for profile in profiles:
+        made, moved, pinned = profile.made, profile.moved, profile.pinned
+        _expand(work, (_DATASET, made), made.dataset_ns, makeup)
+        _expand(work, (_COLLATE, made), made.collate_ns, makeup)
+        if moved is not None:
+            work[TRANSFER] += moved.pickle_end_ns - moved.pickle_start_ns + moved.open_end_ns - moved.open_start_ns
+        if pinned is not None:
+            work[PIN] += pinned.end_ns - pinned.start_ns
+    return work
+
+
+def _slow_worker(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wait, BatchProfile]]) -> int | None:
+    """The worker that takes much longer than the others, if most of the waiting is for it."""
+    times: defaultdict[int, list[int]] = defaultdict(list)
+    waits: defaultdict[int, int] = defaultdict(int)
+    for profile in profiles:
+        if profile.made.worker is not None:
+            times[profile.made.worker].append(profile.made.ready_ns - profile.made.start_ns)
+    for (start_ns, end_ns), profile in waited_for:
+        if profile.made.worker is not None:
+            waits[profile.made.worker] += end_ns - start_ns
+    if len(times) < 2 or not waits:
+        return None
+    typical = {worker: statistics.median(of) for worker, of in times.items()}
+    slowest = max(typical, key=lambda worker: typical[worker])
+    others = statistics.median(value for worker, value in typical.items() if worker != slowest)
+    is_slow = typical[slowest] > _SLOW_WORKER * others and waits[slowest] >= _MOST * sum(waits.values())
+    return slowest if is_slow else None
+
+
+def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wait, BatchProfile]]) -> int | None:
+    """How long a later batch of the pass was ready while the next one was not. None without workers."""
+    if not any(profile.moved for profile in profiles):
+        return None
+    soonest: dict[tuple[int, int], int] = {}  # pass, step -> when the first batch after that step was ready
+    last: dict[int, tuple[int, int]] = {}
+    for profile in sorted(profiles, key=lambda profile: (profile.pass_id, -profile.step)):
+        at = last.get(profile.pass_id)
+        if at is not None:
+            soonest[profile.pass_id, profile.step] = at[1]
+        last[profile.pass_id] = (profile.step, min(profile.made.ready_ns, at[1] if at else profile.made.ready_ns))
+    total = 0
+    for (start_ns, end_ns), profile in waited_for:
+        later_ns = soonest.get((profile.pass_id, profile.step))
+        if later_ns is not None:
+            total += max(0, min(end_ns, profile.made.ready_ns) - max(start_ns, later_ns))
+    return total

@@ -1,0 +1,108 @@
+"""From shares of stages to what is at fault, in words. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.diagnostics.torch_stages.makeup import Stage
+
+STARTUP: Stage = ("startup", None)
+IDLE: Stage = ("idle", None)
+_NEGLIGIBLE = 0.05  # of all waiting
+
+MEANINGS = {
+    "read": "waiting inside __getitem__: for storage, the network or a lock",
+    "decode": "CPU time of __getitem__ outside its transforms, such as decoding",
+    "transform": "transforms",
+    "augment": "pixel operations",
+    "collate": "putting batches together",
+    "transfer": "moving batches from the workers to the training process",
+    "pin": "copying batches into pinned memory",
+    "copy": "copying batches to the device",
+    "sampler": "the training process itself, around the loader: its sampler, or handing out",
+    "plan": "order, index look-up and draws",
+    "cores": "waiting for a CPU core: more runs than there are cores",
+    "startup": "starting workers",
+    "idle": "workers without a batch to make, or batches that were ready",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageShare:
+    """One stage. Shares are of all stages, and add up to 1 over them; None: there was nothing to share."""
+
+    stage: str  # one of MEANINGS
+    name: str | None  # of a transform
+    of_wait: float | None  # of the time the consumer waited: who is at fault
+    of_work: float | None  # of the time that making and moving batches took, waited for or not
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Why a consumer waited."""
+
+    stage: str | None  # at fault; None: nobody waited
+    name: str | None  # of the transform, where it is transforms
+    worker: int | None  # that is at fault more than others; None: none is
+    wait_s: float
+    head_of_line_s: float | None  # of it, with later batches ready, but not the next; None: does not apply
+    num_batches: int
+    shares: tuple[StageShare, ...]  # the largest part of the wait first
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return dataclasses.asdict(self)
+
+
+def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) -> tuple[StageShare, ...]:
+    """Both, stage by stage."""
+    all_wait, all_work = sum(wait_ns.values()), sum(work_ns.values())
+    shares = [
+        StageShare(
+            stage,
+            name,
+            wait_ns.get((stage, name), 0.0) / all_wait if all_wait else None,
+            work_ns.get((stage, name), 0.0) / all_work if all_work else None,
+        )
+        for stage, name in {**wait_ns, **work_ns}
+    ]
+    kept = [share for share in shares if share.of_wait or share.of_work]
+    return tuple(sorted(kept, key=lambda share: (-(share.of_wait or 0), -(share.of_work or 0), share.stage, share.name or "")))
+
+
+def find_fault(shares: tuple[StageShare, ...]) -> tuple[str | None, str | None, float]:
+    """The kind of stage that most of the wait is charged to, the transform that is most of it, and the share.
+
+    Starting up counts only where there is little else: it happens once.
+    """
+    by_kind: defaultdict[str, float] = defaultdict(float)
+    for share in shares:
+        by_kind[share.stage] += share.of_wait or 0.0
+    if not any(by_kind.values()):
+        return None, None, 0.0
+    rest = {kind: value for kind, value in by_kind.items() if kind != STARTUP[0]}
+    if sum(rest.values()) < _NEGLIGIBLE:
+        return STARTUP[0], None, by_kind[STARTUP[0]]
+    kind = max(rest, key=lambda kind: rest[kind])
+    names = [share for share in shares if share.stage == kind and share.name is not None]
+    return kind, names[0].name if names else None, rest[kind]
+
+
+def in_words(kind: str | None, name: str | None, share: float, *, worker: int | None, head_of_line: float | None) -> str:
+    """Why, in a sentence or two."""
+    if kind is None:
+        return "no time was spent waiting for batches"
+    what = MEANINGS[kind] + (f", most of it {name}" if name else "")
+    sentences = [f"{share:.0%} of the waiting is {what}."]
+    if worker is not None:
+        sentences.append(f"Worker {worker} is much slower than the others, and most of the waiting is for its batches.")
+    if head_of_line is not None and head_of_line >= 0.2:
+        sentences.append(
+            f"{head_of_line:.0%} of the time later batches were ready, but not the next one; in_order=False takes them."
+        )
+    return " ".join(sentences)

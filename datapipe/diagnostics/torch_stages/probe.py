@@ -1,0 +1,272 @@
+"""Measures a batch where it is made, and sends what it found along with the batch.
+
+The seam: an iterator's `_collate_fn` is a `CollateProbe` instead of the loader's function. It goes to the workers as
+the function would, and brings this module into them where they are not forked. torch's fetchers, whose `fetch` is
+patched, make a batch and end with the probe; if that is elsewhere than in the process that asked, the batch leaves
+it in an `Envelope`, which is gone once the queue has unpickled it: nobody ever sees one.
+
+Whatever goes wrong here costs a profile, never a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS, Arrival
+from datapipe.diagnostics.torch_stages.counters import between, thread_counters
+from datapipe.diagnostics.torch_stages.lending import Slot, Undo, find_slots, lend_slots, set_clock, take_back
+from datapipe.diagnostics.torch_stages.profile import Making, Passage
+from datapipe.diagnostics.torch_stages.timing import BUDGET_NS, Target, TransformClock
+from datapipe.diagnostics.torch_stages.traces import forget_us
+
+_WORKER_BUDGET = 0.005  # of the time a worker takes for a batch, for its transforms, beside BUDGET_NS
+_CONSUMER_NS = 15_000  # for the same of a batch that the consumer makes itself, on average
+_MAX_LEAVES = 64  # of a batch, looked at for their size
+_numbers = itertools.count()
+_local = threading.local()
+
+
+def new_iterator_key() -> tuple[int, int]:
+    """What tells iterators apart, over processes."""
+    return os.getpid(), next(_numbers)
+
+
+class CollateProbe:
+    """Collates as `function` does. In a fetch under way, notes when."""
+
+    def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int]) -> None:
+        self.function = function
+        self.iterator = iterator
+        self.targets: dict[str, Target] = {}
+        self.slots: list[Slot] | None = None
+        self.num_batches = 0
+        self.last_ns = 0  # that a batch took
+        self.next_timed = 0  # batch of which the transforms are timed
+
+    def __call__(self, samples: Any) -> Any:
+        fetching: Fetching | None = getattr(_local, "fetching", None)
+        if fetching is not None and fetching.probe is self:
+            fetching.begin_collate(samples)
+        try:
+            return self.function(samples)
+        except BaseException as exc:
+            forget_us(exc)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "function":  # while being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __reduce__(self) -> tuple[Callable[..., CollateProbe], tuple[Any, ...]]:
+        return restore_probe, (self.function, self.iterator)
+
+
+def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int]) -> CollateProbe:
+    """In a worker that was not forked: what a forked one inherits has to be put there first."""
+    try:
+        from datapipe.diagnostics.torch_stages.install import install_in_worker
+
+        install_in_worker()
+    except Exception:
+        pass  # then nothing is measured in this worker
+    return CollateProbe(function, iterator)
+
+
+class Fetching:
+    """One batch being made by the calling thread."""
+
+    def __init__(self, probe: CollateProbe, dataset: object) -> None:
+        self.probe = probe
+        self.is_collating = False
+        self.num_samples: int | None = None
+        self._before: Fetching | None = getattr(_local, "fetching", None)
+        self._is_worker = os.getpid() != probe.iterator[0]
+        if probe.slots is None:
+            probe.slots = find_slots(dataset, sys.modules["torch.utils.data"].Dataset)
+        self._clock: TransformClock | None = None
+        if probe.num_batches >= probe.next_timed:
+            budget_ns = BUDGET_NS + (int(_WORKER_BUDGET * probe.last_ns) if self._is_worker else 0)
+            self._clock = TransformClock(probe.targets, probe.num_batches, budget_ns)
+        self._clock_before: TransformClock | None = None
+        self._undos: list[Undo] = []
+        self.counters = thread_counters().before()
+        self.process_cpu_ns = time.process_time_ns() if self._is_worker else 0
+        self.collate_start_ns = self.collate_cpu_start_ns = 0
+        self.start_ns, self.start_cpu_ns = 0, 0
+
+    def begin(self) -> None:
+        _local.fetching = self
+        if self._clock is not None:
+            lend_slots(self.probe.slots or [], self._undos)
+        self._clock_before = set_clock(self._clock)
+        self.start_ns, self.start_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+
+    def begin_collate(self, samples: Any) -> None:
+        if not self.is_collating:
+            self.collate_cpu_start_ns, self.collate_start_ns = time.thread_time_ns(), time.perf_counter_ns()
+            self.is_collating = True
+            self._give_back()
+            self.num_samples = len(samples) if isinstance(samples, (list, tuple)) else None
+
+    def end(self, batch: Any, *, has_samples: bool) -> Any:
+        """The batch as it goes on: itself, or in an envelope."""
+        ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        after = thread_counters().after()
+        self._leave()
+        probe = self.probe
+        clock = self._clock
+        if clock is not None and not self._is_worker:  # the consumer waits: on average it shall not for long
+            probe.next_timed = probe.num_batches + max(1, round(clock.cost_ns() / _CONSUMER_NS))
+        probe.num_batches += 1
+        probe.last_ns = ready_ns - self.start_ns
+        if not self.is_collating:
+            return batch  # a fetcher of another kind
+        process_cpu_ns = time.process_time_ns() - self.process_cpu_ns if self._is_worker else None
+        made = Making(
+            iterator=probe.iterator,
+            pid=os.getpid(),
+            worker=_worker_id(),
+            num_samples=self.num_samples if has_samples else None,
+            nbytes=_nbytes(batch),
+            start_ns=self.start_ns,
+            collate_start_ns=self.collate_start_ns,
+            ready_ns=ready_ns,
+            dataset_cpu_ns=self.collate_cpu_start_ns - self.start_cpu_ns,
+            collate_cpu_ns=cpu_ns - self.collate_cpu_start_ns,
+            process_cpu_ns=process_cpu_ns,
+            transforms=None if clock is None else clock.by_name(),
+            transform_ns=None if clock is None else clock.total_ns(),
+            counters=between(self.counters, after),
+        )
+        if self._is_worker:
+            return Envelope(batch, made)
+        ARRIVALS.add(batch, Arrival(made, None))
+        return batch
+
+    def abandon(self) -> None:
+        """There is no batch."""
+        self._leave()
+
+    def _give_back(self) -> None:
+        set_clock(self._clock_before)
+        take_back(self._undos)
+
+    def _leave(self) -> None:
+        _local.fetching = self._before
+        if not self.is_collating:
+            self._give_back()
+
+
+def is_fetching() -> bool:
+    """Whether this thread is making a batch."""
+    return getattr(_local, "fetching", None) is not None
+
+
+def probed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A fetcher's `fetch`, measured where its function is a probe."""
+
+    @functools.wraps(fetch)
+    def measured(self: Any, possibly_batched_index: Any) -> Any:
+        probe = self.collate_fn
+        fetching = _begin(probe, self.dataset) if type(probe) is CollateProbe else None
+        try:
+            batch = fetch(self, possibly_batched_index)
+        except BaseException as exc:
+            if fetching is not None:
+                _guarded(fetching.abandon)
+            forget_us(exc)
+            raise
+        if fetching is None:
+            return batch
+        return _guarded(lambda: fetching.end(batch, has_samples=self.auto_collation), batch)
+
+    return measured
+
+
+class Envelope:
+    """A batch on its way to another process, as which it is unpickled."""
+
+    __slots__ = ("batch", "made")
+
+    def __init__(self, batch: Any, made: Making) -> None:
+        self.batch = batch
+        self.made = made
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # what a tuple holds is pickled in its order, and unpickled so
+        return open_envelope, (_Start(), self.batch, _End(self.made))
+
+
+class _Start:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return note_time, (time.perf_counter_ns(),)
+
+
+class _End:
+    def __init__(self, made: Making) -> None:
+        self._made = made
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return note_time, (time.perf_counter_ns(), self._made)
+
+
+def note_time(pickled_ns: int, made: Making | None = None) -> tuple[int, int, Making | None]:
+    """When something was pickled, and unpickled."""
+    return pickled_ns, time.perf_counter_ns(), made
+
+
+def open_envelope(start: tuple[int, int, None], batch: Any, end: tuple[int, int, Making]) -> Any:
+    """The batch, once what is known of it is kept."""
+    made = end[2]
+    if made.iterator[0] == os.getpid():
+        ARRIVALS.add(batch, Arrival(made, Passage(start[0], end[0], start[1], end[1])))
+    return batch
+
+
+def _begin(probe: CollateProbe, dataset: object) -> Fetching | None:
+    fetching = None
+    try:
+        fetching = Fetching(probe, dataset)
+        fetching.begin()
+        return fetching
+    except Exception:
+        if fetching is not None:
+            _guarded(fetching.abandon)
+        return None
+
+
+def _guarded(act: Callable[[], Any], otherwise: Any = None) -> Any:
+    try:
+        return act()
+    except Exception:
+        return otherwise
+
+
+def _worker_id() -> int | None:
+    info = sys.modules["torch.utils.data"].get_worker_info()
+    return None if info is None else int(info.id)
+
+
+def _nbytes(batch: Any) -> int | None:
+    """Of the tensors and arrays that a batch consists of, as far as they are found by looking at a few."""
+    total, pending, num = None, [batch], 0
+    while pending and num < _MAX_LEAVES:
+        value = pending.pop()
+        num += 1
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value[:_MAX_LEAVES])
+        elif isinstance(size := getattr(value, "nbytes", None), int):
+            total = (total or 0) + size
+        elif isinstance(value, (bytes, str)):
+            total = (total or 0) + len(value)
+    return total

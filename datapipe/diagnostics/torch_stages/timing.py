@@ -1,0 +1,131 @@
+"""How long transforms take, of one batch: exclusive times by name, from a few calls of each.
+
+Each outermost call is timed as a whole. Timing what is called within it as well costs tens of microseconds, and a
+batch makes hundreds of calls; so that is done for some, spread over the batch, and extrapolated to all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from datapipe.diagnostics.torch_stages.profile import TransformTime
+
+_CALL_COST_NS = 1_000  # of timing one call as a whole, about
+_PART_COST_NS = 6_000  # of timing it in detail, for each thing that is called, with lending that
+BUDGET_NS = 50_000  # for timing calls in detail, of a batch
+
+
+class Target:
+    """Something that a dataset calls, such as a Compose: how often it does, and which calls are timed in detail."""
+
+    __slots__ = ("max_timed", "num_calls", "num_timed", "phase", "stride", "times", "total_ns")
+
+    def __init__(self) -> None:
+        self.num_calls = self.num_timed = self.phase = self.total_ns = 0
+        self.stride, self.max_timed = 1, 4  # of a first batch, the first calls
+        self.times: dict[str, list[int]] = {}  # name -> wall and CPU without calls within, calls timed
+
+    def next_batch(self, batch: int, budget_ns: int) -> None:
+        """Spread the calls to be timed over a batch that makes as many calls as the last one did."""
+        if self.num_timed:
+            num_parts = sum(num for _, _, num in self.times.values()) / self.num_timed
+            self.max_timed = max(1, int(budget_ns / (_PART_COST_NS * num_parts)))
+            self.stride = -(-self.num_calls // self.max_timed)
+        self.phase = batch % self.stride
+        self.num_calls = self.num_timed = self.total_ns = 0
+        self.times = {}
+
+    def is_due(self) -> bool:
+        """Count a call; whether to time it in detail."""
+        due = self.num_timed < self.max_timed and self.num_calls % self.stride == self.phase
+        self.num_calls += 1
+        self.num_timed += due
+        return due
+
+
+class TransformClock:
+    """Times what one thread calls while it fetches one batch. `targets` are kept from batch to batch."""
+
+    __slots__ = ("_is_muted", "_outermost", "_stack", "_targets")
+
+    def __init__(self, targets: dict[str, Target], batch: int, budget_ns: int) -> None:
+        for target in targets.values():
+            target.next_batch(batch, budget_ns)
+        self._targets = targets
+        self._outermost: Target | None = None
+        self._stack: list[tuple[object, list[int]]] = []  # calls under way; wall and CPU of the calls within
+        self._is_muted = False
+
+    def is_under_way(self, called: object) -> bool:
+        """Whether this very thing is being timed, or nothing within what is called is to be."""
+        return self._is_muted or (bool(self._stack) and self._stack[-1][0] is called)
+
+    def is_due(self, name: str) -> bool:
+        """Whether the call that comes now is timed in detail."""
+        if self._stack:
+            return True
+        self._outermost = self._targets.get(name)
+        if self._outermost is None:
+            self._outermost = self._targets[name] = Target()
+        return self._outermost.is_due()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """An outermost call that is not due."""
+        assert self._outermost is not None
+        self._is_muted = True
+        start_ns = time.perf_counter_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._is_muted = False
+            self._outermost.total_ns += time.perf_counter_ns() - start_ns
+
+    def call_timed(self, called: object, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A call that is due."""
+        within = [0, 0]
+        self._stack.append((called, within))
+        start_ns, start_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            cpu_ns = time.thread_time_ns() - start_cpu_ns
+            wall_ns = time.perf_counter_ns() - start_ns
+            self._stack.pop()
+            self._add(name, wall_ns, cpu_ns, within)
+
+    def by_name(self) -> tuple[TransformTime, ...]:
+        """Extrapolated to all calls."""
+        sums: dict[str, list[float]] = {}
+        for target in self._targets.values():
+            for name, (wall_ns, cpu_ns, num) in target.times.items():
+                scale = target.num_calls / target.num_timed
+                total = sums.setdefault(name, [0.0, 0.0, 0])
+                total[0] += wall_ns * scale
+                total[1] += cpu_ns * scale
+                total[2] += num
+        return tuple(TransformTime(name, int(wall), int(cpu), int(num)) for name, (wall, cpu, num) in sums.items())
+
+    def total_ns(self) -> int:
+        """Of all outermost calls."""
+        return sum(target.total_ns for target in self._targets.values())
+
+    def cost_ns(self) -> int:
+        """What timing them has cost, about."""
+        targets = self._targets.values()
+        num_parts = sum(num for target in targets for _, _, num in target.times.values())
+        return _CALL_COST_NS * sum(target.num_calls for target in targets) + _PART_COST_NS * num_parts
+
+    def _add(self, name: str, wall_ns: int, cpu_ns: int, within: list[int]) -> None:
+        assert self._outermost is not None
+        times = self._outermost.times.setdefault(name, [0, 0, 0])
+        times[0] += wall_ns - within[0]
+        times[1] += cpu_ns - within[1]
+        times[2] += 1
+        if self._stack:
+            around = self._stack[-1][1]
+            around[0] += wall_ns
+            around[1] += cpu_ns
+        else:
+            self._outermost.total_ns += wall_ns

@@ -1,0 +1,150 @@
+"""The verdict: is the device short of data, and if not, what holds it up; with the reason in words.
+
+The limits are those of TensorFlow's profiler: an input share below 5% is fine, from 20% on the training is highly
+input-bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.figures import Figures
+from datapipe.diagnostics.timeline import Context
+
+MODERATE, HIGH = 0.05, 0.20
+Severity = Literal["fine", "moderate", "high"]
+
+
+class Kind(enum.Enum):
+    """What a step's time goes to, beyond what it must."""
+
+    DATA_BOUND = "data-bound"  # the device waits for data
+    SYNC_EXPOSED = "sync-exposed"  # it does, but because the loop waits for the device in every step
+    HOST_BOUND = "host-bound"  # the device waits for the host: Python, launching kernels
+    COMPUTE_BOUND = "compute-bound"  # the device is busy
+    NOT_ENOUGH = "not enough steps"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one rank."""
+
+    kind: Kind
+    severity: Severity | None  # of the starvation; None where it is not known
+    reason: str
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class RankedVerdict:
+    """Of all ranks: that of the slowest one, for which the others wait in their collectives."""
+
+    rank: int
+    verdict: Verdict
+    starvation: tuple[Interval | None, ...]  # by rank
+    reason: str
+
+
+def severity_of(starvation: float) -> Severity:
+    return "fine" if starvation < MODERATE else "moderate" if starvation < HIGH else "high"
+
+
+def judge(figures: Figures, context: Context | None = None) -> Verdict:
+    """One rank's verdict. `context`: what the bracket knew beside the steps."""
+    if context is not None and context.trains_elsewhere:
+        reason = (
+            "the loader is read by another thread than the one that trains, so its waiting is not the training's; "
+            "measure the outermost iterator, the one that the training loop itself reads"
+        )
+        return Verdict(Kind.NOT_MEASURED, None, reason, figures)
+    share = figures.starvation
+    if share is None or not figures.is_settled:
+        return Verdict(Kind.NOT_ENOUGH, None, _too_few(figures), figures)
+    if severity_of(share.low) == "fine" and severity_of(share.high) == "high":
+        reason = f"{_percent(share)} is too wide to tell: {figures.num_steps} steps; run longer"
+        return Verdict(Kind.NOT_ENOUGH, None, reason, figures)
+    severity = severity_of(share.value)
+    if severity != "fine":
+        return _data_verdict(figures, share, severity)
+    return _other_verdict(figures, share)
+
+
+def judge_ranks(verdicts: Sequence[Verdict]) -> RankedVerdict:
+    """`verdicts`: by rank, at least one. The slowest is the one that waits most for data: on the others its waiting
+    shows as work, in the collectives."""
+    shares = tuple(verdict.figures.starvation for verdict in verdicts)
+    rank = max(range(len(verdicts)), key=lambda one: _waited_s(verdicts[one].figures))
+    worst = verdicts[rank]
+    reason = worst.reason
+    if len(verdicts) > 1:
+        known = [share.value for share in shares if share is not None]
+        if known and max(known) >= MODERATE and min(known) < max(known) / 2:
+            reason = f"rank {rank} alone holds up the others ({min(known):.1%} on the least affected): {reason}"
+        else:
+            reason = f"rank {rank}, the slowest of {len(verdicts)}: {reason}"
+    return RankedVerdict(rank, worst, shares, reason)
+
+
+def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verdict:
+    assert figures.step_s is not None
+    assert figures.data_s is not None
+    who = "the device waits for data" if figures.basis == "device" else "the host waits in next() (no device was measured)"
+    reason = f"{who} {figures.data_s * 1e3:.1f} ms of each {figures.step_s * 1e3:.1f} ms step, {_percent(share)}"
+    if figures.copy_s is not None and figures.copy_s > figures.data_s / 2:
+        reason += f"; {figures.copy_s * 1e3:.1f} ms of it in copies from the host that the loop itself asks for"
+    if figures.exposed_by_sync_s and (figures.data_s - figures.exposed_by_sync_s) / figures.step_s < MODERATE:
+        reason += (
+            f"; it waits for the device in {figures.sync_share:.0%} of the steps, and without that up to "
+            f"{figures.exposed_by_sync_s * 1e3:.1f} ms would be hidden behind its work"
+        )
+        return Verdict(Kind.SYNC_EXPOSED, severity, reason, figures)
+    if figures.exposed_by_sync_s:
+        reason += f"; up to {figures.exposed_by_sync_s * 1e3:.1f} ms of it exposed by waiting for the device in the loop"
+    return Verdict(Kind.DATA_BOUND, severity, reason, figures)
+
+
+def _other_verdict(figures: Figures, share: Interval) -> Verdict:
+    if figures.basis == "host":
+        reason = f"the host waits {_percent(share)} of the time in next(); what else holds it up was not measured"
+        return Verdict(Kind.COMPUTE_BOUND, "fine", reason, figures)
+    if figures.idle_share is not None and figures.idle_share > 0.5:
+        reason = (
+            f"data takes {_percent(share)}, but in {figures.idle_share:.0%} of the steps the device had run out of work "
+            "before the next batch was asked for: Python and the launching of kernels are slower than the kernels"
+        )
+        return Verdict(Kind.HOST_BOUND, "fine", reason, figures)
+    reason = f"data takes {_percent(share)}; the device has work while the next batch is fetched"
+    if figures.sync_share is not None and figures.sync_share > 0.5:
+        reason = f"data takes {_percent(share)}; the loop waits for the device in {figures.sync_share:.0%} of the steps"
+    elif figures.ahead_share is not None and figures.ahead_share < 0.5:
+        reason += "; the host is less than a step ahead of it, so a profile may show gaps between its kernels"
+    return Verdict(Kind.COMPUTE_BOUND, "fine", reason, figures)
+
+
+def _too_few(figures: Figures) -> str:
+    apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are set apart"
+    return f"{figures.num_steps} steps of a steady state ({apart}); run longer, or pass more batches per epoch"
+
+
+def _percent(share: Interval) -> str:
+    return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+
+
+def _waited_s(figures: Figures) -> float:
+    return -1.0 if figures.data_s is None else figures.data_s
+
+
+def verdict_as_dict(verdict: Verdict) -> dict[str, Any]:
+    """JSON-safe."""
+    return {
+        "kind": verdict.kind.value,
+        "severity": verdict.severity,
+        "reason": verdict.reason,
+        "figures": dataclasses.asdict(verdict.figures),
+    }

@@ -1,0 +1,157 @@
+"""What a replay needs to know, taken from a measurement; and what a change would make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.diagnostics.bootstrap import block_length, block_rows
+from datapipe.diagnostics.replay import Course, Floats, Setup
+from datapipe.diagnostics.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.timeline import Steps
+from datapipe.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Measured series: how long batches take to make, and to use. The two need not be of one length."""
+
+    production_s: Floats  # (b,) wall time to make each batch, by one worker, in order
+    production_cpu_s: Floats | None  # (b,) of it on a core; None: not measured, and taken to be all of it
+    delivery_s: Floats  # (d,) the caller's part of next() when the batch is ready
+    host_s: Floats  # (n,) the caller between two next(), without waiting for the device
+    work_s: Floats  # (n,) the device; all 0 where there is none, and the caller itself is what works
+    is_synced: NDArray[np.bool_]  # (n,) the caller waits for the device in this step
+    setup: Setup  # with which all this was measured
+    host_cpu_s: float = 0.0  # of a core, by the caller per step
+
+    def __post_init__(self) -> None:
+        if not (
+            len(self.host_s) == len(self.work_s) == len(self.is_synced) >= 1
+            and len(self.production_s) >= 1
+            and len(self.delivery_s) >= 1
+        ):
+            raise OptionError(
+                f"a workload of {len(self.production_s)} batches made and {len(self.host_s)}, {len(self.work_s)}, "
+                f"{len(self.is_synced)} steps, {len(self.delivery_s)} deliveries; the steps must agree, and none be 0"
+            )
+        if self.production_cpu_s is not None and len(self.production_cpu_s) != len(self.production_s):
+            raise OptionError(f"{len(self.production_cpu_s)} CPU times for {len(self.production_s)} batches")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a remedy does to a workload. The defaults change nothing."""
+
+    setup: Setup | None = None  # None: as measured
+    production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
+    production_spread: float = 0.0  # relative standard error of that factor
+    batch_factor: float = 1.0  # samples per batch; making, delivery and the device's work grow with it
+    drops_syncs: bool = False  # the loop no longer waits for the device
+
+    def __post_init__(self) -> None:
+        if min(self.production_factor, self.batch_factor) <= 0 or self.production_spread < 0:
+            raise OptionError(
+                f"factors {self.production_factor}, {self.batch_factor} and spread {self.production_spread}; the factors must "
+                "be above 0, the spread 0 or more"
+            )
+
+
+def workload_of(
+    steps: Steps,
+    setup: Setup,
+    *,
+    production_s: Floats | None = None,
+    production_cpu_s: Floats | None = None,
+    delivery_s: Floats | None = None,
+) -> Workload | None:
+    """From the steady steps of a run; None where too little was measured to replay it.
+
+    `production_s`, `production_cpu_s`: of each batch, as its worker measured them. With no workers a batch is made
+    within `next()`, whose time is then taken. `delivery_s`: None: the waits for batches that lay ready, or where
+    that is not known the shortest wait.
+    """
+    rows = steps[find_steady(steps).chosen]
+    if len(rows) < MIN_STEPS:
+        return None
+    on_device = ~np.isnan(rows["work_s"])
+    if not on_device.all() and on_device.sum() * 2 >= len(rows):
+        rows = rows[on_device]
+    has_device = bool(on_device.sum() * 2 >= len(on_device))
+    if setup.num_workers == 0:
+        production_s = rows["host_wait_s"] if production_s is None or not len(production_s) else production_s
+        delivery_s = np.array([max(0.0, float(rows["host_wait_s"].mean() - production_s.mean()))])
+    if production_s is None or not len(production_s):
+        return None
+    if delivery_s is None:
+        ready = rows["host_wait_s"][rows["num_ready"] > 0]
+        delivery_s = ready if len(ready) else rows["host_wait_s"].min(keepdims=True)
+    syncs = np.nan_to_num(rows["sync_s"])
+    host_s = np.maximum(0.0, rows["host_work_s"] - syncs)
+    return Workload(
+        production_s=np.asarray(production_s, np.float64),
+        production_cpu_s=None if production_cpu_s is None else np.asarray(production_cpu_s, np.float64),
+        delivery_s=np.asarray(delivery_s, np.float64),
+        host_s=host_s,
+        work_s=rows["work_s"] + np.nan_to_num(rows["copy_s"]) if has_device else np.zeros(len(rows)),
+        is_synced=syncs > 0,
+        setup=setup,
+        host_cpu_s=float(host_s.mean()),
+    )
+
+
+def course_of(workload: Workload, change: Change, *, num_replicates: int, num_steps: int, seed: int = 0) -> Course:
+    """Replicates of the workload under the change, drawn in blocks from what was measured.
+
+    The first replicate is what was measured, repeated as often as needed. The same seed draws the same for any
+    change, so that differences between changes are not those of chance.
+    """
+    shape = (num_replicates, num_steps)
+    made = _rows_of(workload.production_s, shape, workload.setup.num_workers, seed)
+    used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
+    delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
+    stall, cpu = _parts(workload)
+    spread = math.sqrt(math.log1p(change.production_spread**2))
+    drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
+    drawn[0] = 0.0
+    factor = change.production_factor * change.batch_factor * np.exp(spread * drawn)[:, None]
+    has_device = bool(workload.work_s.any())
+    synced = workload.is_synced & (not change.drops_syncs)
+    return Course(
+        stall_s=stall[made] * factor,
+        cpu_s=cpu[made] * factor,
+        delivery_s=workload.delivery_s[delivered] * change.batch_factor,
+        host_s=workload.host_s[used] * (1.0 if has_device else change.batch_factor),
+        work_s=workload.work_s[used] * change.batch_factor,
+        is_synced=synced[used],
+        host_cpu_s=workload.host_cpu_s,
+    )
+
+
+def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:
+    """(replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and begin with one."""
+    unit = max(1, min(unit, len(series)))
+    length = -(-block_length(series) // unit) * unit
+    rows = block_rows(len(series) // unit, length // unit, (shape[0], -(-shape[1] // unit)), seed=seed)
+    rows = (rows[:, :, None] * unit + np.arange(unit)).reshape(shape[0], -1)[:, : shape[1]]
+    rows[0] = np.arange(shape[1]) % len(series)
+    return rows
+
+
+def _parts(workload: Workload) -> tuple[Floats, Floats]:
+    """(what a batch waits for, what it computes): (b,) seconds each, with the cores to itself.
+
+    With too few cores, a batch also waited for its turn on one; that part is not to be counted as storage's.
+    """
+    if workload.production_cpu_s is None:
+        return np.zeros(len(workload.production_s)), workload.production_s
+    cpu = np.minimum(workload.production_cpu_s, workload.production_s)
+    stall, setup = workload.production_s - cpu, workload.setup
+    if setup.num_cores is not None and setup.num_workers > 1:
+        busy = setup.num_workers * cpu.sum() / max(float(workload.production_s.sum()), 1e-12)
+        if busy > 0.9 * max(setup.num_cores - 1, setup.num_cores / 2):
+            stall = np.zeros(len(cpu))
+    return stall, cpu

@@ -1,0 +1,190 @@
+"""Who is charged with a wait, on timelines made by hand (in milliseconds), where the answer is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datapipe.diagnostics.torch_stages.attribution import attribute
+from datapipe.diagnostics.torch_stages.charging import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
+from datapipe.observe import Stage, StageEvent
+
+MS = 1_000_000
+
+
+def profile(
+    step: int,
+    start: float,
+    *,
+    dataset: float = 0,
+    collate: float = 0,
+    transfer: float = 0,
+    asked: float,
+    worker: int | None = 0,
+    cpu: float = 0,
+    queued: float | None = None,
+    transforms: dict[str, float] | None = None,
+    pin: float = 0,
+    around: float = 0,
+) -> BatchProfile:
+    """A batch whose making starts at `start`, handed out once it is there, and has been asked for."""
+    at = [round(value * MS) for value in itertools.accumulate([start, dataset, collate, transfer, pin])]
+    taken = max(at[-1], round(asked * MS)) + round(around * MS)
+    made = Making(
+        iterator=(1, 0),
+        pid=100 + (worker or 0),
+        worker=worker,
+        num_samples=8,
+        nbytes=None,
+        start_ns=at[0],
+        collate_start_ns=at[1],
+        ready_ns=at[2],
+        dataset_cpu_ns=round(cpu * MS),
+        collate_cpu_ns=round(collate * MS),
+        process_cpu_ns=None,
+        transforms=None if transforms is None else tuple(TransformTime(n, round(t * MS), 0, 1) for n, t in transforms.items()),
+        transform_ns=None if transforms is None else round(sum(transforms.values()) * MS),
+        counters=Counters(None, None, None, None if queued is None else round(queued * MS)),
+    )
+    moved = None if worker is None else Passage(at[2], at[2], at[3], at[3])
+    pinned = Pinning(at[3], at[4]) if pin else None
+    return BatchProfile(0, 0, step, round(asked * MS), taken, made, moved, pinned)
+
+
+def of_wait(found: Attribution) -> dict[str, float]:
+    return {share.name or share.stage: round(share.of_wait or 0, 6) for share in found.shares if share.of_wait}
+
+
+def test_a_wait_is_charged_with_what_the_batch_went_through() -> None:
+    # waited from 10 to 40: made until 20 (dataset from 0), collated until 26, on the way until 36, pinned until 40
+    found = attribute([profile(0, 0, dataset=20, collate=6, transfer=10, pin=4, asked=10)])
+    assert of_wait(found) == pytest.approx({"read": 10 / 30, "collate": 6 / 30, "transfer": 10 / 30, "pin": 4 / 30}, abs=1e-6)
+    assert found.wait_s == pytest.approx(0.030)
+    assert found.num_batches == 1
+
+
+def test_work_that_nobody_waited_for_is_charged_to_nobody() -> None:
+    # batch 0: a dataset of 90 ms beside the training; the wait of 10 ms is collating
+    found = attribute([profile(0, 0, dataset=90, collate=10, asked=90)])
+    assert (found.stage, of_wait(found)) == ("collate", {"collate": 1.0})
+    assert [(share.stage, share.of_work) for share in found.shares] == [("collate", 0.1), ("read", 0.9)]
+
+
+def test_before_its_turn_a_batch_is_charged_with_what_its_worker_did() -> None:
+    # the worker collates batch 0 until 50; batch 1 begins then, and is waited for from 20
+    first = profile(0, 0, dataset=10, collate=40, asked=15)
+    second = profile(1, 50, dataset=10, collate=0, asked=20)
+    found = attribute([first, second], waits=[(20 * MS, 60 * MS)])
+    assert of_wait(found) == pytest.approx({"collate": 30 / 40, "read": 10 / 40})
+    third = attribute([profile(0, 0, dataset=10, collate=40, asked=0), second], waits=[(51 * MS, 60 * MS)])
+    assert of_wait(third) == {"read": 1.0}
+
+
+def test_the_dataset_is_divided_by_what_kept_it() -> None:
+    # of 100 ms: 20 without a core, transforms 40 of the rest (scaled by 0.8), on the CPU 24, else waiting
+    batch = profile(0, 0, dataset=100, asked=0, cpu=24, queued=20, transforms={"Crop": 30, "Flip": 10}, worker=None)
+    parts = of_wait(attribute([batch]))
+    assert parts == pytest.approx({"cores": 0.20, "Crop": 0.24, "Flip": 0.08, "decode": 0.24, "read": 0.24})
+
+
+def test_transforms_that_were_not_timed_count_as_on_average() -> None:
+    timed = profile(0, 0, dataset=100, asked=0, transforms={"Crop": 60}, worker=None)
+    other = profile(1, 100, dataset=120, asked=100, transforms=None, worker=None)
+    assert of_wait(attribute([timed, other])) == pytest.approx({"Crop": 120 / 220, "read": 100 / 220}, abs=1e-5)
+
+
+def test_time_around_the_loader_is_the_samplers() -> None:
+    found = attribute([profile(0, 0, dataset=1, asked=0, around=9)])
+    assert found.stage == "sampler"
+
+
+def test_start_up_counts_where_there_is_nothing_else() -> None:
+    batches = [profile(0, 1000, dataset=1, asked=0), profile(1, 1001, dataset=1, asked=1002)]
+    assert attribute(batches).stage == "startup"
+    batches += [profile(2, 1002, dataset=100, asked=1003)]
+    assert attribute(batches).stage == "read"
+
+
+def test_the_slow_worker_and_the_head_of_the_line() -> None:
+    # workers 0 and 1 take 10 and 50 ms; batches come in turn
+    batches = []
+    now = 0.0
+    ready = [0.0, 0.0]
+    for step in range(10):
+        worker = step % 2
+        start, ready[worker] = ready[worker], ready[worker] + (50 if worker else 10)
+        batches.append(profile(step, start, dataset=ready[worker] - start, asked=now, worker=worker))
+        now = max(now, ready[worker])
+    found = attribute(batches)
+    assert found.worker == 1
+    assert found.head_of_line_s == pytest.approx(0.155, abs=0.06)
+    assert "Worker 1" in found.reason
+    even = attribute([profile(step, 10 * (step // 2), dataset=10, asked=10 * (step // 2), worker=step % 2) for step in range(10)])
+    assert even.worker is None
+    assert even.head_of_line_s == 0
+
+
+def test_without_waits_nobody_is_at_fault() -> None:
+    found = attribute([profile(0, 0, dataset=10, asked=10)])
+    assert (found.stage, found.wait_s) == (None, 0)
+    assert "no time" in found.reason
+    assert attribute([]).shares == ()
+    assert attribute([], [(0, 5)]).wait_s == 0
+
+
+def test_an_attribution_is_json() -> None:
+    found = attribute([profile(0, 0, dataset=10, asked=5)])
+    assert json.loads(json.dumps(found.to_json()))["stage"] == "read"
+
+
+intervals = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+layers = st.lists(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_size=6), max_size=3)
+
+
+@given(interval=intervals, layers=layers)
+def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], layers: Any) -> None:
+    spans = [[Span(what, *times) for what, times in layer] for layer in layers]
+    expected: dict[str, float] = {}
+    for moment in range(*interval):
+        active = next((a for layer in spans if (a := [s.what for s in layer if s.start_ns <= moment < s.end_ns])), ["rest"])
+        for what in active:
+            expected[what] = expected.get(what, 0) + 1 / len(active)
+    charged = charge(*interval, spans, "rest")
+    assert {what: value for what, value in charged.items() if value} == pytest.approx(expected)
+    assert math.isclose(sum(charged.values()), interval[1] - interval[0])
+
+
+@given(spans=st.lists(intervals, max_size=12), interval=intervals)
+def test_the_index_finds_every_span_that_overlaps(spans: list[tuple[int, int]], interval: tuple[int, int]) -> None:
+    found = SpanIndex(Span("x", *times) for times in spans).during(*interval)
+    needed = [times for times in spans if times[0] < interval[1] and times[1] > interval[0] and times[1] > times[0]]
+    assert all(times in [(span.start_ns, span.end_ns) for span in found] for times in needed)
+
+
+def event(stage: Stage, step: int, start: float, duration: float) -> StageEvent:
+    return StageEvent(stage, step, round(start * MS), round(duration * MS), 8)
+
+
+def test_our_own_loader_is_charged_by_the_same_rule() -> None:
+    events = [
+        event(Stage.WAIT, 3, 0, 40),
+        event(Stage.READ, 3, 10, 10),
+        event(Stage.DECODE, 3, 20, 10),
+        event(Stage.AUGMENT, 3, 20, 10),  # another block of the batch, beside it
+        event(Stage.DECODE, 2, 0, 10),  # an earlier batch keeps the threads
+        event(Stage.COLLATE, 3, 30, 5),
+    ]
+    found = attribute_events(events)
+    shares = {"read": 0.25, "decode": 0.125 + 0.25, "augment": 0.125, "collate": 0.125, "idle": 0.125}
+    assert of_wait(found) == pytest.approx(shares)
+    assert (found.stage, found.num_batches) == ("decode", 1)
+    assert attribute_events([]).stage is None

@@ -1,0 +1,256 @@
+"""What is put into torch and into the import system: it does what it is for, and nothing where it does not fit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import attach_datasets as data
+import pytest
+from attach_watch import Calls, attached
+from torch.utils.data import DataLoader, dataloader
+
+from datapipe.diagnostics.attach import cuda_hooks
+from datapipe.diagnostics.attach.environment import child_environment
+from datapipe.diagnostics.torch_stages import install as seam
+from datapipe.diagnostics.torch_stages.after_import import after_import
+from datapipe.diagnostics.torch_stages.counters import ThreadCounters, between, thread_counters
+
+
+class FakeTensor:
+    """Knows where it is, and says what is done to it."""
+
+    def __init__(self, device: str) -> None:
+        self.device = types.SimpleNamespace(type=device)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def to(self, device: Any = None, **kwargs: Any) -> FakeTensor:
+        kind = getattr(device, "device", device)
+        return FakeTensor(self.device.type if kind in ("dtype", None) else str(getattr(kind, "type", kind)))
+
+    def cpu(self) -> FakeTensor:
+        return FakeTensor("cpu")
+
+    def cuda(self) -> FakeTensor:
+        return FakeTensor("cuda")
+
+    def copy_(self, src: FakeTensor) -> FakeTensor:
+        return self
+
+    def item(self) -> float:
+        if self.device.type == "broken":
+            raise ValueError("planted")
+        return 1.0
+
+    tolist = numpy = nonzero = __float__ = item
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __int__(self) -> int:
+        return 1
+
+    __index__ = __int__
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    monkeypatch.setattr(cuda_hooks, "_find_meter", lambda: calls)
+    return calls
+
+
+@pytest.fixture
+def tensor() -> Any:
+    kind = type("Hooked", (FakeTensor,), {})
+    cuda_hooks.replace_methods(kind)
+    return kind
+
+
+def test_waits_for_the_device_are_named(seen: Calls, tensor: Any) -> None:
+    on_device = tensor("cuda")
+    on_device.item(), on_device.tolist(), bool(on_device), float(on_device), on_device.cpu(), on_device.to("cpu")
+    on_device.to("cpu", non_blocking=True), on_device.to("dtype"), on_device.to("cuda")
+    names = ["item", "tolist", "__bool__", "__float__", "cpu", "to"]
+    assert seen.syncs == [f"Tensor.{name}" for name in names]
+    assert seen.num_copies == 0
+
+
+def test_copies_to_the_device_are_seen(seen: Calls, tensor: Any) -> None:
+    on_host, on_device = tensor("cpu"), tensor("cuda")
+    for copy in (
+        lambda: on_host.cuda(),
+        lambda: on_host.to("cuda"),
+        lambda: on_host.to(device="cuda"),
+        lambda: on_host.to(on_device),
+        lambda: on_device.copy_(on_host),
+    ):
+        before = seen.num_copies
+        copy()
+        assert seen.num_copies == before + 1
+    assert seen.syncs == []
+
+
+def test_what_stays_on_the_host_is_not_told(seen: Calls, tensor: Any) -> None:
+    on_host = tensor("cpu")
+    on_host.item(), on_host.tolist(), bool(on_host), on_host.cpu(), on_host.to("dtype"), on_host.to("cpu"), on_host.copy_(on_host)
+    assert (seen.syncs, seen.num_copies) == ([], 0)
+    with pytest.raises(ValueError, match="planted") as caught:
+        tensor("broken").item()
+    assert [entry.name for entry in caught.traceback] == ["test_what_stays_on_the_host_is_not_told", "item"]
+
+
+def test_a_broken_meter_does_not_reach_the_script(monkeypatch: pytest.MonkeyPatch, tensor: Any) -> None:
+    monkeypatch.setattr(cuda_hooks, "_find_meter", lambda: 1 / 0)
+    assert tensor("cuda").item() == 1.0
+    assert tensor("cpu").cuda().is_cuda
+
+
+def test_methods_are_replaced_once(tensor: Any) -> None:
+    before = dict(vars(tensor))
+    cuda_hooks.replace_methods(tensor)
+    assert vars(tensor) == before
+
+
+def unknown(**changes: Any) -> types.ModuleType:
+    """torch's module, with something else in it."""
+    module = types.ModuleType("torch.utils.data.dataloader")
+    module.__dict__.update({name: getattr(dataloader, name) for name in ("_BaseDataLoaderIter", "_utils")} | changes)
+    return module
+
+
+def test_an_unknown_torch_is_left_alone() -> None:
+    class Iterator:
+        def __init__(self, loader: Any, more: Any) -> None: ...
+
+    before = vars(Iterator)["__init__"]
+    missing = seam.install(unknown(_BaseDataLoaderIter=Iterator))
+    assert "_BaseDataLoaderIter.__init__ takes ['self', 'loader', 'more']" in missing[0]
+    assert vars(Iterator)["__init__"] is before
+    assert seam.install(unknown(_utils=types.SimpleNamespace()))
+    assert seam.install(unknown()) == []
+
+
+def test_loaders_of_an_unknown_torch_are_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a probe is never made, and batches come without profiles."""
+    monkeypatch.setattr("datapipe.diagnostics.attach.loaders.probing", lambda _: False)
+    with attached() as calls:
+        assert len(list(DataLoader(data.Numbers(), batch_size=8, num_workers=1))) == 6
+    assert (calls.num("end"), calls.profiles) == (6, [])
+
+
+def test_pinning_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread that pins, as torch does it; here pinning only copies."""
+    with attached() as calls:
+        monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda *_: types.SimpleNamespace(type="cuda"))
+        monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
+        monkeypatch.setattr("torch.accelerator.set_device_index", lambda _: None)
+        monkeypatch.setattr("torch.Tensor.pin_memory", lambda self, *_: self.clone())
+        for num_workers in (0, 2):
+            batches = list(DataLoader(data.Numbers(), batch_size=8, num_workers=num_workers, pin_memory=True))
+            assert [int(batch[0, 0]) for batch in batches] == [0, 8, 16, 24, 32, 40]
+    assert len(calls.profiles) == 12
+    for profile in calls.profiles:
+        assert profile.pinned is not None
+        assert profile.made.ready_ns <= profile.pinned.start_ns <= profile.pinned.end_ns <= profile.taken_ns
+
+
+def test_acts_after_an_import_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_to_await.py").write_text("import sys\nVALUE = __spec__.loader is __loader__\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[Any] = []
+    finders = list(sys.meta_path)
+    after_import("module_to_await", seen.append)
+    after_import("no_such_module_to_await", seen.append)
+    import json  # noqa: F401
+
+    import module_to_await  # type: ignore[import-not-found]
+
+    with pytest.raises(ImportError):
+        import no_such_module_to_await  # type: ignore[import-not-found]  # noqa: F401
+    assert seen == [module_to_await]
+    assert module_to_await.VALUE
+    assert type(module_to_await.__loader__).__name__ == "SourceFileLoader"
+    after_import("module_to_await", seen.append)
+    assert seen == [module_to_await] * 2
+    assert len(sys.meta_path) == len(finders) + 1  # the one that still waits
+    sys.meta_path[:] = finders
+    del sys.modules["module_to_await"]
+
+
+def test_boot_is_light() -> None:
+    """Every Python process below imports nothing more, and waits for loaders."""
+    code = "import sys; print(*sorted(sys.modules)); print(sum(type(finder).__name__ == '_Finder' for finder in sys.meta_path))"
+    env = child_environment(os.environ, Path("."), open_watch="none:none")
+    alone, hooked = (
+        subprocess.run([sys.executable, "-c", code], env=e, capture_output=True, text=True, check=True).stdout.splitlines()
+        for e in (dict(os.environ), env)
+    )
+    assert set(hooked[0].split()) - set(alone[0].split()) <= {"__future__"}
+    assert (alone[1], hooked[1]) == ("0", "4")
+
+
+def test_counters_count_reading(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(300_000))
+    counters = thread_counters()
+    before = counters.before()
+    nothing = between(before, counters.after())
+    if before.read_nbytes is None:
+        pytest.skip("/proc/thread-self/io cannot be read here")
+    assert nothing.read_nbytes == 0
+    before = counters.before()
+    file.read_bytes()
+    read = between(before, counters.after())
+    assert read.read_nbytes is not None
+    assert 300_000 <= read.read_nbytes <= 301_000
+    elsewhere: list[Any] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(thread_counters()))
+    thread.start()
+    thread.join()
+    assert elsewhere[0] is not counters
+
+
+def test_counters_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr("datapipe.diagnostics.torch_stages.counters.os.open", refuse)
+    none = ThreadCounters().before()
+    assert (none.read_nbytes, none.storage_nbytes, none.blocked_ns, none.queued_ns) == (None, None, None, None)
+    assert between(none, none) == none
+
+
+def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:
+    """`ours` in a process of its own: it takes our modules out of sys.modules."""
+    (tmp_path / "datapipe").mkdir()
+    (tmp_path / "datapipe" / "__init__.py").write_text("VALUE = 'theirs'")
+    code = f"""
+    import sys
+    from datapipe.diagnostics.attach import ours
+    assert not ours.is_name_taken()
+    sys.path.insert(0, {str(tmp_path)!r})
+    assert ours.is_name_taken()
+    ours.step_aside()
+    import datapipe
+    assert datapipe.VALUE == 'theirs'
+    with ours.ours():
+        with ours.ours():
+            from datapipe.errors import OptionError
+        import datapipe as own
+        assert own is not datapipe
+    assert sys.modules['datapipe'] is datapipe
+    assert 'datapipe.errors' not in sys.modules
+    """
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, check=True, timeout=60)

@@ -1,0 +1,199 @@
+"""What is inside torch's DataLoader: every batch has its profile, and a planted fault is found where it was planted."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import attach_datasets as data
+import pytest
+from attach_watch import Calls, attached
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torchvision_reference import torchvision_v2
+
+from datapipe.diagnostics.torch_stages.attribution import attribute
+from datapipe.diagnostics.torch_stages.fault import Attribution
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in the consumer": {},
+    "forked": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "persistent": {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"},
+}
+
+
+def batches_of(dataset: Any, *, num_passes: int = 1, **options: Any) -> tuple[list[Any], Calls]:
+    """All batches of some passes, and what was seen of them."""
+    with attached() as calls:
+        loader = DataLoader(dataset, **({"batch_size": 8} | options))
+        return [batch for _ in range(num_passes) for batch in loader], calls
+
+
+def fault_of(dataset: Any, **options: Any) -> Attribution:
+    _, calls = batches_of(dataset, **({"num_workers": 2, "multiprocessing_context": "fork"} | options))
+    return attribute([profile for profile in calls.profiles if profile.step >= 2])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_batch_has_its_profile(way: str) -> None:
+    dataset = data.Numbers(data.Chain(data.Add(1), data.Add(2)))
+    batches, calls = batches_of(dataset, num_passes=2, **WAYS[way])
+    assert [batch[:, 0].tolist() for batch in batches[:6]] == [[8 * k + i + 3.0 for i in range(8)] for k in range(6)]
+    assert [(profile.pass_id, profile.step) for profile in calls.profiles] == [(p, s) for p in (0, 1) for s in range(6)]
+    num_workers = WAYS[way].get("num_workers", 0)
+    for profile in calls.profiles:
+        made = profile.made
+        assert made.num_samples == 8
+        assert made.nbytes == 8 * 2 * 4
+        assert made.start_ns <= made.collate_start_ns <= made.ready_ns <= profile.taken_ns
+        assert made.dataset_cpu_ns >= 0
+        assert made.worker == (profile.step % num_workers if num_workers else None)
+        assert (made.process_cpu_ns is not None) == (profile.moved is not None) == bool(num_workers)
+        if profile.moved is not None:
+            moved = profile.moved
+            times = [made.ready_ns, moved.pickle_start_ns, moved.pickle_end_ns, moved.open_start_ns, moved.open_end_ns]
+            assert times == sorted(times)
+        if num_workers or profile.step == 0:  # the consumer itself is not held up for that with every batch
+            assert made.transforms is not None
+        if made.transforms is not None:
+            assert {transform.name for transform in made.transforms} == {"Chain", "Add"}
+    assert calls.troubles == []
+
+
+SHAPES: dict[str, tuple[Any, dict[str, Any], int | None]] = {
+    "an iterable dataset": (data.Stream(), {}, 8),
+    "an iterable dataset, not batched": (data.Stream(), {"batch_size": None}, None),
+    "batch_size=None": (data.Numbers(), {"batch_size": None}, None),
+    "a batch sampler": (data.Numbers(), {"batch_size": 1, "batch_sampler": [[k, k + 1, k + 2] for k in range(40)]}, 3),
+    "out of order": (data.Numbers(), {"in_order": False}, 8),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loaders_of_every_shape_are_seen(shape: str, num_workers: int) -> None:
+    dataset, options, num_samples = SHAPES[shape]
+    options = options | ({"multiprocessing_context": "fork"} if num_workers else {})
+    alone = list(DataLoader(dataset, **({"batch_size": 8} | options), num_workers=num_workers))
+    batches, calls = batches_of(dataset, **options, num_workers=num_workers)
+    assert sorted(map(str, batches)) == sorted(map(str, alone))
+    assert [profile.step for profile in calls.profiles] == list(range(len(batches)))
+    assert {profile.made.num_samples for profile in calls.profiles} == {num_samples}
+
+
+FAULTS: dict[str, tuple[Any, dict[str, Any], tuple[str, str | None]]] = {
+    "a transform": (data.Numbers(data.Chain(data.Add(1), data.Slow())), {}, ("transform", "Slow")),
+    "a transform alone": (data.Numbers(data.Slow()), {}, ("transform", "Slow")),
+    "a function as transform": (data.Numbers(data.Slow().__call__), {}, ("transform", "__call__")),
+    "a list of transforms": (data.Numbers(data.Chain(data.Chain(data.Slow()))), {}, ("transform", "Slow")),
+    "reading": (data.Numbers(stall_s=data.STALL_S), {}, ("read", None)),
+    "reading a stream": (data.Stream(data.STALL_S), {}, ("read", None)),
+    "collating": (data.Numbers(), {"collate_fn": data.slow_collate}, ("collate", None)),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
+    dataset, options, expected = FAULTS[fault]
+    context = {"multiprocessing_context": "fork" if num_workers else None}
+    found = fault_of(dataset, **options, **context, num_workers=num_workers)
+    assert (found.stage, found.name) == expected, found
+    assert found.worker is None
+    assert sum(share.of_wait or 0 for share in found.shares) == pytest.approx(1)
+    assert sum(share.of_work or 0 for share in found.shares) == pytest.approx(1)
+
+
+def test_busy_getitem_is_told_from_a_waiting_one() -> None:
+    found = fault_of(data.Busy(num=32), num_workers=1, batch_size=4)
+    shares = {share.stage: share.of_work or 0 for share in found.shares}
+    assert shares["decode"] > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
+
+
+def test_one_slow_worker_is_named() -> None:
+    found = fault_of(data.Numbers(stall_s=2 * data.STALL_S, only=1))
+    assert (found.stage, found.worker) == ("read", 1)
+    assert found.head_of_line_s is not None
+    assert found.head_of_line_s > 0.3 * found.wait_s  # worker 0 has long been ready
+    assert "in_order=False" in found.reason
+
+
+def test_heavy_transfer_is_found() -> None:
+    found = fault_of(data.Blobs(12_000_000), batch_size=2, collate_fn=data.as_they_are)
+    assert found.stage == "transfer", found
+
+
+class SlowSampler(Sampler[int]):
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._inner = RandomSampler(dataset)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Any:
+        for index in self._inner:
+            time.sleep(data.STALL_S)
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_slow_sampler_is_found(num_workers: int) -> None:
+    dataset = data.Numbers(num=96)
+    context = {"multiprocessing_context": "fork" if num_workers else None}
+    found = fault_of(dataset, sampler=SlowSampler(dataset), num_workers=num_workers, **context)
+    assert found.stage == "sampler", found
+
+
+def test_the_dataset_is_as_it_was() -> None:
+    chain = data.Chain(data.Add(1), abs, data.fail_in_transform)
+    dataset = data.Numbers(chain)
+    before = list(chain.transforms)
+    with attached():
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError, match="planted"):
+                list(DataLoader(dataset, batch_size=8))
+            assert chain.transforms == before
+            assert [type(part) for part in chain.transforms] == [type(part) for part in before]
+            assert type(chain) is data.Chain
+            assert dataset.transform is chain
+        chain.transforms.pop()
+        assert len(list(DataLoader(dataset, batch_size=8))) == 6
+    assert chain.num_calls == 2 + data.NUM_SAMPLES  # what a transform counts stays counted
+    assert type(chain.transforms[0]) is data.Add
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("transform", [None, data.Chain(data.Add(1), data.fail_in_transform)])
+def test_errors_come_as_they_would_alone(num_workers: int, transform: Any) -> None:
+    def error() -> str:
+        context = "fork" if num_workers else None
+        loader = DataLoader(data.Failing(transform), batch_size=8, num_workers=num_workers, multiprocessing_context=context)
+        try:
+            list(loader)
+        except Exception:
+            return traceback.format_exc()
+        raise AssertionError("nothing was raised")
+
+    alone = error()
+    with attached():
+        assert error() == alone
+
+
+def test_torchvision_compose_is_seen_wherever_it_is_held() -> None:
+    v2 = torchvision_v2()
+    from torchvision import transforms as v1
+
+    for compose in (v1.Compose([data.Add(1), data.Slow()]), v2.Compose([data.Add(1), data.Slow()])):
+        found = fault_of(Held(compose), num_workers=0, multiprocessing_context=None)
+        assert (found.stage, found.name) == ("transform", "Slow")
+
+
+class Held(data.Numbers):
+    """Calls a transform that no attribute holds."""
+
+    def __init__(self, compose: Any) -> None:
+        super().__init__()
+        self.hidden = lambda x: compose(x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.hidden(super().__getitem__(index))

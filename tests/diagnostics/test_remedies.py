@@ -1,0 +1,133 @@
+"""Which remedy comes first, and when none does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.replay import Setup
+from datapipe.diagnostics.timeline import STEP, Steps
+from datapipe.diagnostics.workload import Change, Workload, workload_of
+from datapipe.errors import OptionError
+
+SETUP = Setup(2, 4)
+DEEPER = Remedy("deeper", Change(replace(SETUP, depth=16)), "prefetch_factor=8")
+WORKERS = Remedy("workers", Change(Setup(4, 8)))
+FASTER = Remedy("faster", Change(production_factor=0.25))
+
+
+def workload(production_s: float, *, cv: float = 0.0, num: int = 400, synced: bool = False) -> Workload:
+    draws = np.random.default_rng(0).normal(1, cv, num).clip(0.1)
+    used = np.full(num, 0.010)
+    return Workload(production_s * draws, None, np.array([5e-5]), 0.1 * used, used, np.full(num, synced), SETUP)
+
+
+def test_the_one_that_helps_comes_first() -> None:
+    ranking = rank_remedies(workload(0.060, cv=0.2), [DEEPER, WORKERS, FASTER], measured_step_s=0.030)
+    assert ranking.best.remedy is FASTER
+    assert [one.remedy.name for one in ranking.predictions] == ["faster", "workers", "deeper"]
+    by_name = {one.remedy.name: one for one in ranking.predictions}
+    assert by_name["workers"].step_s.value == pytest.approx(0.0155, rel=0.06)
+    assert by_name["faster"].step_s.value == pytest.approx(0.010, rel=0.02)
+    assert by_name["faster"].gain.value == pytest.approx(2 / 3, abs=0.02)
+    assert by_name["faster"].starvation.value < 0.02
+    assert ranking.misfit is not None
+    assert abs(ranking.misfit) < 0.05
+
+
+def test_the_easier_of_two_that_are_as_good_comes_first() -> None:
+    ranking = rank_remedies(workload(0.022), [WORKERS, FASTER])
+    assert ranking.best.remedy is WORKERS
+    assert rank_remedies(workload(0.022), [FASTER, WORKERS]).best.remedy is FASTER
+
+
+def test_change_nothing_where_nothing_helps() -> None:
+    for made in (workload(0.004), workload(0.019, cv=0.1)):
+        ranking = rank_remedies(made, [DEEPER, WORKERS, FASTER])
+        assert ranking.best.remedy.name == NOTHING
+        assert ranking.best is ranking.now
+    assert rank_remedies(workload(0.060), []).best.remedy.name == NOTHING
+
+
+def test_a_gain_within_the_doubt_is_no_gain() -> None:
+    sure = Remedy("sure", Change(production_factor=0.8))
+    unsure = Remedy("unsure", Change(production_factor=0.8, production_spread=0.5))
+    assert rank_remedies(workload(0.060), [sure]).best.remedy is sure
+    ranking = rank_remedies(workload(0.060), [unsure])
+    assert ranking.best.remedy.name == NOTHING
+    gain = ranking.predictions[0].gain
+    assert gain.low < 0 < gain.value < gain.high
+
+
+def test_a_larger_batch_is_compared_by_what_it_trains() -> None:
+    larger = Remedy("larger", Change(batch_factor=4))
+    (prediction,) = rank_remedies(workload(0.060), [larger]).predictions
+    assert prediction.step_s.value == pytest.approx(0.030, rel=0.02)
+
+
+def test_dropping_a_sync_helps_where_the_caller_makes_batches() -> None:
+    dropped = Remedy("no sync", Change(drops_syncs=True))
+    by_caller = replace(workload(0.006, synced=True), setup=Setup(0, 1))
+    (prediction,) = rank_remedies(by_caller, [dropped]).predictions
+    assert prediction.step_s.value == pytest.approx(0.010, rel=0.02)
+    assert prediction.gain.value == pytest.approx(1 - 10 / 16.05, abs=0.02)
+    (useless,) = rank_remedies(workload(0.060, synced=True), [dropped]).predictions
+    assert useless.gain.value == pytest.approx(0.0, abs=0.02)
+
+
+def test_names_must_tell_remedies_apart() -> None:
+    with pytest.raises(OptionError, match="name"):
+        rank_remedies(workload(0.01), [DEEPER, DEEPER])
+    with pytest.raises(OptionError, match="change nothing"):
+        rank_remedies(workload(0.01), [Remedy(NOTHING, Change())])
+
+
+def test_a_ranking_is_json() -> None:
+    text = json.dumps(ranking_as_dict(rank_remedies(workload(0.060), [DEEPER])), allow_nan=False)
+    told = json.loads(text)
+    assert told["predictions"][0]["how"] == "prefetch_factor=8"
+    assert told["measured_step_s"] is None
+
+
+def steps_of(num: int = 100, *, has_device: bool = True) -> Steps:
+    steps = np.zeros(num, STEP)
+    steps["host_wait_s"], steps["host_work_s"], steps["num_ready"] = 0.020, 0.008, np.arange(num) % 2
+    steps["gap_s"], steps["work_s"], steps["copy_s"] = (0.015, 0.009, 0.001) if has_device else (np.nan,) * 3
+    steps["sync_s"] = 0.006 if has_device else np.nan
+    steps["is_first"][0] = True
+    return steps
+
+
+def test_a_workload_is_taken_from_steps() -> None:
+    made = workload_of(steps_of(), SETUP, production_s=np.full(50, 0.03), production_cpu_s=np.full(50, 0.01))
+    assert made is not None
+    assert len(made.host_s) == 99
+    assert made.host_s == pytest.approx(np.full(99, 0.002))
+    assert made.work_s == pytest.approx(np.full(99, 0.010))
+    assert made.is_synced.all()
+    assert made.delivery_s == pytest.approx(np.full(50, 0.020))  # of the batches that lay ready
+
+
+def test_without_a_device_the_caller_is_what_works() -> None:
+    made = workload_of(steps_of(has_device=False), Setup(0, 1))
+    assert made is not None
+    assert made.production_s == pytest.approx(np.full(99, 0.020))
+    assert not made.work_s.any()
+    ranking = rank_remedies(made, [Remedy("workers", Change(Setup(4, 8)))])
+    assert ranking.now.step_s.value == pytest.approx(0.028, rel=0.01)
+    assert ranking.predictions[0].step_s.value == pytest.approx(0.008, rel=0.02)
+
+
+def test_what_was_not_measured_is_not_replayed() -> None:
+    assert workload_of(steps_of(), SETUP) is None
+    assert workload_of(steps_of(8), SETUP, production_s=np.full(50, 0.03)) is None
+    with pytest.raises(OptionError, match="steps"):
+        replace(workload(0.01), host_s=np.zeros(3))
+    with pytest.raises(OptionError, match="CPU times"):
+        replace(workload(0.01), production_cpu_s=np.zeros(3))
+    with pytest.raises(OptionError, match="above 0"):
+        Change(production_factor=0)

@@ -1,0 +1,60 @@
+"""Steps in bounded memory, totals exact, NaN as null."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from datapipe.diagnostics.timeline import STEP, Timeline, steps_as_columns, totals_as_dict
+
+
+def step(**fields: Any) -> dict[str, Any]:
+    zero = np.zeros((), STEP)
+    return {name: zero[name].item() for name in STEP.names or ()} | fields
+
+
+def test_the_latest_steps_are_kept_and_all_are_summed() -> None:
+    timeline = Timeline(capacity=2000)
+    for number in range(5000):
+        timeline.add(step(start_ns=number, host_wait_s=0.001, gap_s=0.0005, work_s=0.01, num_updates=number % 2))
+    steps = timeline.steps()
+    assert steps["start_ns"].tolist() == list(range(3000, 5000))
+    assert timeline.steps(latest=3)["start_ns"].tolist() == [4997, 4998, 4999]
+    assert len(timeline) == timeline.training.num_steps == 5000
+    assert timeline.training.num_updates == 2500
+    assert timeline.training.host_wait_s == pytest.approx(5.0)
+    assert timeline.training.gap_s == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("num", [0, 1, 1023, 1024, 1025, 1999, 2000, 2001])
+def test_order_holds_at_every_size(num: int) -> None:
+    timeline = Timeline(capacity=2000)
+    for number in range(num):
+        timeline.add(step(start_ns=number))
+    assert timeline.steps()["start_ns"].tolist() == list(range(max(0, num - 2000), num))
+
+
+def test_a_copy_is_handed_out() -> None:
+    timeline = Timeline()
+    timeline.add(step(start_ns=1))
+    timeline.steps()["start_ns"][0] = 99
+    assert timeline.steps()["start_ns"].tolist() == [1]
+
+
+def test_not_measured_is_null() -> None:
+    timeline = Timeline()
+    nan = math.nan
+    timeline.add(step(host_wait_s=0.5, gap_s=nan, work_s=nan, copy_s=nan, sync_s=nan, num_ready=-1, num_updates=-1, is_ahead=-1))
+    columns = json.loads(json.dumps(steps_as_columns(timeline.steps()), allow_nan=False))
+    assert columns["host_wait_s"] == [0.5]
+    names = ("gap_s", "work_s", "copy_s", "sync_s", "num_ready", "num_updates", "is_ahead")
+    assert [columns[name] for name in names] == [[None]] * 7
+    totals = totals_as_dict(timeline.training)
+    assert totals["gap_s"] is None
+    assert totals["host_wait_s"] == 0.5
+    timeline.add(step(gap_s=0.0, work_s=1.0))
+    assert totals_as_dict(timeline.training)["gap_s"] == 0.0
