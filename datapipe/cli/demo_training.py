@@ -1,9 +1,8 @@
-"""The demo's network, its epoch, and the two loaders that feed it."""
+"""The demo's epoch, and the two loaders that feed it."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import statistics
 import time
@@ -17,6 +16,7 @@ from torch import nn
 import datapipe as dp
 from datapipe.cli.torch_baseline import torch_loader
 from datapipe.containers import open_index
+from datapipe.training import TrainOptions, fit, make_model
 
 TITLES = {"torch": "torch's DataLoader on the files", "datapipe": "datapipe's on the shards"}
 CROP = 160  # pixels
@@ -92,8 +92,10 @@ def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
     if num_samples < BATCH_SIZE:
         raise dp.OptionError(f"{photos}: {num_samples} images are fewer than one batch of {BATCH_SIZE}; bring more")
     theirs = torch_loader(open_index(photos), size=CROP, batch_size=BATCH_SIZE, num_workers=num_workers)
+    torch.manual_seed(_SEED)
+    network = make_model("cnn", num_classes)  # about 20 million multiplications per image, so that loading decides the pace
     # Torch's worker processes must be forked before our threads run, so it goes first; they stay.
-    return Loaders({"torch": theirs, "datapipe": ours}, small_network(num_classes), BATCH_SIZE, num_workers, num_classes)
+    return Loaders({"torch": theirs, "datapipe": ours}, network, BATCH_SIZE, num_workers, num_classes)
 
 
 def rates_alone(loaders: Loaders) -> dict[str, float]:
@@ -111,37 +113,16 @@ def rates_alone(loaders: Loaders) -> dict[str, float]:
 
 def train(loaders: Loaders, name: str, alone: float) -> Outcome:
     """One epoch from the common weights."""
-    torch.manual_seed(_SEED)
-    network, batches = copy.deepcopy(loaders.network), loaders.by_name[name]
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=8e-3, total_steps=len(batches))
     losses: list[float] = []
-    num_images, waited_s = 0, 0.0
-    started = asked = time.perf_counter()
-    for images, labels in batches:
-        waited_s += time.perf_counter() - asked
-        optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(network(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        num_images += len(labels)
-        asked = time.perf_counter()
-    elapsed_s = time.perf_counter() - started
-    return Outcome(alone, num_images / elapsed_s, waited_s / elapsed_s, losses)
-
-
-def small_network(num_classes: int) -> nn.Module:
-    """Four convolutions: about 20 million multiplications per image, so that loading decides the pace."""
-    torch.manual_seed(_SEED)
-    widths = (3, 24, 48, 96, 96)
-    layers: list[nn.Module] = []
-    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-        kernel, stride = (7, 4) if number == 0 else (3, 2)
-        layers += [
-            nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, bias=False),
-            nn.BatchNorm2d(fan_out),
-            nn.ReLU(inplace=True),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+    report = fit(
+        copy.deepcopy(loaders.network),
+        loaders.by_name[name],
+        options=TrainOptions(
+            epochs=1, lr=8e-3, weight_decay=0.01, warmup=0.3, seed=_SEED, log_every=1, channels_last=False, display="none"
+        ),
+        on_step=lambda metrics: losses.append(metrics.loss),
+    )
+    epoch = report.epochs[0]
+    assert epoch.images_per_s is not None
+    assert epoch.starvation is not None
+    return Outcome(alone, epoch.images_per_s, epoch.starvation, losses)

@@ -1,0 +1,59 @@
+"""Datasets as a classifier needs them: labelled, with classes that model and validation share."""
+
+from __future__ import annotations
+
+import os
+
+from datapipe.containers import open_index
+from datapipe.errors import OptionError
+from datapipe.loader import Dataset
+
+
+def open_labelled(path: str | os.PathLike[str]) -> Dataset:
+    """The dataset at `path`. Raises OptionError for one without images or labels, and what `open_index` raises."""
+    dataset = Dataset(open_index(path))
+    held = ", ".join(field.name for field in dataset.index.manifest.fields)
+    if not dataset.fields.has_image:
+        raise OptionError(f"{path}: holds no images (has: {held}); training here is of image classifiers")
+    if not dataset.fields.has_label:
+        raise OptionError(
+            f"{path}: its samples have no label (has: {held}); convert a folder with a directory per class, or a table with a "
+            "label column, or pass the labels with `datapipe convert --class-map`"
+        )
+    if not len(dataset):
+        raise OptionError(f"{path}: holds no samples")
+    return dataset
+
+
+def count_classes(dataset: Dataset, wanted: int | None = None, *, where: str) -> int:
+    """Classes for the model's head: `wanted`, else those that the dataset names, else up to its highest label.
+
+    `where` names the dataset in errors. Raises OptionError for labels that are no classes or beyond that number. Reads every
+    label.
+    """
+    labels = dataset.index.labels()
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0:
+        raise OptionError(f"{where}: holds the label {least}; classes count from 0: take those samples out, or give them a class")
+    named = dataset.index.manifest.classes
+    num_classes = wanted or max(len(named or ()), most + 1)
+    if most >= num_classes:
+        raise OptionError(
+            f"{where}: labels go up to {most}, and a head of {num_classes} classes ends at {num_classes - 1}; "
+            f"ask for {most + 1} or more"
+        )
+    return num_classes
+
+
+def check_same_classes(train: Dataset, val: Dataset) -> None:
+    """Raises OptionError where a label means different classes in the two."""
+    ours, theirs = train.index.manifest.classes, val.index.manifest.classes
+    if ours is not None and theirs is not None and ours != theirs:
+        first = next(
+            (f"label {number} is {a!r} and {b!r}" for number, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            f"{len(ours)} and {len(theirs)} classes",
+        )
+        raise OptionError(
+            f"training and validation set name different classes ({first}); make both with one "
+            "`datapipe convert --split`, or with the same --class-map"
+        )

@@ -1,0 +1,110 @@
+"""One pass over the loader: batches to steps, figures, and the places to stop at."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.errors import StateError
+from datapipe.training.account import Account
+from datapipe.training.accumulate import ends_step
+from datapipe.training.batches import labelled_batch
+from datapipe.training.checkpoint import Place
+from datapipe.training.record import StepMetrics
+from datapipe.training.schedule import Schedule
+from datapipe.training.starvation import Bracket
+from datapipe.training.state import TrainingState
+from datapipe.training.sums import checked, means_of
+from datapipe.training.vigil import Vigil
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a pass went, as far as this process trained it; None: it trained nothing of it."""
+
+    images_per_s: float | None  # over all ranks
+    starvation: float | None
+
+
+def train_epoch(
+    state: TrainingState, *, schedule: Schedule, num_batches: int, bracket: Bracket, account: Account, vigil: Vigil
+) -> Pace:
+    """Train the rest of the epoch that `state.place` is in.
+
+    Afterwards `state.total` holds all of the epoch. Raises InterruptedRun, DivergenceError, what the loader raises, and
+    StateError for a loader that ends before its length.
+    """
+    epoch, first = state.place.epoch, state.place.batches_done
+    _tell_epoch(state.loader, epoch)
+    if first >= num_batches:
+        return Pace(None, None)
+    options, peers = state.options, state.peers
+    started_s = since_s = time.perf_counter()
+    num_images = 0
+    with contextlib.closing(_watched(state.loader, bracket, num_batches - first)) as batches:
+        for number, raw in enumerate(batches, first):
+            batch = labelled_batch(raw, state.device, channels_last=options.channels_last)
+            is_last = ends_step(number, num_batches=num_batches, accumulate=options.accumulate)
+            losses, outputs = state.learner.learn(batch, ends_step=is_last)
+            state.interval.add(losses, outputs, batch.labels, batch.real)
+            num_images += len(batch) * peers.world_size
+            if not is_last:
+                continue
+            share = schedule(state.place.step)
+            state.learner.step(share)
+            state.place = Place(state.place.step + 1, epoch, number + 1)
+            account.advance()
+            if state.place.step % options.log_every == 0 or number + 1 == num_batches:
+                metrics = _interval(state, lr=state.learner.rates[0] * share, bracket=bracket, since_s=since_s)
+                since_s = time.perf_counter()
+                account.step(metrics)
+            vigil.after_step(state)
+    if state.place.batches_done < num_batches:
+        done = state.place.batches_done
+        raise StateError(f"the loader ended after {done} batches of epoch {epoch} or soon after; its length says {num_batches}")
+    return Pace(num_images / (time.perf_counter() - started_s), bracket.starvation)
+
+
+def _interval(state: TrainingState, *, lr: float, bracket: Bracket, since_s: float) -> StepMetrics:
+    """The figures since the last such call, which go over to the epoch's."""
+    total = state.interval.over(state.peers)
+    means = checked(means_of(total), step=state.place.step)
+    state.total += total
+    state.interval.clear()
+    return StepMetrics(
+        step=state.place.step,
+        epoch=state.place.epoch,
+        loss=means.loss,
+        accuracy=means.accuracy,
+        lr=lr,
+        images_per_s=means.num_samples / (time.perf_counter() - since_s),
+        starvation=bracket.starvation,
+    )
+
+
+def _watched(loader: Iterable[Any], bracket: Bracket, num: int) -> Generator[Any, None, None]:
+    """The next `num` batches at most: one more is never asked for, as the loader's place is that of the last handed out."""
+    batches = iter(loader)
+    try:
+        for _ in range(num):
+            bracket.begin()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            bracket.end()
+            yield batch
+    finally:
+        bracket.stop()
+
+
+def _tell_epoch(loader: Any, epoch: int) -> None:
+    """As torch's users do; a loader that goes on in this epoch keeps its place."""
+    for teller in (loader, getattr(loader, "sampler", None)):
+        tell = getattr(teller, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+            return

@@ -1,0 +1,264 @@
+"""`fit`: a model, a loader, and an account of how it went."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from datapipe.errors import OptionError
+from datapipe.training.account import Account
+from datapipe.training.accumulate import steps_per_epoch
+from datapipe.training.checkpoint import Place
+from datapipe.training.early_stopping import Best
+from datapipe.training.epoch import train_epoch
+from datapipe.training.evaluation import check_counts_once, evaluate
+from datapipe.training.learner import Criterion, cross_entropy
+from datapipe.training.options import TrainOptions
+from datapipe.training.preparation import batches_per_epoch, checkpoint_to_resume, device_for, make_learner, prepare_model
+from datapipe.training.ranks import Peers
+from datapipe.training.record import EpochMetrics, StepMetrics, environment
+from datapipe.training.schedule import Schedule
+from datapipe.training.signals import Heard, listening, obey
+from datapipe.training.starvation import Bracket, HostBracket
+from datapipe.training.state import TrainingState
+from datapipe.training.sums import DivergenceError, Means, means_of
+from datapipe.training.vigil import InterruptedRun, Vigil
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run ended."""
+
+    status: str  # "finished" or "stopped early"
+    step: int  # changes of the weights, over all processes that had a part in the run
+    epochs: tuple[EpochMetrics, ...]
+    best: Best
+    out: Path | None  # where last.pt, metrics.jsonl and run.json lie
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe values."""
+        return {**dataclasses.asdict(self), "out": None if self.out is None else str(self.out)}
+
+
+def fit(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    options: TrainOptions | None = None,
+    val_loader: Iterable[Any] | None = None,
+    criterion: Criterion | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    bracket: Callable[[], Bracket] = HostBracket,
+    on_step: Callable[[StepMetrics], None] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Report:
+    """Train `model`, in place, on all ranks of torch.distributed if that is initialised.
+
+    loader: anything with a length that gives (images, labels) batches on the device, or on the CPU; labels are (b,) classes
+      or (b, num_classes) shares. To go on in mid-epoch it needs state_dict and load_state_dict.
+    val_loader: the same for validation after each epoch; with several ranks, one with tail="mask".
+    criterion: (outputs, labels) -> (b,) losses; cross-entropy by default.
+    optimizer: one of your own over parameters of `model`, already on the device, in place of the one that options name.
+    bracket: makes what goes around `next()` in each epoch.
+    on_step: called on rank 0 every `log_every` steps.
+    about: further facts for run.json, JSON-safe.
+
+    SIGTERM and SIGINT, heard in the main thread, let the step be finished and the run be saved, then act as always
+    (SystemExit(143), KeyboardInterrupt). The global generators of torch, numpy and Python are seeded. Raises OptionError and
+    StateError for what does not fit together, DivergenceError (an ArithmeticError) for a loss that is not finite,
+    StorageError where `out` cannot be written.
+    """
+    options = TrainOptions() if options is None else options
+    validation = Validation(val_loader, criterion or cross_entropy)  # without label smoothing
+    if val_loader is None and options.patience is not None:
+        raise OptionError(f"patience is {options.patience} and there is nothing to validate with; pass val_loader as well")
+    with listening() as heard:
+        run = _prepared(model, loader, options, validation, criterion, optimizer, heard)
+        report, signal = run(bracket, on_step=on_step, about=about)
+        del run  # an exception would keep it, and with it the process group
+    if signal:
+        obey(signal)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What comes after each epoch; no loader: nothing."""
+
+    loader: Any
+    criterion: Criterion
+
+
+def _prepared(
+    model: nn.Module,
+    loader: Any,
+    options: TrainOptions,
+    validation: Validation,
+    criterion: Criterion | None,
+    optimizer: torch.optim.Optimizer | None,
+    heard: Heard,
+) -> _Run:
+    """A run at its beginning, or where it left off."""
+    peers, device = Peers.join(), device_for(loader)
+    num_batches = batches_per_epoch(loader, peers)
+    if validation.loader is not None:
+        check_counts_once(validation.loader, peers)
+    resumed = checkpoint_to_resume(options)
+    learner = make_learner(
+        prepare_model(model, options, device),
+        options,
+        device=device,
+        peers=peers,
+        nominal_batch=_whole(getattr(loader, "batch_size", None)),
+        criterion=criterion,
+        optimizer=optimizer,
+    )
+    state = TrainingState(learner, loader, options, peers=peers, device=device)
+    if resumed is None:
+        state.begin()
+        return _Run(state, validation, Vigil(heard, options, peers), num_batches, [])
+    notes = [f"note: {note}" for note in state.resume(resumed)]
+    notes.insert(0, f"going on from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}")
+    return _Run(state, validation, Vigil(heard, options, peers), num_batches, notes)
+
+
+class _Run:
+    """The epochs of a run, one after the other."""
+
+    def __init__(self, state: TrainingState, validation: Validation, vigil: Vigil, num_batches: int, notes: list[str]) -> None:
+        self._state, self._validation, self._vigil = state, validation, vigil
+        self._num_batches, self._notes = num_batches, notes
+        # Ranks with unequally much to validate would wait for each other's word without end.
+        self._stops_between = len(set(state.peers.gather(_length(validation.loader)))) == 1
+
+    def __call__(
+        self,
+        make_bracket: Callable[[], Bracket],
+        *,
+        on_step: Callable[[StepMetrics], None] | None,
+        about: Mapping[str, Any] | None,
+    ) -> tuple[Report, int]:
+        """Train; the report, and the signal that ended it, or 0."""
+        state, options = self._state, self._state.options
+        num_steps = options.epochs * steps_per_epoch(self._num_batches, options.accumulate)
+        schedule = Schedule.of(num_steps, warmup=options.warmup, final=options.final_lr)
+        leads, facts = state.peers.leads, _facts(state, about)
+        account = Account(options, place=state.place, num_steps=num_steps, facts=facts, leads=leads, on_step=on_step)
+        status, signal = "failed", 0
+        try:
+            for note in self._notes:
+                account.say(note)
+            while state.place.epoch < options.epochs and not state.best.is_exhausted(options.patience):
+                self._epoch(schedule, make_bracket(), account)
+            status = "finished" if state.place.epoch >= options.epochs else "stopped early"
+            self._vigil.close()
+        except InterruptedRun as exc:
+            status, signal = "interrupted", exc.signal
+        except DivergenceError:
+            status = "diverged"
+            raise
+        finally:
+            account.write(status, state.best)
+            account.close()
+        out = None if options.out is None else Path(options.out)
+        return Report(status, state.place.step, tuple(account.epochs), state.best, out), signal
+
+    def _epoch(self, schedule: Schedule, bracket: Bracket, account: Account) -> None:
+        state = self._state
+        started_s = time.perf_counter()
+        pace = train_epoch(
+            state,
+            schedule=schedule,
+            num_batches=self._num_batches,
+            bracket=bracket,
+            account=account,
+            vigil=self._vigil,
+        )
+        train, val = means_of(state.total), self._validate()
+        epoch = state.place.epoch
+        metrics = EpochMetrics(
+            step=state.place.step,
+            epoch=epoch,
+            train_loss=train.loss,
+            train_accuracy=train.accuracy,
+            val_loss=None if val is None else val.loss,
+            val_accuracy=None if val is None else val.accuracy,
+            val_samples=None if val is None else val.num_samples,
+            images_per_s=pace.images_per_s,
+            starvation=pace.starvation,
+            seconds=time.perf_counter() - started_s,
+        )
+        if val is not None:
+            self._judge(val, epoch)
+        account.epoch(metrics, state.best)
+        state.place = Place(state.place.step, epoch + 1)
+        state.total.zero_()
+        self._vigil.save(state)
+
+    def _validate(self) -> Means | None:
+        if self._validation.loader is None:
+            return None
+        state = self._state
+        means = evaluate(
+            state.learner.model,
+            self._validation.loader,
+            device=state.device,
+            criterion=self._validation.criterion,
+            precision=state.learner.precision,
+            peers=state.peers,
+            stop=self._vigil.asks_to_stop if self._stops_between else None,
+        )
+        if means is None:
+            self._vigil.end(state)
+        return means
+
+    def _judge(self, val: Means, epoch: int) -> None:
+        state, options = self._state, self._state.options
+        value = val.loss if options.watch == "loss" else val.accuracy
+        if value is None:
+            raise OptionError("watch is 'accuracy', which validation labels that are shares of classes do not have; watch 'loss'")
+        before = state.best
+        state.best = before.after(epoch, value, higher_is_better=options.watch == "accuracy", min_delta=options.min_delta)
+        if state.best.num_worse == 0:
+            state.save_best()
+
+
+def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What run.json says of a run from its beginning."""
+    model, loader = state.learner.model, state.loader
+    dataset = getattr(loader, "dataset", None)
+    index = getattr(dataset, "index", None)
+    return {
+        "options": state.options.to_json(),
+        "model": {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())},
+        "optimizer": {"class": type(state.learner.optimizer).__name__, "lr": state.learner.rates},
+        "data": {
+            "fingerprint": getattr(index, "fingerprint", None),
+            "samples": _length(dataset),
+            "batch_size": getattr(loader, "batch_size", None),
+            "batches": _length(loader),
+            "seed": getattr(getattr(loader, "options", None), "seed", None),
+        },
+        "world_size": state.peers.world_size,
+        **environment(state.device),
+        **dict(about or {}),
+    }
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except TypeError:
+        return None
+
+
+def _whole(batch_size: object) -> int:
+    """Samples of a full batch; 1 where the loader does not say, which scales losses otherwise and gradients not at all."""
+    return batch_size if isinstance(batch_size, int) and batch_size > 0 else 1

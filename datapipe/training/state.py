@@ -1,0 +1,93 @@
+"""A run's state: what training changes, saved and brought back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datapipe.errors import StateError
+from datapipe.training.checkpoint import BEST, LAST, Checkpoint, Place, load_checkpoint, restore, save_checkpoint, save_tensors
+from datapipe.training.early_stopping import Best
+from datapipe.training.learner import Learner
+from datapipe.training.options import TrainOptions
+from datapipe.training.ranks import Peers
+from datapipe.training.rng import generator_states, restore_generators, seed_generators
+from datapipe.training.sums import Sums, checked, means_of
+
+
+class TrainingState:
+    """Learner, loader, and how far they are. All ranks make the same calls; rank 0 writes."""
+
+    def __init__(self, learner: Learner, loader: Any, options: TrainOptions, *, peers: Peers, device: torch.device) -> None:
+        self.learner, self.loader, self.options, self.peers, self.device = learner, loader, options, peers, device
+        self.place = Place()
+        self.best = Best()
+        self.interval = Sums(device)  # since the last line of metrics
+        self.total = torch.zeros(4, dtype=torch.float64)  # of the epoch before that, over all ranks
+
+    def begin(self) -> None:
+        """A run from the start."""
+        seed_generators(self.options.seed, self.peers.rank)
+
+    def save(self) -> None:
+        """Write the checkpoint, where the options name a directory. Raises StorageError, DivergenceError."""
+        interval = self.interval.over(self.peers)
+        checked(means_of(interval), step=self.place.step)
+        generators = self.peers.gather(generator_states(self.device))
+        if self.options.out is None or not self.peers.leads:
+            return
+        learner = self.learner
+        checkpoint = Checkpoint(
+            model=learner.model.state_dict(),
+            optimizer=learner.optimizer.state_dict(),
+            scaler=learner.precision.state_dict(),
+            loader=self.loader.state_dict() if hasattr(self.loader, "state_dict") else None,
+            place=self.place,
+            best=self.best,
+            sums=[self.total, interval],
+            generators=generators,
+            options=self.options.to_json(),
+        )
+        save_checkpoint(Path(self.options.out) / LAST, checkpoint)
+
+    def save_best(self) -> None:
+        """Write the weights alone."""
+        if self.options.out is not None and self.peers.leads:
+            value = {"model": self.learner.model.state_dict(), "epoch": self.best.epoch, self.options.watch: self.best.value}
+            save_tensors(Path(self.options.out) / BEST, value)
+
+    def resume(self, path: Path) -> list[str]:
+        """Go on from a checkpoint; what is otherwise than when it was saved, a line each.
+
+        Raises StateError for one of another model, optimiser or data, and what reading it raises.
+        """
+        saved, learner = load_checkpoint(path), self.learner
+        restore(learner.model, saved.model, path=path, remedy="pass the model and the number of classes that it was saved with")
+        own = [{name: value for name, value in group.items() if name != "params"} for group in learner.optimizer.param_groups]
+        restore(learner.optimizer, saved.optimizer, path=path, remedy="pass the optimizer that it was saved with")
+        for group, values in zip(learner.optimizer.param_groups, own, strict=True):
+            group.update(values)  # the options in force count, not those of then
+        learner.precision.load_state_dict(dict(saved.scaler))
+        self._resume_loader(saved, path)
+        self.place, self.best = saved.place, saved.best
+        self.total, interval = (total.cpu() for total in saved.sums)
+        self.interval.resume(interval, self.peers)
+        notes = self.options.differences(saved.options)
+        if self.peers.rank < len(saved.generators):
+            restore_generators(saved.generators[self.peers.rank], self.device)
+        else:
+            seed_generators(self.options.seed + self.place.step, self.peers.rank)
+        if len(saved.generators) != self.peers.world_size:
+            notes.append(f"ranks were {len(saved.generators)} and are {self.peers.world_size}: dropout draws other numbers")
+        return notes
+
+    def _resume_loader(self, saved: Checkpoint, path: Path) -> None:
+        if saved.loader is not None and hasattr(self.loader, "load_state_dict"):
+            restore(self.loader, saved.loader, path=path, remedy="pass a loader of the kind that it was saved with")
+        elif saved.place.batches_done:
+            raise StateError(
+                f"{path}: was saved after {saved.place.batches_done} batches of an epoch, and a loader without state_dict and "
+                "load_state_dict cannot go on there; use datapipe.DataLoader"
+            )

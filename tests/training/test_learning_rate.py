@@ -1,0 +1,89 @@
+"""The schedule's values, and optimisers by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from datapipe.errors import OptionError
+from datapipe.training import Schedule, TrainOptions, make_optimizer, parameter_groups
+
+
+def test_warm_up_then_half_a_cosine() -> None:
+    schedule = Schedule(10, warmup_steps=4, final=0.1)
+    assert [schedule(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert schedule(4) == 1.0
+    assert schedule(7) == pytest.approx(0.1 + 0.9 / 2)
+    assert schedule(9) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 5 / 6)))
+    assert schedule(10) == schedule(99) == 0.1
+
+
+def test_as_torchs_cosine() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.2)
+    schedule = Schedule(30, final=0.1)
+    for step in range(30):
+        assert 2.0 * schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        reference.step()
+
+
+@pytest.mark.parametrize(("num_steps", "warmup", "expected"), [(100, 0.05, 5), (3, 0.05, 0), (10, 0.99, 10), (1, 0, 0)])
+def test_warm_up_as_a_share(num_steps: int, warmup: float, expected: int) -> None:
+    schedule = Schedule.of(num_steps, warmup=warmup, final=0)
+    assert schedule.warmup_steps == expected
+    assert all(0 < schedule(step) <= 1 for step in range(num_steps))
+
+
+def test_more_warm_up_than_steps() -> None:
+    with pytest.raises(OptionError, match="warmup_steps is 4; it must lie between 0 and num_steps = 3"):
+        Schedule(3, 4)
+
+
+def make_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    net = make_net()
+    decayed, spared = parameter_groups(net, 0.1)
+    assert [tuple(parameter.shape) for parameter in decayed["params"]] == [(4, 3, 3, 3), (2, 16)]
+    assert [tuple(parameter.shape) for parameter in spared["params"]] == [(4,), (4,), (4,), (2,)]
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    net[0].weight.requires_grad_(False)
+    net.no_weight_decay = lambda: {"3.weight"}  # type: ignore[assignment]
+    (only,) = parameter_groups(net, 0.1)
+    assert len(only["params"]) == 5
+    assert only["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(("options", "kind", "lr", "decay"), [
+    ({}, "AdamW", 1e-3, 0.05), ({"optimizer": "SGD"}, "SGD", 0.05, 1e-4), ({"optimizer": "NAdam"}, "NAdam", 2e-3, 0.0),
+    ({"optimizer": "adam", "lr": 0.5, "weight_decay": 0.3}, "Adam", 0.5, 0.3), ({"optimizer": "rprop"}, "Rprop", 1e-2, None),
+], ids=str)  # fmt: skip
+def test_by_name(options: dict[str, object], kind: str, lr: float, decay: float | None) -> None:
+    optimizer = make_optimizer(make_net(), TrainOptions(**options))  # type: ignore[arg-type]
+    assert type(optimizer).__name__ == kind
+    assert [group["lr"] for group in optimizer.param_groups] == [lr] * 2 or decay is None
+    assert optimizer.param_groups[0].get("weight_decay") == decay
+    if kind == "SGD":
+        assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (0.9, True)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"optimizer": "adan"}, "torch.optim does not have; did you mean adam"),
+    ({"optimizer": "zzz"}, "did you mean adamw or sgd"),
+    ({"optimizer": "LBFGS"}, "evaluates the loss several times a step"),
+    ({"optimizer": "rprop", "weight_decay": 0.1}, "Rprop has none; pass 0"),
+], ids=str)  # fmt: skip
+def test_refused_by_name(options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make_optimizer(make_net(), TrainOptions(**options))  # type: ignore[arg-type]
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(OptionError, match="Flatten has no parameters that want gradients"):
+        make_optimizer(nn.Flatten(), TrainOptions())
