@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
+from datapipe.adapt.arguments import arguments_of, is_plain_shuffle, sampler_of, seed_of, stream_arguments
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.torch_loader import GivenKeys, KeySource, PickedKeys, TorchLoader
-from datapipe.datasets import Seen, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.errors import OptionError
+from datapipe.joint import AnyIndex
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
@@ -63,132 +66,73 @@ def from_torch(
             f"from_torch takes a torch.utils.data.DataLoader, got a {type(loader).__module__}.{type(loader).__qualname__}; "
             "for a dataset: datapipe.DataLoader(dataset, ...), for other loaders: datapipe.prefetch(loader)"
         )
-    seed = _seed_of(loader) if seed is None else seed
-    stream = webdataset_stream(loader.dataset)
-    if isinstance(stream, SeenStream) and (loader.batch_size is None) != (stream.batch_size is None):
-        recipe = Recipe.of(stream.transform)
-        if not recipe.rest:
-            ours = DataLoader(
-                Dataset(stream.index),
-                transform=recipe,
-                device=device,
-                backend=backend,
-                on_error=on_error,
-                memory_format=memory_format,
-                **_stream_arguments(loader, stream, seed),
-            )
-            ours.origin = f"{type(loader.dataset).__qualname__}: seen through to its shards"
-            return ours
-    seen: Seen | Unseen = see_through(loader.dataset) if loader.batch_sampler is not None else Unseen("batch_size=None")
-    if isinstance(seen, Seen) and not seen.gives_tuples:
-        seen = Unseen("its samples are dicts of PIL images, which the collate_fn is for")
-    if isinstance(seen, Seen):
-        recipe = Recipe.of(seen.transform)
-        if not recipe.rest:
-            ours = DataLoader(
-                Dataset(seen.index),
-                transform=recipe,
-                device=device,
-                backend=backend,
-                on_error=on_error,
-                memory_format=memory_format,
-                **_arguments(loader, seed),
-            )
-            ours.origin = _origin(loader, "seen through to its files")
-            return ours
+    seed = seed_of(loader) if seed is None else seed
+    found = _behind(loader, seed)
+    if isinstance(found, Behind) and not found.recipe.rest:
+        ours = DataLoader(
+            Dataset(found.index),
+            transform=found.recipe,
+            device=device,
+            backend=backend,
+            on_error=on_error,
+            memory_format=memory_format,
+            **found.arguments,
+        )
+        ours.origin = _origin(loader, "seen through to its files")
+        return ours
     _refuse(on_error, backend)
     resolve = resolve_device(device)
-    kept = _kept(loader, seen, seed)
+    kept = _kept(loader, found, seed)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
-# -- a loader of ours -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a loader reads and does, and the arguments that say the same to ours."""
+
+    index: AnyIndex
+    recipe: Recipe
+    arguments: dict[str, Any]
 
 
-def _arguments(loader: torch.utils.data.DataLoader[Any], seed: int) -> dict[str, Any]:
-    """What torch's arguments are in ours."""
-    collates = loader.collate_fn is not torch.utils.data.default_collate
-    arguments: dict[str, Any] = {
-        "num_workers": loader.num_workers or None,
-        "collate_fn": loader.collate_fn if collates else None,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "seed": seed,
-        "rank": 0,
-        "world_size": 1,
-    }
-    if loader.prefetch_factor not in (None, 2):  # 2 is what torch takes where nothing is asked for
-        arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
-    batches = loader.batch_sampler
-    if type(batches) is not BatchSampler:
-        return {**arguments, "batch_sampler": batches}
-    sampler = batches.sampler
-    arguments |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    if _is_plain_shuffle(sampler) or type(sampler) is SequentialSampler:
-        return {**arguments, "shuffle": type(sampler) is RandomSampler}
-    if isinstance(sampler, DistributedSampler):
-        arguments |= {"rank": sampler.rank, "world_size": sampler.num_replicas}
-    return {**arguments, "sampler": sampler}
-
-
-def _sampler_of(loader: torch.utils.data.DataLoader[Any]) -> Any:
-    """What decides: the sampler behind torch's own batch sampler, or a batch sampler of the user's."""
-    batches = loader.batch_sampler
-    return batches.sampler if type(batches) is BatchSampler else batches
-
-
-def _stream_arguments(loader: torch.utils.data.DataLoader[Any], stream: SeenStream, seed: int) -> dict[str, Any]:
-    """What the arguments of a stream and its loader are in ours; a stream that every rank takes whole has no ranks."""
-    collates = loader.collate_fn not in (torch.utils.data.default_collate, torch.utils.data.default_convert)
-    return {
-        "fields": stream.fields,
-        "batch_size": loader.batch_size or stream.batch_size,
-        "shuffle": stream.shuffles,
-        "drop_last": stream.drop_last or loader.drop_last,
-        "num_workers": loader.num_workers or None,
-        "collate_fn": loader.collate_fn if collates else None,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "seed": seed,
-        **({} if stream.splits_by_node else {"rank": 0, "world_size": 1}),
-    }
-
-
-def _is_plain_shuffle(sampler: Any) -> bool:
-    """Each sample once, in any order."""
-    return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-
-
-def _seed_of(loader: torch.utils.data.DataLoader[Any]) -> int:
-    generator = loader.generator or getattr(_sampler_of(loader), "generator", None)
-    return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
+def _behind(loader: torch.utils.data.DataLoader[Any], seed: int) -> Behind | Unseen:
+    stream = webdataset_stream(loader.dataset)
+    if isinstance(stream, SeenStream):
+        recipe = Recipe.of(stream.transform)
+        batches_once = (loader.batch_size is None) != (stream.batch_size is None)
+        if batches_once and not recipe.rest:  # torch's workers would not know how to divide what we decode
+            return Behind(stream.index, recipe, stream_arguments(loader, stream, seed))
+    if loader.batch_sampler is None:
+        return Unseen("batch_size=None, or a stream of the user's")
+    seen = see_through(loader.dataset)
+    if isinstance(seen, Unseen):
+        return seen
+    if not seen.gives_tuples:
+        return Unseen("its samples are dicts of PIL images, which the collate_fn is for")
+    return Behind(seen.index, Recipe.of(seen.transform), arguments_of(loader, seed))
 
 
 # -- torch's workers --------------------------------------------------------------------------------
 
 
-def _kept(
-    loader: torch.utils.data.DataLoader[Any], seen: Seen | Unseen, seed: int
-) -> TorchLoader | Any:
+def _kept(loader: torch.utils.data.DataLoader[Any], found: Behind | Unseen, seed: int) -> TorchLoader | Any:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return loader
-    if isinstance(seen, Seen):
-        recipe = Recipe.of(seen.transform)
+    if isinstance(found, Behind):
         kept = TorchLoader(
             loader,
-            dataset=SampleDataset(seen.index, recipe, seed=seed),
-            source=_picked(loader, seed, keys_of, len(seen.index)),
+            dataset=SampleDataset(found.index, found.recipe, seed=seed),
+            source=_picked(loader, seed, keys_of, len(found.index)),
             seed=seed,
-            fingerprint=seen.index.fingerprint,
+            fingerprint=found.index.fingerprint,
             set_sampler_epoch=_sampler_epoch(loader),
         )
-        why = f"seen through to its files; {recipe.rest_reason}, so torch's workers run it behind our decoding"
+        why = f"seen through to its files; {found.recipe.rest_reason}, so torch's workers run it behind our decoding"
     else:
         assert loader.batch_sampler is not None
         source: KeySource = (
             _picked(loader, seed, lambda picks: picks.positions.tolist(), len(loader.dataset))  # type: ignore[arg-type]
-            if _is_plain_shuffle(_sampler_of(loader))
+            if is_plain_shuffle(sampler_of(loader))
             else GivenKeys(loader.batch_sampler, _global_batch(loader))
         )
         kept = TorchLoader(
@@ -199,7 +143,7 @@ def _kept(
             fingerprint=_name_of(loader.dataset),
             set_sampler_epoch=_sampler_epoch(loader),
         )
-        why = f"not seen through: {seen.reason}; torch's workers run it"
+        why = f"not seen through: {found.reason}; torch's workers run it"
     kept.origin = _origin(loader, why)
     return kept
 
@@ -207,7 +151,7 @@ def _kept(
 def _picked(
     loader: torch.utils.data.DataLoader[Any], seed: int, key_of: Callable[[Any], list[Any]], num_samples: int
 ) -> PickedKeys:
-    arguments = _arguments(loader, seed)
+    arguments = arguments_of(loader, seed)
     rank = Rank(arguments["rank"], arguments["world_size"])
     if "batch_sampler" in arguments:
         listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples)
@@ -217,18 +161,18 @@ def _picked(
         order = ShuffledOrder(num_samples, seed)
         tail = Tail.DROP if drop_last else Tail.PAD
         return PickedKeys(Plan(order, arguments["batch_size"], rank, tail), order.kind, key_of)
-    sampled = SampledSource(_sampler_of(loader), arguments["batch_size"], rank, drop_last=drop_last, num_samples=num_samples)
+    sampled = SampledSource(sampler_of(loader), arguments["batch_size"], rank, drop_last=drop_last, num_samples=num_samples)
     return PickedKeys(sampled, "sampler", key_of)
 
 
 def _global_batch(loader: torch.utils.data.DataLoader[Any]) -> int:
-    sampler = _sampler_of(loader)
+    sampler = sampler_of(loader)
     replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
     return (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
 
 
 def _sampler_epoch(loader: torch.utils.data.DataLoader[Any]) -> Callable[[int], None]:
-    tell = getattr(_sampler_of(loader), "set_epoch", None)
+    tell = getattr(sampler_of(loader), "set_epoch", None)
     return tell if callable(tell) else lambda epoch: None
 
 
@@ -247,6 +191,6 @@ def _refuse(on_error: OnError, backend: Backend) -> None:
 
 
 def _origin(loader: torch.utils.data.DataLoader[Any], how: str) -> str:
-    owner = _sampler_of(loader)
-    shuffle = ", replaced by a shuffle that resumes exactly" if _is_plain_shuffle(owner) else ""
+    owner = sampler_of(loader)
+    shuffle = ", replaced by a shuffle that resumes exactly" if is_plain_shuffle(owner) else ""
     return f"{type(loader.dataset).__qualname__}: {how}; {type(owner).__qualname__}{shuffle}"
