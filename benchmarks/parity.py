@@ -25,7 +25,8 @@ from PIL import Image
 
 from benchmarks.environment import command_of, describe_environment
 from benchmarks.parity_backends import BackendCase, Photos, backend_cases
-from benchmarks.parity_cases import Bound, Case, Pair, cases
+from benchmarks.parity_case import Bound, Case, Pair
+from benchmarks.parity_cases import cases
 from datapipe.backends.images_dali.installation import installation
 from datapipe.samples import make_image_folder
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.contenders.torchvision_transforms import import_torchvision
-from benchmarks.parity_cases import Bound, Pair
+from benchmarks.parity_case import Bound, Pair
 from datapipe import transforms as T
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.pipeline import DaliPipeline
@@ -32,6 +32,7 @@ SIDE = 224
 SEED = 0
 _PADDING, _FILL = 32, (9, 80, 200)
 _CROP = T.RandomResizedCrop(SIDE)
+_CUBIC_CROP = T.RandomResizedCrop(SIDE, interpolation="bicubic")
 _TO_FLOAT = (T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD))
 _UNIT = 255 * 0.226  # of normalised values, of 255: by the mean of the three deviations
 
@@ -91,6 +92,7 @@ class Recipe:
     do: Callable[[Any, Photos, int], Any]  # torchvision's, to the image in that row, a uint8 tensor or a PIL image
     largest: float  # difference allowed between DALI's pixels and torch's, of 255
     mean: float  # of all differences
+    inside: float = 1  # the greatest difference away from the border, where anything is resampled
 
 
 def recipes() -> list[Recipe]:
@@ -110,6 +112,10 @@ def recipes() -> list[Recipe]:
         box = _CROP.boxes(photos.sizes, photos.draws, 0)[row].tolist()
         return flipped(tv.resized_crop(image, *box, [SIDE, SIDE]), photos, row, first=1, both=False)
 
+    def cubic_crop(image: Any, photos: Photos, row: int) -> Any:
+        box = _CUBIC_CROP.boxes(photos.sizes, photos.draws, 0)[row].tolist()
+        return tv.resized_crop(image, *box, [SIDE, SIDE], interpolation=tv.InterpolationMode.BICUBIC)
+
     def padded_crop(image: Any, photos: Photos, row: int) -> Any:
         padded = tv.pad(image, [_PADDING] * 4, fill=list(_FILL) if isinstance(image, torch.Tensor) else _FILL)
         room = photos.sizes[row] + 2 * _PADDING - SIDE + 1
@@ -121,6 +127,7 @@ def recipes() -> list[Recipe]:
 
     return [
         Recipe("RandomResizedCrop, flip", (_CROP, flip), resized_crop, 24, 0.3),
+        Recipe("RandomResizedCrop, bicubic", (_CUBIC_CROP,), cubic_crop, 24, 0.3, inside=20),
         Recipe("Resize, CenterCrop", (T.Resize(256), T.CenterCrop(SIDE)), centre, 2, 0.3),
         Recipe(
             "RandomCrop with padding, flips",
@@ -158,7 +165,7 @@ def _cases_of(recipe: Recipe, *, normalised: bool) -> Iterator[BackendCase]:
                 device="cpu",
                 against=against,
                 bound=bound,
-                inside=round(scale * step * (2 if against.endswith("PIL") else 1) + rounding, 3),
+                inside=round(scale * step * recipe.inside * (2 if against.endswith("PIL") else 1) + rounding, 3),
                 ours=makers[way],
                 theirs=makers[against],
                 unit=_UNIT if normalised else 1.0,

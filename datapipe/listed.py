@@ -92,7 +92,7 @@ class ListedFiles:
         none = np.zeros(len(ids), np.int64)
         whole = np.full(len(ids), WHOLE_FILE, np.int64)
         extents = Extents(
-            paths=[self._paths[id] for id in ids.tolist()],
+            paths=[self._paths[place] for place in ids.tolist()],
             offset=none,
             nbytes=whole,
             crc32c=none.astype(np.uint32),

@@ -23,8 +23,22 @@ LEVELS: dict[str, int] = {
     for level, rooms in enumerate(
         (
             ("errors", "observe", "atomic", "cores", "npy", "probe", "decode"),
-            ("manifest", "sidecar", "index", "field_values", "order", "draws", "plan", "transforms"),
-            ("containers", "fetch"),
+            (
+                "manifest",
+                "row_groups",
+                "sidecar",
+                "index",
+                "masks",
+                "field_values",
+                "order",
+                "draws",
+                "sampling",
+                "joint",
+                "listed",
+                "plan",
+                "transforms",
+            ),
+            ("containers", "datasets", "fetch"),
             ("backends",),
             ("prefetching",),
             ("loader",),
@@ -62,7 +76,23 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("errors", "observe", "atomic", "cores", "probe", "decode")),
-    *(f"datapipe.{room}" for room in ("manifest", "sidecar", "index", "field_values", "order", "draws", "plan", "containers")),
+    *(
+        f"datapipe.{room}"
+        for room in (
+            "manifest",
+            "row_groups",
+            "sidecar",
+            "index",
+            "masks",
+            "field_values",
+            "order",
+            "draws",
+            "plan",
+            "containers",
+        )
+    ),
+    *(f"datapipe.diagnostics.{room}" for room in ("clock", "bracket", "timeline", "steady", "bootstrap", "figures", "verdict")),
+    *(f"datapipe.diagnostics.{room}" for room in ("replay", "workload", "remedies")),
 )
 
 
@@ -222,6 +252,8 @@ PLANTED = {
     "the public namespace from below": ("datapipe.loader.facade", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
     "torch from a container": ("datapipe.containers.tar", "import torch"),
+    "torch from the measure": ("datapipe.diagnostics.bracket", "import torch.cuda"),
+    "diagnostics from the loader": ("datapipe.loader.facade", "from datapipe.diagnostics import bracket"),
     "the loader from a converter": ("converters.engine", "from datapipe.loader import facade"),
     "converters from the loader": ("datapipe.loader.facade", "import converters.engine"),
     "DALI outside its room": ("datapipe.loader.facade", "from nvidia import dali"),

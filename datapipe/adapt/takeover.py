@@ -98,7 +98,7 @@ class Behind:
 def _behind(loader: torch.utils.data.DataLoader[Any], seed: int) -> Behind | Unseen:
     stream = webdataset_stream(loader.dataset)
     if isinstance(stream, SeenStream):
-        recipe = Recipe.of(stream.transform)
+        recipe = Recipe.of(stream.transform, input_kind="pil")
         batches_once = (loader.batch_size is None) != (stream.batch_size is None)
         if batches_once and not recipe.rest:  # torch's workers would not know how to divide what we decode
             return Behind(stream.index, recipe, stream_arguments(loader, stream, seed))
@@ -109,7 +109,7 @@ def _behind(loader: torch.utils.data.DataLoader[Any], seed: int) -> Behind | Uns
         return seen
     if not seen.gives_tuples:
         return Unseen("its samples are dicts of PIL images, which the collate_fn is for")
-    return Behind(seen.index, Recipe.of(seen.transform), arguments_of(loader, seed))
+    return Behind(seen.index, Recipe.of(seen.transform, input_kind="pil"), arguments_of(loader, seed))
 
 
 # -- torch's workers --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ recipe are shared and do not change.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.kept_images import KeptImages
 from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.cache.store import Gap, Kept
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
@@ -55,12 +57,29 @@ class EncodedSample(NamedTuple):
     header: ImageHeader
 
 
-class BlockWorker:
-    """Loads blocks for one thread; keeps its decoder and a block of scratch memory."""
+@dataclass(slots=True)
+class Found:
+    """What is known of a block from the images kept."""
 
-    def __init__(self, recipe: Recipe, files: LocalFiles, *, decoder: str = "auto") -> None:
+    samples: list[EncodedSample] = field(default_factory=list)  # behind the recipe's front
+    gaps: dict[int, Gap] = field(default_factory=dict)  # by row, of the others
+
+    @property
+    def rows(self) -> set[int]:
+        return {sample.row for sample in self.samples}
+
+
+class BlockWorker:
+    """Loads blocks for one thread; keeps its decoder and a block of scratch memory.
+
+    `kept`: where images behind the recipe's front are looked for and kept; they are those of the samples' ids.
+    """
+
+    def __init__(self, recipe: Recipe, files: LocalFiles, *, decoder: str = "auto", kept: KeptImages | None = None) -> None:
         self._recipe = recipe
+        self._behind_front = recipe.split_front()[1]
         self._files = files
+        self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -72,11 +91,12 @@ class BlockWorker:
         where a file cannot be read at all.
         """
         report = BlockReport()
-        samples = self.read(entries, rows, report)
+        found = self._find(entries, rows, report)
+        samples = self.read(entries, rows, report, leave_out=found.rows)
         start_ns = time.perf_counter_ns()
         block = out if out.dtype is torch.uint8 else self._scratch_block(out.shape)
-        if samples:
-            self.cut(samples, self._recipe.draw_cuts(draws_of(samples, draws), sizes_of(samples)), block.numpy(), report)
+        for recipe, share in self._shares(samples, found):
+            self.cut(share, recipe.draw_cuts(draws_of(share, draws), sizes_of(share)), block.numpy(), report)
         augment_ns = time.perf_counter_ns()
         self._recipe.run_pixels(block, draws, out)
         report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
@@ -88,12 +108,14 @@ class BlockWorker:
         Where the recipe ends in code of the user's: whatever that gives. Raises what it raises.
         """
         report = BlockReport()
-        samples = self.read(entries, rows, report)
+        found = self._find(entries, rows, report)
+        samples = self.read(entries, rows, report, leave_out=found.rows)
         start_ns = time.perf_counter_ns()
         images: list[Any] = [None] * len(rows)
-        for row, data, header in samples:
+        shares = [(recipe, sample) for recipe, share in self._shares(samples, found) for sample in share]
+        for recipe, (row, data, header) in shares:
             own = draws[row : row + 1]
-            chain = self._recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
+            chain = recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
             _, _, height, width = chain[-1].window[0].tolist()
             block = torch.empty((1, height, width, 3), dtype=torch.uint8)
             steps = [row_cuts(cuts)[0] for cuts in chain]
@@ -108,11 +130,16 @@ class BlockWorker:
         report.decode_ns = time.perf_counter_ns() - start_ns
         return images, report
 
-    def read(self, entries: Entries, rows: range, report: BlockReport) -> list[EncodedSample]:
-        """Those samples `rows` of `entries` that are not bad by their bytes and header; `report` is told of the others."""
+    def read(self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int] = ()) -> list[EncodedSample]:
+        """Those samples `rows` of `entries` that are not bad by their bytes and header; `report` is told of the others.
+
+        `leave_out`: rows of the block that are not wanted.
+        """
         start_ns = time.perf_counter_ns()
         samples = []
         for row, entry in enumerate(rows):
+            if row in leave_out:
+                continue
             try:
                 data = self._files.read(entries.extents, entry)
                 header = checked_header(data)
@@ -121,7 +148,7 @@ class BlockWorker:
                 report.nbytes += len(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))
-        report.read_ns = time.perf_counter_ns() - start_ns
+        report.read_ns += time.perf_counter_ns() - start_ns
         return samples
 
     def cut(
@@ -142,6 +169,39 @@ class BlockWorker:
                 cut_through(image, steps, block[row])
             except DecodeError as exc:
                 report.bad.append(BadRow(row, exc))
+
+    def _find(self, entries: Entries, rows: range, report: BlockReport) -> Found:
+        """The images of the block that are kept."""
+        found = Found()
+        if self._kept is None:
+            return found
+        start_ns = time.perf_counter_ns()
+        for row, entry in enumerate(rows):
+            there = self._kept.find(entries, entry)
+            if isinstance(there, Kept):
+                found.samples.append(EncodedSample(row, there.data, probe(there.data)))
+                report.sizes[row] = there.size
+                report.nbytes += len(there.data)
+            else:
+                found.gaps[row] = there
+        self._kept.store.count(hits=len(found.samples), misses=len(found.gaps))
+        report.read_ns = time.perf_counter_ns() - start_ns
+        return found
+
+    def _shares(self, samples: list[EncodedSample], found: Found) -> list[tuple[Recipe, list[EncodedSample]]]:
+        """The samples of a block, in order of their rows, with what is to be done to them; keeps what is to be kept."""
+        if self._kept is None:
+            return [(self._recipe, samples)] if samples else []
+        from_the_start, behind_front = [], list(found.samples)
+        for sample in samples:
+            made = self._kept.make(found.gaps[sample.row], sample.data, sample.header, self._decoder)
+            if made is None:
+                from_the_start.append(sample)
+            else:
+                behind_front.append(EncodedSample(sample.row, made, probe(made)))
+        behind_front.sort(key=lambda sample: sample.row)
+        shares = [(self._recipe, from_the_start), (self._behind_front, behind_front)]
+        return [(recipe, share) for recipe, share in shares if share]
 
     def _scratch_block(self, shape: torch.Size) -> torch.Tensor:
         """uint8 memory of that shape, the same at every call."""

@@ -12,6 +12,7 @@ from datapipe.backends.images_cpu import BlockWorker
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
+from datapipe.backends.kept_images import KeptImages
 from datapipe.backends.slabs import SlabPool
 from datapipe.fetch.local import LocalFiles
 from datapipe.joint import AnyIndex
@@ -45,6 +46,7 @@ def assemble(
     stored_size: Size | None,
     fields: BatchFields,
     memory_format: torch.memory_format,
+    kept: KeptImages | None = None,
 ) -> BatchMaker:
     """The maker of a loader's batches. To be called in the consumer's thread: on a GPU it makes a stream there."""
     size = recipe.output_size(stored_size) if fields.has_image else None
@@ -70,7 +72,7 @@ def assemble(
     worker_recipe = geometry if stage is not None or leaves_pixels else recipe
 
     def open_worker() -> Worker:
-        worker = BlockWorker(worker_recipe, files)
+        worker = BlockWorker(worker_recipe, files, kept=kept)
         return worker if stage is None else FetchWorker(worker, geometry, stage.graph)
 
     def open_pool(nbytes: int) -> SlabPool:
@@ -92,6 +94,7 @@ def assemble(
         dali=stage,
         collator=collator,
         workers=Lending(open_worker),
+        kept=kept,
     )
 
 

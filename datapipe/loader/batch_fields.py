@@ -80,11 +80,13 @@ class BatchFields:
         moving = [
             *(step.op for step in recipe.pixels if getattr(step.op, "moves_pixels", False)),
             *(op for _, op in recipe.batch),
+            *recipe.rest[:1],
         ]
         if moving and self.moved:
+            left_behind = ", ".join(spec.name for spec in self.moved)
             raise OptionError(
-                f"{moving[0]!r} moves pixels after the geometry, and {', '.join(spec.name for spec in self.moved)} would not move"
-                " along; leave it out, or choose other fields by fields="
+                f"{moving[0]!r} may move pixels after the geometry, and {left_behind} would not move along; leave it out, "
+                "or choose other fields by fields="
             )
 
     def check_rename(self, rename: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.backends.kept_images import KeptImages
 from datapipe.draws import Draws, apart
 from datapipe.errors import DecodeError
 from datapipe.fetch.local import LocalFiles
@@ -54,6 +55,7 @@ class BatchMaker:
     dali: DaliStage | None
     collator: Collator
     workers: Lending[Worker]
+    kept: KeptImages | None = None
 
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
@@ -73,7 +75,9 @@ class BatchMaker:
             values=[None] * len(ids),
         )
         if self.has_image:
-            self.files.will_need(entries.extents)
+            missing = entries.extents if self.kept is None else self.kept.will_need(entries)
+            if missing is not None:
+                self.files.will_need(missing)
         for wanted in extents.values():
             self.files.will_need(wanted)
         self._observe(Stage.PLAN, batch, start_ns)

@@ -71,6 +71,7 @@ class Request:
     stored_size: Size | None  # (height, width) of all images, where it is one
     has_collate_fn: bool
     has_image: bool = True
+    has_cache: bool = False  # of decoded images
 
     def __post_init__(self) -> None:
         if not self.asks_for_dali and self.backend not in BACKENDS:
@@ -89,6 +90,8 @@ class Request:
             return "batches have no images"
         if self.recipe.rest:
             return f"{self.recipe.rest_reason}: it runs per sample on the CPU"
+        if self.has_cache:
+            return "a cache keeps decoded images, and DALI is there to decode; leave out cache, or pass backend='images_cpu'"
         if self.recipe.output_size(self.stored_size) is None:
             return (
                 "images would differ in size, and DALI's graph makes images of one; "

@@ -10,6 +10,7 @@ from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.decode import default_decoder_name
 from datapipe.loader.assembly import far_enough_ahead
+from datapipe.loader.caching import described
 from datapipe.loader.facade import DataLoader
 
 
@@ -47,6 +48,8 @@ def explanation(loader: DataLoader) -> list[str]:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
     else:
         lines += _about_dali(choice.dali, threads, loader, on_gpu=on_gpu)
+    if kept := loader.kept_images():
+        lines.append(f"cache     {described(kept)}")
     steps = loader.recipe.explain()
     where = "device" if on_gpu and options.collate_fn is None else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+from datapipe.backends.kept_images import KeptImages
 from datapipe.containers import open_index
 from datapipe.datasets import Unseen, see_through
 from datapipe.errors import OptionError
+from datapipe.fetch.cache.places import CacheOptions
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker
+from datapipe.loader.caching import CacheStats, open_kept_images, stats_of
 from datapipe.loader.choice import Backend, Choice, Request, resolve_device
 from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
@@ -50,7 +53,8 @@ class DataLoader:
     `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are torch's; docs/loader.md says of each
     what it means here. The others:
 
-    transform: a list of `datapipe` transforms; without one, images come as they are stored.
+    transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
+      called with each image, as is all that follows it. Without one, images come as they are stored.
     batch_transform: a function of a finished batch.
     seed: with epoch and sample id, all that shuffling and augmentation depend on.
     tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the
@@ -63,6 +67,11 @@ class DataLoader:
     device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
     backend: "images_cpu", "dali", `datapipe.Dali(...)` for DALI with settings of your own, or "auto": whichever of them
       is faster here. `datapipe.explain(loader)` says which, and why.
+    cache: keep decoded images from epoch to epoch, as they are behind the leading transforms that draw nothing (Resize,
+      CenterCrop, Pad): "ram", shared by the processes of a node until the last one ends; "disk", in the user's cache directory;
+      or a directory. Pixels are the same with and without. Decodes on the CPU.
+    cache_nbytes: how much it may take, in bytes; None: half of the memory or 80 % of the disk that is free. When it is
+      full it stays as it is. See `cache_stats`.
     rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, asked at the first `len`
       or `iter`.
 
@@ -104,6 +113,8 @@ class DataLoader:
         output: Output = "tuple",
         rename: Mapping[str, str] | None = None,
         memory_format: torch.memory_format = torch.channels_last,
+        cache: str | os.PathLike[str] | None = None,
+        cache_nbytes: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -140,12 +151,16 @@ class DataLoader:
         makes_batches = collate_fn is None and (batch_size > 1 or batch_sampler is not None)
         if self.fields.has_image and makes_batches and not self.recipe.rest:
             self.recipe.check_equal_sizes(self._stored_size)
+        self._cache = CacheOptions.of(cache, cache_nbytes)
+        if self._cache is not None and not self.fields.has_image:
+            raise OptionError("cache is for images, and batches have none; leave it out")
         self._request = Request(
             backend,
             self.recipe,
             self._stored_size,
             has_collate_fn=collate_fn is not None,
             has_image=self.fields.has_image,
+            has_cache=self._cache is not None,
         )
         if self.recipe.batch and collate_fn is not None:
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
@@ -156,6 +171,7 @@ class DataLoader:
         self._rank: Rank | None = None
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
+        self._kept: KeptImages | None = None
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
         self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
@@ -248,6 +264,18 @@ class DataLoader:
         """The bad samples skipped or replaced, the latest 1,000."""
         return list(self._bad_samples.latest)
 
+    @property
+    def cache_stats(self) -> CacheStats | None:
+        """What the cache did for this loader in this process, and what it holds; None without a cache."""
+        kept = self.kept_images()
+        return None if kept is None else stats_of(kept)
+
+    def kept_images(self) -> KeptImages | None:
+        """The cache; opened when first asked for. Raises StorageError where it cannot be."""
+        if self._kept is None and self._cache is not None:
+            self._kept = open_kept_images(self._cache, index=self.dataset.index, recipe=self.recipe)
+        return self._kept
+
     # -- what passes are made of ------------------------------------------------------------------
 
     def _frozen_rank(self) -> Rank:
@@ -279,6 +307,7 @@ class DataLoader:
                 stored_size=self._stored_size,
                 fields=self.fields,
                 memory_format=self._arguments["memory_format"],
+                kept=self.kept_images(),
             )
         return self._maker
 
@@ -305,12 +334,13 @@ def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
     seen = see_through(dataset)
     if isinstance(seen, Unseen):
         raise OptionError(
-            f"dataset: {seen.reason}, to be run by workers; pass datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...)), "
-            "or the path of the files behind it"
+            f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or for a "
+            "Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
         )
     if seen.transform is not None and transform is not None:
         raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
-    return Dataset(seen.index), seen.transform if transform is None else transform
+    own = Recipe.of(seen.transform, input_kind="pil" if seen.transform is not None else "any")
+    return Dataset(seen.index), own if transform is None else transform
 
 
 def _from_arguments(arguments: dict[str, Any]) -> DataLoader:

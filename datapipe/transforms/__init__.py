@@ -14,9 +14,18 @@ from datapipe.transforms.geometry import (
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
 from datapipe.transforms.pixels.color import ColorJitter, RandomGrayscale
+from datapipe.transforms.pixels.compound import RandomApply, RandomChoice, RandomOrder
 from datapipe.transforms.pixels.dtype import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToDtype
 from datapipe.transforms.pixels.erasing import RandomErasing
 from datapipe.transforms.pixels.mix import CutMix, MixUp
+from datapipe.transforms.pixels.occasional import (
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from datapipe.transforms.recipe import Recipe
 
 __all__ = [
@@ -30,11 +39,20 @@ __all__ = [
     "Normalize",
     "Pad",
     "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomApply",
+    "RandomAutocontrast",
+    "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomOrder",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Recipe",
     "Resize",

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.transforms.protocols import Cuts
+from datapipe.transforms.protocols import Cuts, Interpolation
 
 Ints = NDArray[np.int64]
 
@@ -65,39 +65,39 @@ def crop(cuts: list[Cuts], box: Ints, *, fill: tuple[int, int, int] = (0, 0, 0))
             return [*cuts, _shrunk(Cuts(region, region[:, 2:], box, unflipped(len(box)), fill))]
     else:
         fill = last.fill
-    return [*cuts[:-1], _shrunk(Cuts(last.region, last.size, window, last.flip, fill))]
+    return [*cuts[:-1], _shrunk(Cuts(last.region, last.size, window, last.flip, fill, last.interpolation))]
 
 
-def resize(cuts: list[Cuts], size: Ints) -> list[Cuts]:
+def resize(cuts: list[Cuts], size: Ints, interpolation: Interpolation = "bilinear") -> list[Cuts]:
     """Resize what leaves the chain to `size` (n, 2), antialiased.
 
-    A flip that comes before is carried out after: the resize's weights are symmetric.
+    A flip that comes before is carried out after: the resize's weights are symmetric, of both interpolations.
     """
     last = cuts[-1]
     if not _is_resampled(last) and _lies_inside(last.window, last.size):
         region = last.window.copy()
         region[:, :2] += last.region[:, :2]
-        return [*cuts[:-1], Cuts(region, size, _at_origin(size), last.flip, last.fill)]
+        return [*cuts[:-1], Cuts(region, size, _at_origin(size), last.flip, last.fill, interpolation)]
     if np.array_equal(size, last.window[:, 2:]):
         return cuts
     region = _at_origin(last.window[:, 2:])
-    return [*cuts, Cuts(region, size, _at_origin(size), unflipped(len(size)))]
+    return [*cuts, Cuts(region, size, _at_origin(size), unflipped(len(size)), interpolation=interpolation)]
 
 
-def crop_and_resize(cuts: list[Cuts], box: Ints, size: tuple[int, int]) -> list[Cuts]:
+def crop_and_resize(cuts: list[Cuts], box: Ints, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> list[Cuts]:
     """Cut out `box` (n, 4), which lies inside what leaves the chain, and resize it to (height, width)."""
     last = cuts[-1]
     window = full_window(len(box), *size)
     if last.window is last.region:
         # The usual case, an untouched image, in few numpy calls: this runs once per block of a few images.
-        return [*cuts[:-1], Cuts(_unflip(box, last), window[:, 2:], window, last.flip, last.fill)]
-    return resize(crop(cuts, box), window[:, 2:])
+        return [*cuts[:-1], Cuts(_unflip(box, last), window[:, 2:], window, last.flip, last.fill, interpolation)]
+    return resize(crop(cuts, box), window[:, 2:], interpolation)
 
 
 def flip(cuts: list[Cuts], flags: NDArray[np.bool_]) -> list[Cuts]:
     """Flip vertically where flags[:, 0], horizontally where flags[:, 1]."""
     last = cuts[-1]
-    return [*cuts[:-1], Cuts(last.region, last.size, last.window, last.flip ^ flags, last.fill)]
+    return [*cuts[:-1], Cuts(last.region, last.size, last.window, last.flip ^ flags, last.fill, last.interpolation)]
 
 
 def _is_resampled(cuts: Cuts) -> bool:
@@ -153,4 +153,4 @@ def _shrunk(cuts: Cuts) -> Cuts:
     region[:, 2:] = np.where(plain, bottom_right - top_left, cuts.region[:, 2:])
     window[:, :2] -= np.where(plain, top_left, 0)
     size = region[:, 2:] if plain.all() else np.where(plain, region[:, 2:], cuts.size)
-    return Cuts(region, size, window, cuts.flip, cuts.fill)
+    return Cuts(region, size, window, cuts.flip, cuts.fill, cuts.interpolation)

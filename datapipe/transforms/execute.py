@@ -1,7 +1,7 @@
 """Cuts carried out on the CPU: decoded pixels in, one row of a block out.
 
 This runs once per image in every decode thread, so it holds the GIL as briefly as it can: one call
-into torch's SIMD resize (uint8, antialiased bilinear, fixed-point weights), which writes straight
+into torch's SIMD resize (uint8, antialiased, fixed-point weights), which writes straight
 into the destination. Functions are thread-safe as long as destinations differ. They use torch's
 intra-op threads as the caller has set them; one per decode thread is meant.
 """
@@ -17,11 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.errors import DecodeError
-from datapipe.transforms.protocols import Cuts
+from datapipe.transforms.protocols import Cuts, Interpolation
 
-# What torch.nn.functional.interpolate(mode="bilinear", antialias=True) calls. Called directly because only so
-# it takes a destination: that saves a temporary image and a copy. A test holds it equal to interpolate.
-_resize_into: Callable[..., torch.Tensor] = torch._C._nn._upsample_bilinear2d_aa
+# What torch.nn.functional.interpolate(mode=..., antialias=True) calls. Called directly because only so it
+# takes a destination: that saves a temporary image and a copy. A test holds them equal to interpolate.
+_RESIZES: dict[Interpolation, Callable[..., torch.Tensor]] = {
+    "bilinear": torch._C._nn._upsample_bilinear2d_aa,
+    "bicubic": torch._C._nn._upsample_bicubic2d_aa,
+}
 
 
 class RowCut(NamedTuple):
@@ -32,12 +35,13 @@ class RowCut(NamedTuple):
     window: list[int]  # top, left, height, width
     flip: list[bool]  # vertically, horizontally
     fill: tuple[int, int, int]
+    interpolation: Interpolation = "bilinear"
 
 
 def row_cuts(cuts: Cuts) -> list[RowCut]:
     """The rows of `cuts`, in order."""
     columns = cuts.region.tolist(), cuts.size.tolist(), cuts.window.tolist(), cuts.flip.tolist()
-    return [RowCut(*row, cuts.fill) for row in zip(*columns, strict=True)]
+    return [RowCut(*row, cuts.fill, cuts.interpolation) for row in zip(*columns, strict=True)]
 
 
 def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8]) -> None:
@@ -58,10 +62,10 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8]) -> None:
     if height == region_height and width == region_width:
         _place(image, top, left, out, how.fill)
     elif top == 0 and left == 0 and height == window_height and width == window_width:
-        _resize_into(_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(out))
+        _RESIZES[how.interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(out))
     else:
         resized = np.empty((height, width, 3), np.uint8)
-        _resize_into(_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
+        _RESIZES[how.interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
         _place(resized, top, left, out, how.fill)
     vertically, horizontally = how.flip
     if horizontally or vertically:

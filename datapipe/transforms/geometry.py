@@ -18,16 +18,16 @@ from datapipe.errors import OptionError
 from datapipe.transforms import cuts as chain
 from datapipe.transforms.options import (
     Fill,
-    check_bilinear,
     check_constant_padding,
     check_fill,
+    check_interpolation,
     check_probability,
     check_size,
     is_count,
     refusal,
     source_repr,
 )
-from datapipe.transforms.protocols import Cuts
+from datapipe.transforms.protocols import Cuts, Interpolation
 from datapipe.transforms.random_resized_crop import RandomResizedCrop
 
 __all__ = ["CenterCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize"]
@@ -44,7 +44,7 @@ class Resize:
     """
 
     size: int | Size | None
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     max_size: int | None = None
     antialias: bool = True
 
@@ -69,7 +69,7 @@ class Resize:
             raise refusal(self, "max_size", max_size, "it goes with a single int as size only; drop it")
         elif self.size is not None and max_size <= self.size:
             raise refusal(self, "max_size", max_size, f"it must be greater than the shorter side's {self.size}")
-        put(self, "interpolation", check_bilinear(self, interpolation, antialias))
+        put(self, "interpolation", check_interpolation(self, interpolation, antialias))
         put(self, "antialias", True)
 
     __repr__ = source_repr
@@ -103,17 +103,19 @@ class Resize:
         return np.maximum(new, 1)
 
     def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
-        return chain.resize(cuts, self.sizes(chain.output_sizes(cuts)))
+        return chain.resize(cuts, self.sizes(chain.output_sizes(cuts)), self.interpolation)
 
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop:
-    """Cut `size` out of the middle; what the image lacks is padded with black on both sides."""
+    """Cut `size` out of the middle; what the image lacks is padded with `fill` on both sides."""
 
     size: Size = field(metadata={"square": True})
+    fill: Fill = (0, 0, 0)
 
-    def __init__(self, size: int | Sequence[int]) -> None:
+    def __init__(self, size: int | Sequence[int], *, fill: float | Sequence[float] | None = 0) -> None:
         object.__setattr__(self, "size", check_size(self, size))
+        object.__setattr__(self, "fill", check_fill(self, fill))
 
     __repr__ = source_repr
 
@@ -126,7 +128,7 @@ class CenterCrop:
         excess = sizes - box[:, 2:]
         # torchvision rounds the anchor half to even, and puts the smaller half of a padding first.
         box[:, :2] = np.where(excess >= 0, np.rint(excess / 2), -(-excess // 2))
-        return chain.crop(cuts, box)
+        return chain.crop(cuts, box, fill=self.fill)
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,6 +247,9 @@ class RandomVerticalFlip:
 
     def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
         return _flip(cuts, draws, operation, axis=0, p=self.p)
+
+
+DRAWS_NOTHING = (Resize, CenterCrop, Pad)  # the same cut for a sample in each epoch
 
 
 def _flip(cuts: list[Cuts], draws: Draws, operation: int, *, axis: int, p: float) -> list[Cuts]:

@@ -10,7 +10,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import torch
+
 from datapipe.errors import OptionError
+from datapipe.transforms.protocols import Interpolation
 
 Range = tuple[float, float]
 Fill = tuple[int, int, int]
@@ -69,14 +72,16 @@ def check_fill(owner: object, value: object) -> Fill:
     raise refusal(owner, "fill", value, "it must be a whole number from 0 to 255, or three of them for red, green and blue")
 
 
-def check_bilinear(owner: object, interpolation: object, antialias: object) -> str:
-    """Accept torchvision's ways of saying "bilinear" with antialiasing, and nothing else."""
+def check_interpolation(owner: object, interpolation: object, antialias: object) -> Interpolation:
+    """Accept torchvision's ways of saying "bilinear" and "bicubic" with antialiasing, and nothing else."""
     name = getattr(interpolation, "value", interpolation)
-    if name not in ("bilinear", 2):  # 2: PIL's constant
-        raise refusal(owner, "interpolation", interpolation, "only 'bilinear' is available; drop the argument")
     if antialias is not True:
         raise refusal(owner, "antialias", antialias, "resizing is always antialiased, as PIL's is; drop the argument")
-    return "bilinear"
+    if name in ("bilinear", 2):  # the numbers are PIL's constants
+        return "bilinear"
+    if name in ("bicubic", 3):
+        return "bicubic"
+    raise refusal(owner, "interpolation", interpolation, "only 'bilinear' and 'bicubic' are available; pass one of them")
 
 
 def check_constant_padding(owner: object, padding_mode: object) -> str:
@@ -84,6 +89,14 @@ def check_constant_padding(owner: object, padding_mode: object) -> str:
     if padding_mode != "constant":
         raise refusal(owner, "padding_mode", padding_mode, "only 'constant' is available; drop the argument")
     return "constant"
+
+
+def check_uint8(owner: object, dtype: torch.dtype) -> torch.dtype:
+    """Accept images of uint8 only."""
+    if dtype != torch.uint8:
+        got = str(dtype).removeprefix("torch.")
+        raise OptionError(f"{owner!r} works on uint8 images, and {got} ones reach it; put it before ToDtype")
+    return dtype
 
 
 def source_repr(transform: object) -> str:

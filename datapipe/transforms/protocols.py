@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from datapipe.draws import Draws
 
+Interpolation = Literal["bilinear", "bicubic"]
 Params = Mapping[str, NDArray[np.generic]]  # name -> (n, ...): one row per sample
 
 
@@ -35,13 +36,14 @@ class Cuts:
     window: NDArray[np.int64]  # (n, 4) of the resized region
     flip: NDArray[np.bool_]  # (n, 2) vertically, horizontally; after the window
     fill: tuple[int, int, int] = (0, 0, 0)  # RGB, uint8
+    interpolation: Interpolation = "bilinear"  # of the resize, where there is one
 
     def __len__(self) -> int:
         return len(self.region)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> Cuts:
         """The cuts of some of the samples."""
-        return Cuts(self.region[rows], self.size[rows], self.window[rows], self.flip[rows], self.fill)
+        return Cuts(self.region[rows], self.size[rows], self.window[rows], self.flip[rows], self.fill, self.interpolation)
 
 
 @runtime_checkable

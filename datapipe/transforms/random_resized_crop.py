@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from datapipe.draws import Draws
 from datapipe.transforms import cuts as chain
-from datapipe.transforms.options import Range, check_bilinear, check_range, check_size, refusal, source_repr
-from datapipe.transforms.protocols import Cuts
+from datapipe.transforms.options import Range, check_interpolation, check_range, check_size, refusal, source_repr
+from datapipe.transforms.protocols import Cuts, Interpolation
 
 Size = tuple[int, int]
 _NUM_ATTEMPTS = 10  # before it falls back to a central crop
@@ -31,7 +31,7 @@ class RandomResizedCrop:
     size: Size = field(metadata={"square": True})
     scale: Range = (0.08, 1.0)
     ratio: Range = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     antialias: bool = True
 
     def __init__(
@@ -50,7 +50,7 @@ class RandomResizedCrop:
             raise refusal(self, "ratio", ratio, "both must be greater than 0")
         if self.scale[1] == 0:
             raise refusal(self, "scale", scale, "the upper one must be greater than 0")
-        put(self, "interpolation", check_bilinear(self, interpolation, antialias))
+        put(self, "interpolation", check_interpolation(self, interpolation, antialias))
         put(self, "antialias", True)
 
     __repr__ = source_repr
@@ -60,7 +60,7 @@ class RandomResizedCrop:
 
     def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
         boxes = self.boxes(chain.output_sizes(cuts), draws, operation)
-        return chain.crop_and_resize(cuts, boxes, self.size)
+        return chain.crop_and_resize(cuts, boxes, self.size, self.interpolation)
 
     def boxes(self, sizes: NDArray[np.int64], draws: Draws, operation: int) -> NDArray[np.int64]:
         """(n, 4) the boxes cut out of images of these (n, 2) sizes."""

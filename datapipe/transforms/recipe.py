@@ -1,16 +1,17 @@
 """A list of transforms, checked and sorted by who carries them out.
 
 The geometry goes in front, to be done with the decoding; pixel operations follow as a chain over
-blocks; batch operations close. A transform's place in the list as given is its `operation` number in
-all draws, wherever it ends up being executed.
+blocks; batch operations close, or else transforms of the user's own, called per sample. A transform's
+place among those that are carried out here is its `operation` number in all draws, wherever it ends up
+being executed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from datapipe.draws import Draws
 from datapipe.errors import OptionError
 from datapipe.transforms.cuts import whole
-from datapipe.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
-from datapipe.transforms.pixels.dtype import Normalize, ScaleAndShift, ToDtype, scale_and_shift
-from datapipe.transforms.pixels.reach import Reach
-from datapipe.transforms.protocols import BatchOp, Cuts, GeometryOp, PixelOp
+from datapipe.transforms.geometry import DRAWS_NOTHING
+from datapipe.transforms.lowering import Kind, described, flatten
+from datapipe.transforms.per_sample import RestInput, call_each
+from datapipe.transforms.pixels.dtype import ScaleAndShift
+from datapipe.transforms.protocols import BatchOp, Cuts, GeometryOp
+from datapipe.transforms.sorting import PixelStep, Sorted, fuse
 
 Size = tuple[int, int]  # height, width in pixels
 
@@ -32,70 +35,77 @@ class _ChecksDtype(Protocol):
     def check_dtype(self, dtype: torch.dtype, /) -> None: ...
 
 
-@dataclass(frozen=True)
-class PixelStep:
-    """A pixel operation, the number by which it draws, and the dtype that reaches it. `stands_for` is what the user wrote."""
-
-    operation: int
-    op: PixelOp
-    dtype: torch.dtype
-    stands_for: tuple[object, ...]
-
-
 @dataclass(frozen=True, repr=False)
 class Recipe:
     """What becomes of each image, and of each batch. Made by `Recipe.of`; equal for equal transforms."""
 
-    transforms: tuple[object, ...]  # flattened, as given
+    transforms: tuple[object, ...]  # flattened: datapipe's, those of others turned into datapipe's, and then `rest`
     geometry: tuple[tuple[int, GeometryOp], ...] = dataclasses.field(compare=False)  # (operation, transform)
     pixels: tuple[PixelStep, ...] = dataclasses.field(compare=False)
     batch: tuple[tuple[int, BatchOp], ...] = dataclasses.field(compare=False)  # (operation, transform)
-    output_dtype: torch.dtype = dataclasses.field(compare=False)
+    output_dtype: torch.dtype = dataclasses.field(compare=False)  # of what the pixel operations leave
+    rest: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)  # called per sample, in order
+    rest_input: RestInput = "pil"  # what the first of them takes
+    rest_reason: str | None = dataclasses.field(default=None, compare=False)  # which is the first, and why
+    output_kind: Kind | None = dataclasses.field(default="any", compare=False)  # see `of`
+    _origins: tuple[str | None, ...] = dataclasses.field(default=(), compare=False)  # of `transforms`: whose they were
+    _passed_over: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # those in which there was nothing to do
 
     @classmethod
-    def of(cls, transforms: object) -> Recipe:
+    def of(cls, transforms: object, *, input_kind: Kind = "any") -> Recipe:
         """Sort and check a transform, a sequence of them, or a Compose, nested as deeply as you like; None is empty.
 
-        Raises OptionError for what is no transform, for an order that cannot be honoured exactly, and for a
-        transform that cannot take the dtype that reaches it.
+        Transforms of torchvision (v1 and v2) and timm become datapipe's where these do the same. From the first one that
+        does not, or is any other callable, all are called per sample: they are the recipe's `rest`.
+
+        `input_kind`: what the transforms would be given elsewhere, a "pil" image or a "tensor" (torchvision's v2 lets
+        images of the wrong kind pass in silence). "any" is whichever the first one that cares takes. `output_kind` is
+        what they would hand on; None after a rest, of which nobody knows.
+
+        Raises OptionError for what is no transform, for an order that cannot be honoured exactly by datapipe's own, and for
+        one of them that cannot take the dtype that reaches it.
         """
-        flat = tuple(_flatten(transforms))
-        geometry: list[tuple[int, GeometryOp]] = []
-        pixels: list[PixelStep] = []
-        batch: list[tuple[int, BatchOp]] = []
-        dtype = torch.uint8
-        for operation, transform in enumerate(flat):
-            if isinstance(transform, type):
-                raise OptionError(f"{transform.__name__} is a class; pass an instance, {transform.__name__}(...)")
-            if batch and isinstance(transform, (GeometryOp, PixelOp)):
-                raise OptionError(f"{transform!r} comes after {batch[-1][1]!r}, which mixes whole batches; move it before")
-            if isinstance(transform, GeometryOp):
-                _check_movable(transform, geometry, pixels)
-                geometry.append((operation, transform))
-            elif isinstance(transform, PixelOp):
-                pixels.append(PixelStep(operation, transform, dtype, (transform,)))
-                dtype = transform.output_dtype(dtype)
-            elif isinstance(transform, BatchOp):
-                batch.append((operation, transform))
+        if isinstance(transforms, Recipe):
+            return transforms
+        found = Sorted(input_kind)
+        for transform in flatten(transforms):
+            if isinstance(transform, Recipe):
+                for op in transform._whole():
+                    found = found.with_transform(op)
+                found = found.with_kind(transform.output_kind)
             else:
-                raise OptionError(
-                    f"{transform!r} (of type {type(transform).__module__}.{type(transform).__qualname__}) is no transform known "
-                    "here; use those of datapipe.transforms, named as in torchvision.transforms.v2"
-                )
-        for _, op in batch:
+                found = found.with_transform(transform)
+        for _, op in found.batch:
             if isinstance(op, _ChecksDtype):
-                op.check_dtype(dtype)
-        return cls(flat, tuple(geometry), tuple(_fuse(pixels)), tuple(batch), dtype)
+                op.check_dtype(found.dtype)
+        return cls(
+            (*found.ops, *found.rest),
+            found.geometry,
+            fuse(found.pixels),
+            found.batch,
+            found.dtype,
+            rest=found.rest,
+            rest_input="tensor" if found.rest and found.kind in ("tensor", "image") else "pil",
+            rest_reason=found.rest_reason,
+            output_kind=None if found.rest else found.kind,
+            _origins=found.origins,
+            _passed_over=found.passed_over,
+        )
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self.transforms))}]"
 
     def geometry_alone(self) -> Recipe:
-        """The recipe without its pixel and batch operations, which somebody else then carries out."""
-        return dataclasses.replace(self, pixels=(), batch=(), output_dtype=torch.uint8)
+        """The recipe without its pixel and batch operations and its rest, which somebody else then carries out."""
+        return dataclasses.replace(self, pixels=(), batch=(), output_dtype=torch.uint8, rest=())
 
     def output_size(self, input_size: Size | None = None) -> Size | None:
-        """(height, width) of every image that leaves, given that of every one that enters; None if it depends on the sample."""
+        """(height, width) of every image that leaves, given that of every one that enters; None if it depends on the sample.
+
+        None as well where a rest makes the images: nobody knows what it gives.
+        """
+        if self.rest:
+            return None
         size = input_size
         for _, op in self.geometry:
             size = op.output_size(size)
@@ -107,6 +117,8 @@ class Recipe:
         `input_size`: (height, width) where all stored images have it, None where they differ.
         """
         size = self.output_size(input_size)
+        if self.rest:
+            raise OptionError(f"images are made by {described(self.rest[-1])}, and nobody else knows their sizes")
         if size is None:
             ends = f"ends with {self.geometry[-1][1]!r}, which keeps differences" if self.geometry else "has no crop or resize"
             raise OptionError(
@@ -151,78 +163,54 @@ class Recipe:
             images, labels = op.apply(images, labels, op.draw(draws, operation, size))
         return images, labels
 
+    def run_rest(self, image: torch.Tensor) -> object:
+        """What the `rest` makes of one image, (h, w, 3) of `output_dtype`, as `run_pixels` left it.
+
+        Its memory may be handed over, so it must not be used afterwards. Raises what the user's transforms raise, and draws
+        from where they draw. Thread-safe as far as they are.
+        """
+        return call_each(self.rest, image, first_takes=self.rest_input)
+
     def explain(self) -> list[str]:
-        """What is done where, one line per step."""
+        """What is done where, one line per step, and what it was made of where it was another library's."""
         last_pixel = min((step.operation for step in self.pixels), default=len(self.transforms))
         lines = [
-            f"with the decode: {op!r}" + (" (moved before the pixel operations: same result)" if n > last_pixel else "")
+            f"with the decode: {op!r}{self._from(op)}"
+            + (" (moved before the pixel operations: same result)" if n > last_pixel else "")
             for n, op in self.geometry
         ]
         for step in self.pixels:
             written = " + ".join(map(repr, step.stands_for))
             fused = " (one multiply-add)" if isinstance(step.op, ScaleAndShift) else ""
-            lines.append(f"on blocks of images: {written}{fused}")
-        lines += [f"on the batch: {op!r}" for _, op in self.batch]
+            lines.append(f"on blocks of images: {written}{self._from(*step.stands_for)}{fused}")
+        lines += [f"on the batch: {op!r}{self._from(op)}" for _, op in self.batch]
+        if self._passed_over:
+            lines.append(f"nothing to do: {', '.join(self._passed_over)}")
+        if self.rest:
+            lines += [f"per sample: {', '.join(map(described, self.rest))}", f"  since {self.rest_reason}"]
+            return [*lines, f"out: what {described(self.rest[-1])} gives"]
         size = self.output_size()
         shape = f"{size[0]} x {size[1]}" if size else "of the sample's size"
         lines.append(f"out: {str(self.output_dtype).removeprefix('torch.')} RGB, {shape}, channels_last")
         return lines
 
+    def _from(self, *ops: object) -> str:
+        """Which transforms of other libraries these were."""
+        pairs = list(zip(self.transforms, self._origins, strict=False))
+        origins = [origin for op in ops for own, origin in pairs if own is op and origin]
+        return f", from {' + '.join(origins)}" if origins else ""
 
-def _flatten(transforms: object) -> Iterator[object]:
-    """What a nest of sequences, recipes and Compose-likes (of that name, with a sequence `transforms`) holds, in order."""
-    if transforms is None:
-        return
-    inner: object = transforms
-    if isinstance(transforms, Recipe) or type(transforms).__name__ == "Compose":
-        inner = getattr(transforms, "transforms", None)
-    if isinstance(inner, (list, tuple)):
-        for transform in inner:
-            yield from _flatten(transform)
-    else:
-        yield transforms
-
-
-def _fuse(steps: Sequence[PixelStep]) -> list[PixelStep]:
-    """Turn conversions from uint8, with a Normalize right behind, into one operation; leave out those that do nothing."""
-    fused: list[PixelStep] = []
-    for step in steps:
-        op, previous = step.op, fused[-1] if fused else None
-        if isinstance(op, ToDtype) and op.dtype == step.dtype:
-            continue
-        if isinstance(op, ToDtype) and step.dtype == torch.uint8:
-            fused.append(dataclasses.replace(step, op=scale_and_shift(op, None)))
-        elif isinstance(op, Normalize) and previous and isinstance(previous.op, ScaleAndShift) and len(previous.stands_for) == 1:
-            conversion = previous.stands_for[0]
-            assert isinstance(conversion, ToDtype)
-            fused[-1] = dataclasses.replace(previous, op=scale_and_shift(conversion, op), stands_for=(conversion, op))
-        else:
-            fused.append(step)
-    return fused
-
-
-def _check_movable(op: GeometryOp, geometry: Sequence[tuple[int, GeometryOp]], pixels: Sequence[PixelStep]) -> None:
-    """Raise OptionError unless `op` gives the same, bit for bit, when it is done before all of `pixels`."""
-    if not pixels:
-        return
-    flips = isinstance(op, (RandomHorizontalFlip, RandomVerticalFlip))
-    crops = isinstance(op, (RandomCrop, CenterCrop)) and not _may_pad(op, geometry)
-    for step in pixels:
-        reach = getattr(step.op, "reach", Reach.PLACE)
-        # A sum over an image is the same in any order where the values are whole numbers, not where they are fractions.
-        summed = reach is Reach.IMAGE and step.dtype == torch.uint8
-        if not ((flips and (summed or reach is Reach.POINT)) or (crops and reach is Reach.POINT)):
+    def _whole(self) -> tuple[object, ...]:
+        """Its transforms, to become part of a list. Raises OptionError where there is a rest."""
+        if self.rest:
             raise OptionError(
-                f"{op!r} comes after {step.op!r}, and the two cannot change places without changing the result; "
-                "move all crops, resizes, paddings and flips to the front of the list"
+                f"a Recipe that ends with {described(self.rest[-1])} cannot be part of a list; pass the transforms themselves"
             )
+        return self.transforms
 
-
-def _may_pad(op: RandomCrop | CenterCrop, geometry: Sequence[tuple[int, GeometryOp]]) -> bool:
-    """Whether the crop could show its fill, which the pixel operations would then change."""
-    size: Size | None = None
-    for _, earlier in geometry:
-        size = earlier.output_size(size)
-    if isinstance(op, RandomCrop):
-        return bool(op.padding and any(op.padding)) or op.pad_if_needed
-    return size is None or size[0] < op.size[0] or size[1] < op.size[1]
+    def split_front(self) -> tuple[Recipe, Recipe]:
+        """The leading geometry that draws nothing, and all that follows: one after the other, what the whole recipe does."""
+        num = next((n for n, (_, op) in enumerate(self.geometry) if not isinstance(op, DRAWS_NOTHING)), len(self.geometry))
+        front, behind = self.geometry[:num], self.geometry[num:]
+        alone = dataclasses.replace(self.geometry_alone(), transforms=tuple(op for _, op in front), geometry=front)
+        return alone, dataclasses.replace(self, geometry=behind)

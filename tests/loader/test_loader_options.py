@@ -51,7 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"transform": None}, "images would differ in size: .* end the geometry with RandomResizedCrop, CenterCrop or Resize"),
     ({"transform": [dp.Resize(20)]}, r"ends with Resize\(20\)?"),
     ({"batch_size": 1, "batch_sampler": [[1, 2]], "transform": None}, "images would differ in size"),
-    ({"transform": lambda image: image}, "is no transform known here"),
+    ({"transform": "flip"}, "is no transform known here, nor can it be called"),
 ]  # fmt: skip
 
 

@@ -29,13 +29,14 @@ from datapipe.transforms.protocols import Cuts, GeometryOp
 _side = st.integers(1, 40)
 _pair = st.tuples(_side, _side)
 _fill = st.sampled_from([0, 7, (200, 3, 90)])
+_interpolation = st.sampled_from(["bilinear", "bicubic"])
 _ops: st.SearchStrategy[GeometryOp] = st.one_of(
-    _pair.map(Resize),
-    st.integers(1, 30).map(Resize),
+    st.builds(Resize, _pair, interpolation=_interpolation),
+    st.builds(Resize, st.integers(1, 30), interpolation=_interpolation),
     _pair.map(CenterCrop),
     st.builds(Pad, st.tuples(*[st.integers(0, 9)] * 4), fill=_fill),
     st.builds(RandomCrop, _pair, padding=st.sampled_from([None, 3]), pad_if_needed=st.just(True), fill=_fill),
-    st.builds(RandomResizedCrop, _pair),
+    st.builds(RandomResizedCrop, _pair, interpolation=_interpolation),
     st.just(RandomHorizontalFlip(0.5)),
     st.just(RandomVerticalFlip(0.5)),
 )
@@ -82,6 +83,7 @@ def test_merged_equals_step_by_step(ops: list[GeometryOp], sizes: list[tuple[int
         [RandomCrop(32, padding=4), RandomHorizontalFlip()],
         [Resize((40, 40)), Pad(4), RandomCrop(40), RandomHorizontalFlip()],
         [CenterCrop(33), Resize(20), CenterCrop(20)],
+        [Resize(30, "bicubic"), CenterCrop(24), RandomHorizontalFlip()],
         [RandomHorizontalFlip(), Pad(3), CenterCrop(30)],
     ],
     ids=repr,
@@ -94,6 +96,14 @@ def test_usual_recipes_are_one_cut(ops: list[Any]) -> None:
 @pytest.mark.parametrize("ops", [[Resize(20), Resize(10)], [Pad(2), Resize(9)], [Resize(20), CenterCrop(8), Pad(2)]], ids=repr)
 def test_what_cannot_merge_is_one_more_cut(ops: list[Any]) -> None:
     assert len(Recipe.of(ops).draw_cuts(Draws(0, 0, np.arange(2)), np.array([(50, 61), (33, 47)]))) == 2
+
+
+def test_each_resize_keeps_its_interpolation() -> None:
+    ops = [Pad(1), RandomResizedCrop(30, interpolation="bicubic"), CenterCrop(28), Pad(2), RandomHorizontalFlip(), Resize(9)]
+    chain = Recipe.of(ops).draw_cuts(Draws(0, 0, np.arange(2)), np.array([(50, 61), (33, 47)]))
+    resized = [cuts.interpolation for cuts in chain if (cuts.size != cuts.region[:, 2:]).any()]
+    assert resized == ["bicubic", "bilinear"]
+    assert chain[1][np.array([0])].interpolation == chain[1].interpolation
 
 
 def test_a_crop_without_resize_is_a_region() -> None:
@@ -124,12 +134,13 @@ def test_a_window_on_nothing_but_fill() -> None:
         np.testing.assert_array_equal(carried_out(picture(6, 6), chain, row), np.broadcast_to([1, 2, 3], (4, 6, 3)))
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @settings(max_examples=60, deadline=None)
 @given(size=st.tuples(st.integers(1, 300), st.integers(1, 300)), target=st.tuples(st.integers(1, 250), st.integers(1, 250)))
-def test_resizing_commutes_with_flips(size: tuple[int, int], target: tuple[int, int]) -> None:
+def test_resizing_commutes_with_flips(interpolation: str, size: tuple[int, int], target: tuple[int, int]) -> None:
     """What lets a flip wait until after the resize: torch's fixed-point weights are symmetric."""
     image = picture(*size)
-    chain = Resize(target).fold(whole(np.array([size])), Draws(0, 0, np.arange(1)), 0)
+    chain = Resize(target, interpolation).fold(whole(np.array([size])), Draws(0, 0, np.arange(1)), 0)
     straight = carried_out(image, chain, 0)
     turned = carried_out(np.ascontiguousarray(image[::-1, ::-1]), chain, 0)
     np.testing.assert_array_equal(turned[::-1, ::-1], straight)

@@ -185,7 +185,7 @@ def test_draws_depend_on_seed_epoch_id_and_operation() -> None:
         (lambda: T.RandomResizedCrop((1, 2, 3)), r"size is \(1, 2, 3\)"),
         (lambda: T.RandomResizedCrop(8, scale=(0.5, 0.1)), r"scale is \(0\.5, 0\.1\); .*low <= high"),
         (lambda: T.RandomResizedCrop(8, ratio=(0, 1)), r"ratio is \(0, 1\); .*greater than 0"),
-        (lambda: T.RandomResizedCrop(8, interpolation="bicubic"), r"interpolation is 'bicubic'; only 'bilinear'"),
+        (lambda: T.RandomResizedCrop(8, interpolation="lanczos"), r"interpolation is 'lanczos'; only 'bilinear' and 'bicubic'"),
         (lambda: T.Resize(8, antialias=False), r"antialias is False; .*drop the argument"),
         (lambda: T.Resize(None), r"max_size is None"),
         (lambda: T.Resize(8, max_size=8), r"max_size is 8; .*greater than"),
@@ -208,12 +208,15 @@ def test_refusals_name_transform_argument_value_and_remedy(make: Callable[[], An
 ALL = [
     T.RandomResizedCrop(224),
     T.RandomResizedCrop((3, 4), scale=(0.2, 1), ratio=(1, 1)),
+    T.RandomResizedCrop((3, 4), scale=(0.2, 1), ratio=(1, 1), interpolation="bicubic"),
     T.Resize(256),
     T.Resize((4, 5)),
+    T.Resize((4, 5), "bicubic"),
     T.Resize(256, max_size=300),
     T.Resize(None, max_size=300),
     T.CenterCrop(224),
     T.CenterCrop((2, 3)),
+    T.CenterCrop((2, 3), fill=(1, 2, 3)),
     T.Pad(3),
     T.Pad((1, 2, 3, 4), fill=9),
     T.RandomCrop(32, padding=4),
@@ -231,9 +234,10 @@ def test_repr_is_the_call_that_makes_it(op: Any) -> None:
     assert hash(op) == hash(eval(repr(op), vars(T)))
 
 
-def test_torchvisions_ways_to_say_bilinear() -> None:
+def test_torchvisions_ways_to_say_bilinear_and_bicubic() -> None:
     v2 = torchvision_v2()
     assert T.Resize(8, v2.InterpolationMode.BILINEAR) == T.Resize(8) == T.Resize([8], 2)
+    assert T.Resize(8, v2.InterpolationMode.BICUBIC) == T.Resize(8, "bicubic") == T.Resize([8], 3) != T.Resize(8)
     with pytest.raises(OptionError, match="only 'bilinear'"):
         T.Resize(8, v2.InterpolationMode.NEAREST)
 

@@ -14,7 +14,8 @@ from torchvision_reference import torchvision_v2
 torchvision_v2()
 
 from benchmarks.parity import measure, table  # noqa: E402
-from benchmarks.parity_cases import EXACT, Bound, Case, cases  # noqa: E402
+from benchmarks.parity_case import EXACT, Bound, Case  # noqa: E402
+from benchmarks.parity_cases import cases  # noqa: E402
 from datapipe.samples import make_image_folder  # noqa: E402
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from datapipe.draws import Draws
 from datapipe.errors import OptionError
 from datapipe.transforms import Recipe
-from datapipe.transforms.protocols import Cuts
+from datapipe.transforms.protocols import Cuts, Interpolation
 
 # Image sizes (height, width) on which a recipe is tried: photographs, thumbnails, panoramas, and one for any crop.
 _TRIED = ((375, 500), (500, 375), (256, 256), (1200, 1600), (32, 32), (8, 8), (90, 1000), (1000, 90), (20_000, 20_000))
@@ -23,15 +23,17 @@ class CutForm:
 
     is_windowed: bool  # some windows are not the whole resized region
     fill: tuple[int, int, int]  # RGB, shown where a window reaches beyond it
+    interpolation: Interpolation = "bilinear"  # of every resize
 
     def takes(self, chain: list[Cuts]) -> NDArray[np.bool_]:
         """(n,) For each of the n samples, whether the graph carries out exactly these cuts."""
         if len(chain) != 1:
             return np.zeros(len(chain[0]), np.bool_)
         (cuts,) = chain
+        takes = np.ones(len(cuts), np.bool_) if cuts.interpolation == self.interpolation else ~_resampled(cuts)
         if not self.is_windowed:
-            return ~_windowed(cuts)
-        return np.ones(len(cuts), np.bool_) if cuts.fill == self.fill else ~_showing_fill(cuts)
+            return takes & ~_windowed(cuts)
+        return takes if cuts.fill == self.fill else takes & ~_showing_fill(cuts)
 
 
 def form_of(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
@@ -57,13 +59,23 @@ def form_of(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
             "once or flips in between; pass backend='images_cpu', or merge the steps"
         )
     fills = [cuts.fill for cuts in single if _showing_fill(cuts).any()]
-    return CutForm(is_windowed=any(_windowed(cuts).any() for cuts in single), fill=fills[0] if fills else single[0].fill)
+    interpolations = [cuts.interpolation for cuts in single if _resampled(cuts).any()]
+    return CutForm(
+        is_windowed=any(_windowed(cuts).any() for cuts in single),
+        fill=fills[0] if fills else single[0].fill,
+        interpolation=interpolations[0] if interpolations else "bilinear",
+    )
 
 
 def _windowed(cuts: Cuts) -> NDArray[np.bool_]:
     """(n,) Where the window is not the whole resized region."""
     at, size = cuts.window[:, :2], cuts.window[:, 2:]
     return np.asarray(((at != 0) | (size != cuts.size)).any(axis=1))
+
+
+def _resampled(cuts: Cuts) -> NDArray[np.bool_]:
+    """(n,) Where the region is resized to another size."""
+    return np.asarray((cuts.size != cuts.region[:, 2:]).any(axis=1))
 
 
 def _showing_fill(cuts: Cuts) -> NDArray[np.bool_]:

@@ -36,7 +36,8 @@ def build_graph(options: GraphOptions) -> Any:
 
 def _images(options: GraphOptions) -> Any:
     images = _decoded(options)
-    common = {"interp_type": types.INTERP_LINEAR, "antialias": True, "subpixel_scale": False}
+    interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[options.form.interpolation]
+    common = {"interp_type": interpolation, "antialias": True, "subpixel_scale": False}
     if options.form.is_windowed:
         images = fn.resize(images, size=_input("size"), **common)
         images = fn.slice(

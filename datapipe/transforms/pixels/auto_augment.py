@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.draws import Draws
-from datapipe.errors import OptionError
-from datapipe.transforms.options import Fill, check_fill, is_count, refusal, source_repr
+from datapipe.transforms.options import Fill, check_fill, check_uint8, is_count, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
 from datapipe.transforms.pixels.reach import Reach
@@ -67,7 +66,7 @@ class RandAugment:
         return _augment(images, params, self.fill or (0, 0, 0))
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return _only_uint8(self, dtype)
+        return check_uint8(self, dtype)
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +101,7 @@ class TrivialAugmentWide:
         return _augment(images, params, self.fill or (0, 0, 0))
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return _only_uint8(self, dtype)
+        return check_uint8(self, dtype)
 
 
 def apply_operation(images: torch.Tensor, name: str, magnitude: Float, fill: Fill) -> None:
@@ -193,10 +192,3 @@ def _check_sampling(owner: object, interpolation: object, fill: object) -> None:
         raise refusal(owner, "interpolation", interpolation, "only 'nearest' is available; drop the argument")
     object.__setattr__(owner, "interpolation", "nearest")
     object.__setattr__(owner, "fill", None if fill is None else check_fill(owner, fill))
-
-
-def _only_uint8(owner: object, dtype: torch.dtype) -> torch.dtype:
-    if dtype != torch.uint8:
-        got = str(dtype).removeprefix("torch.")
-        raise OptionError(f"{owner!r} works on uint8 images, and {got} ones reach it; put it before ToDtype")
-    return dtype

@@ -1,0 +1,128 @@
+"""Hugging Face Accelerate: what its `prepare` does for torch's loaders, for ours.
+
+`Accelerator.prepare` hands a loader that is not torch's back as it is. Batches are on the right device and rank all the same,
+but the library would not know when an epoch ends, so it would carry the last, incomplete accumulation over into the next one
+and leave padding in what `gather_for_metrics` gathers; and `save_state` would not save the place in the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState
+
+from datapipe.adapt.hosts.ours import OurLoader, check_ranks, go_to, is_ours, steps_done
+from datapipe.errors import LifecycleError, OptionError
+
+
+def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
+    """`accelerator.prepare(*objects)`, in which datapipe's loaders become `PreparedLoader`.
+
+    Their places are saved and restored by `accelerator.save_state` and `load_state`; after the latter the next pass goes on in
+    mid-epoch by itself: `skip_first_batches` is not needed. `options` go to `accelerator.prepare`. Raises OptionError for a
+    loader or an accelerator whose ranks, devices or batches do not fit each other.
+    """
+    others = [value for value in objects if not is_ours(value)]
+    prepared = accelerator.prepare(*others, **options) if others else ()
+    rest = iter(prepared if len(others) > 1 else [prepared])
+    result: list[Any] = []
+    for value in objects:
+        if isinstance(value, PreparedLoader):
+            result.append(value)
+        elif is_ours(value):
+            check_fits(accelerator, value)
+            accelerator.register_for_checkpointing(value)
+            result.append(PreparedLoader(value))
+        else:
+            result.append(next(rest))
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
+    """A loader that tells Accelerate when its last batch comes, and how many samples of that step are no padding.
+
+    All else is the loader's own: `set_epoch`, `dataset`, `state_dict`, ... Steps of a `sampler` or `batch_sampler` of your own
+    are gathered whole: what in them is padding only that knows.
+    """
+
+    def __init__(self, loader: OurLoader) -> None:
+        self.loader = loader
+        self.gradient_state = GradientState()
+
+    def __iter__(self) -> Iterator[Any]:
+        num_steps = len(self.loader)
+        self.begin()
+        self.remainder = self._num_real_of_the_last_step()
+        try:
+            for batch in self.loader:
+                self.end_of_dataloader = steps_done(self.loader) >= num_steps
+                yield batch
+        finally:
+            self.end()
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "loader":
+            raise AttributeError(f"'PreparedLoader' object has no attribute {name!r}")
+        return getattr(self.loader, name)
+
+    def _num_real_of_the_last_step(self) -> int:
+        """Over all ranks; 0: all of it, -1: not known."""
+        state = self.loader.state_dict()
+        if state["tail"] == "drop":
+            return 0
+        sampler: Any = self.loader.sampler
+        return -1 if state["order"] == "sampler" else len(sampler) % int(state["global_batch"])
+
+
+class SkippedLoader:
+    """A loader whose next pass leaves out the first steps of its epoch; passes after it are whole."""
+
+    def __init__(self, loader: OurLoader | PreparedLoader, num_batches: int) -> None:
+        self._loader, self._num_batches = loader, num_batches
+        self._has_epoch = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the pass be over this epoch, from behind the steps left out."""
+        inner = self._loader.loader if isinstance(self._loader, PreparedLoader) else self._loader
+        go_to(inner, epoch=epoch, step=self._num_batches)
+        self._has_epoch = True
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises LifecycleError before `set_epoch`."""
+        if not self._has_epoch:
+            raise LifecycleError(f"{self._num_batches} steps of which epoch are to be left out? call set_epoch first")
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader) - self._num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'SkippedLoader' object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+
+def check_fits(accelerator: Accelerator, loader: OurLoader) -> None:
+    """Raises OptionError where one of the two asks for what the other does not do."""
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(accelerator, name):
+            raise OptionError(
+                f"the accelerator has {name}=True; each rank of a datapipe loader takes batches of its own, of batch_size"
+            )
+    check_ranks(loader, accelerator.num_processes)
+    if accelerator.device_placement and not _is_same(loader.device, accelerator.device):
+        raise OptionError(
+            f"the loader hands batches over on {loader.device}, the accelerator computes on {accelerator.device}; "
+            "pass device=accelerator.device to the loader"
+        )
+
+
+def _is_same(first: torch.device, second: torch.device) -> bool:
+    return first.type == second.type and (first.index == second.index or None in (first.index, second.index))

@@ -1,0 +1,92 @@
+"""Decoded images, kept from epoch to epoch, as far as a recipe does the same to them every time.
+
+What is kept of a sample is its image behind the recipe's front: the leading operations that draw nothing. It is kept as a
+`.npy` file of pixels, one of the encodings that samples come in; so what follows the front has other bytes to work on, and
+is otherwise as it was.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.decode import Decoder
+from datapipe.draws import Draws
+from datapipe.errors import DecodeError
+from datapipe.fetch.cache.store import Gap, Kept, Store
+from datapipe.index import WHOLE_FILE, Entries, Extents
+from datapipe.probe import MAX_PIXELS, ImageHeader
+from datapipe.transforms import Recipe
+from datapipe.transforms.execute import cut_through, row_cuts
+
+_NPY_HEADER_NBYTES = 128  # of three extents
+_NO_DRAWS = Draws(0, 0, np.zeros(1, np.int64))
+
+
+class KeptImages:
+    """The kept images of a dataset, as files. Thread-safe."""
+
+    def __init__(self, front: Recipe, store: Store) -> None:
+        """`front`: geometry that draws nothing."""
+        self.front = front
+        self.store = store
+
+    def find(self, entries: Entries, row: int) -> Kept | Gap:
+        """The image of a sample, or what `make` wants to know."""
+        return self.store.find(int(entries.ids[row]), _stamp(entries.extents, row))
+
+    def make(self, gap: Gap, data: bytes, header: ImageHeader, decoder: Decoder) -> bytes | None:
+        """Carry out the front and keep the result. None where it would not be kept, or does not decode: nothing was done."""
+        steps = [row_cuts(cuts)[0] for cuts in self.front.draw_cuts(_NO_DRAWS, np.array([(header.height, header.width)]))]
+        shape = (steps[-1].window[2], steps[-1].window[3], 3)
+        if shape[0] * shape[1] > MAX_PIXELS or not self.store.admits(_NPY_HEADER_NBYTES + shape[0] * shape[1] * 3):
+            return None
+        pixels: NDArray[np.uint8] = np.empty(shape, np.uint8)
+        try:
+            cut_through(decoder(data, header, steps[0].region), steps, pixels)
+        except DecodeError:
+            return None
+        sink = io.BytesIO()
+        np.lib.format.write_array(sink, pixels, version=(1, 0), allow_pickle=False)
+        made = sink.getvalue()
+        self.store.keep(gap, made, (header.height, header.width))
+        return made
+
+    def will_need(self, entries: Entries) -> Extents | None:
+        """Announce images to the kernel; the extents of those that are not kept, None where they all are."""
+        extents = entries.extents
+        rows = [row for row, sample in enumerate(entries.ids.tolist()) if not self.store.will_need(sample)]
+        if len(rows) == len(extents):
+            return extents
+        return _rows_of(extents, rows) if rows else None
+
+
+def _rows_of(extents: Extents, rows: list[int]) -> Extents:
+    """The extents of some of the samples."""
+    return Extents(
+        paths=[extents.paths[row] for row in rows],
+        offset=extents.offset[rows],
+        nbytes=extents.nbytes[rows],
+        crc32c=extents.crc32c[rows],
+        has_crc=extents.has_crc[rows],
+        one_file_each=extents.one_file_each,
+        prefixes=None if extents.prefixes is None else [extents.prefixes[row] for row in rows],
+        row_groups=None if extents.row_groups is None else [extents.row_groups[row] for row in rows],
+    )
+
+
+def _stamp(extents: Extents, row: int) -> int:
+    """What tells a loose file from another one of its name: size and modification time. 0 for what lies in shards.
+
+    0 for a missing file too: its reader says so.
+    """
+    if not extents.one_file_each and extents.nbytes[row] != WHOLE_FILE:
+        return 0
+    try:
+        status = os.stat(extents.paths[row])
+    except OSError:
+        return 0
+    return (status.st_mtime_ns ^ status.st_size * 0x9E3779B97F4A7C15) % (1 << 64)  # a multiplier that spreads small numbers

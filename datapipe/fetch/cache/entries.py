@@ -1,0 +1,79 @@
+"""What the index of a store looks like in its file: a head, then an entry of fixed size for each sample id.
+
+Both carry a checksum of their own, so a torn one is recognised. A file of zeros has no head and no entries.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import crc32c
+
+FORMAT_VERSION = 1
+HEAD_NBYTES = 64
+ENTRY_NBYTES = 48
+
+_MAGIC = b"DPCACHE1"
+_HEAD = struct.Struct("<8sQQ")  # magic, end, num_kept
+_ENTRY = struct.Struct("<QQQQIII")  # id, offset, nbytes, stamp, height, width, crc32c
+_CRC = struct.Struct("<I")
+
+
+class Head(NamedTuple):
+    """How far the data file is given away."""
+
+    end: int  # bytes
+    num_kept: int  # entries for which room was given
+
+
+class Entry(NamedTuple):
+    """One kept value."""
+
+    offset: int  # bytes, in the data file
+    nbytes: int
+    stamp: int  # of what it was made from; 64 bits
+    height: int  # pixels of what it was made from
+    width: int
+    crc32c: int  # of the value
+
+
+def position_of(id: int) -> int:
+    """Where the entry of a sample lies in the index file, in bytes."""
+    return HEAD_NBYTES + id * ENTRY_NBYTES
+
+
+def pack_head(head: Head) -> bytes:
+    return _sealed(_HEAD.pack(_MAGIC, *head), HEAD_NBYTES)
+
+
+def unpack_head(data: bytes) -> Head | None:
+    """None for bytes that are no head, or a torn one."""
+    if not _is_sealed(data, HEAD_NBYTES):
+        return None
+    magic, end, num_kept = _HEAD.unpack_from(data)
+    return Head(end, num_kept) if magic == _MAGIC else None
+
+
+def pack_entry(id: int, entry: Entry) -> bytes:
+    return _sealed(_ENTRY.pack(id, *entry), ENTRY_NBYTES)
+
+
+def unpack_entry(id: int, data: bytes) -> Entry | None:
+    """None for bytes that are no entry of that sample, or a torn one."""
+    if not _is_sealed(data, ENTRY_NBYTES):
+        return None
+    found, *values = _ENTRY.unpack_from(data)
+    return Entry(*values) if found == id else None
+
+
+def _sealed(values: bytes, nbytes: int) -> bytes:
+    body = values.ljust(nbytes - _CRC.size, b"\0")
+    return body + _CRC.pack(crc32c.crc32c(body))
+
+
+def _is_sealed(data: bytes, nbytes: int) -> bool:
+    if len(data) != nbytes:
+        return False
+    (expected,) = _CRC.unpack_from(data, nbytes - _CRC.size)
+    return bool(crc32c.crc32c(data[: -_CRC.size]) == expected)

@@ -1,0 +1,48 @@
+"""The two files of a store, wherever they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from datapipe import atomic
+from datapipe.errors import StorageError
+
+ABOUT_NAME = "about.json"
+
+
+class StoreFiles:
+    """Descriptors of a store's index and data, closed when nobody holds them any more."""
+
+    def __init__(self, index: int, data: int, *, where: str, in_memory: bool) -> None:
+        self.index = index
+        self.data = data
+        self.where = where  # to call it in a message
+        self.in_memory = in_memory
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` may be gone
+        close(self.index)
+        close(self.data)
+
+
+def open_on_disk(directory: Path, about: dict[str, str]) -> StoreFiles:
+    """The files in `directory`, made where there are none yet. `about`: written beside them, for people.
+
+    Raises StorageError where they can be neither opened nor made.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    opened: list[int] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not (directory / ABOUT_NAME).exists():
+            atomic.write_json(directory / ABOUT_NAME, about)
+        for name in ("index", "data"):
+            opened.append(os.open(directory / name, flags, 0o666))  # noqa: PERF401  # those opened are closed on an error
+    except OSError as exc:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise StorageError(
+            exc.errno, f"cache: {directory}: cannot be written ({exc.strerror}); pass a directory that can, or cache='ram'"
+        ) from exc
+    return StoreFiles(*opened, where=str(directory), in_memory=False)

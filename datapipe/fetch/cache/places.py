@@ -1,0 +1,91 @@
+"""Where a store is kept, by what name, and how much it may take."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from datapipe.errors import OptionError, StorageError
+from datapipe.fetch.cache.entries import FORMAT_VERSION
+from datapipe.fetch.cache.files import StoreFiles, open_on_disk
+from datapipe.fetch.cache.in_memory import open_in_memory
+from datapipe.fetch.cache.room import share_of_disk, share_of_memory
+from datapipe.fetch.cache.store import Store
+from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex, JointIndex
+
+DIRECTORY_NAME = "decoded"  # in the user's cache directory
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What a user asks for. Raises OptionError for what is no place and no size."""
+
+    directory: Path | None  # None: in memory
+    nbytes: int | None  # None: a share of what there is
+
+    def __post_init__(self) -> None:
+        if self.nbytes is not None and self.nbytes < 1:
+            raise OptionError(f"cache_nbytes is {self.nbytes}; it must be at least 1, or None for a share of what is free")
+
+    @classmethod
+    def of(cls, cache: str | os.PathLike[str] | None, nbytes: int | None) -> CacheOptions | None:
+        """From the arguments of a loader."""
+        if cache is None:
+            if nbytes is not None:
+                raise OptionError(f"cache_nbytes={nbytes} without a cache; pass cache='ram', 'disk' or a directory too")
+            return None
+        if not isinstance(cache, (str, os.PathLike)):
+            raise OptionError(f"cache is {cache!r}; choose 'ram', 'disk' or a directory")
+        try:
+            nbytes = None if nbytes is None else operator.index(nbytes)
+        except TypeError as exc:
+            raise OptionError(f"cache_nbytes is {nbytes!r}; it must be a whole number of bytes") from exc
+        if cache == "ram":
+            return cls(None, nbytes)
+        if cache == "disk":
+            return cls(Path(platformdirs.user_cache_dir("datapipe")) / DIRECTORY_NAME, nbytes)
+        if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
+            raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a directory to be made as {'./' + cache!r}")
+        return cls(Path(cache), nbytes)
+
+
+def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
+    """The store of what `about` says, JSON-safe texts by name: equal ones share it. Raises StorageError."""
+    text = "\n".join(f"{name}: {about[name]}" for name in sorted(about))
+    name = hashlib.sha256(f"{FORMAT_VERSION}\n{text}".encode(errors="surrogateescape")).hexdigest()[:24]
+    if options.directory is None:
+        files = open_in_memory(name)
+    else:
+        files = open_on_disk(options.directory / name, about)
+    try:
+        return Store(files, capacity=_capacity(files) if options.nbytes is None else options.nbytes)
+    except OSError as exc:
+        raise StorageError(exc.errno, f"cache: {files.where}: cannot be used ({exc.strerror}); pass another directory") from exc
+
+
+def _capacity(files: StoreFiles) -> int:
+    """Counted with what the store has already: whoever opens it later comes to about the same."""
+    used = sum(os.fstat(descriptor).st_blocks * 512 for descriptor in (files.index, files.data))
+    return share_of_memory(used) if files.in_memory else share_of_disk(files.data, used)
+
+
+def contents_of(index: AnyIndex) -> str:
+    """A name for the contents of a whole dataset: selections of it, and so folds, have the same.
+
+    Of what datapipe wrote the contents are known by their hashes. Of other data the place and the times of the shards
+    stand for them, of loose files the stamp of each.
+    """
+    if isinstance(index, JointIndex):
+        return " + ".join(contents_of(part) for part in index.parts)
+    if not isinstance(index, SampleIndex):
+        return index.fingerprint
+    if not index.is_foreign:
+        return index.manifest.fingerprint
+    times = hashlib.sha256(" ".join(str(shard.mtime_ns) for shard in index.manifest.shards).encode()).hexdigest()[:16]
+    return f"{index.manifest.fingerprint} {times} {os.path.realpath(index.data_directory)}"

@@ -1,0 +1,96 @@
+"""What can be told of objects of other libraries without importing these."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from datapipe.errors import OptionError
+
+# Where the classes and functions of a library are defined -> what users call the place. The longest prefix counts.
+_PLACES = {
+    "torchvision.transforms.functional": "torchvision.transforms.functional",
+    "torchvision.transforms.transforms": "torchvision.transforms",
+    "torchvision.transforms.autoaugment": "torchvision.transforms",
+    "torchvision.transforms._presets": "torchvision.transforms._presets",
+    "torchvision.transforms.v2": "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional": "torchvision.transforms.v2.functional",
+    "torch.nn.modules": "torch.nn",
+    "timm.data": "timm.data",
+}
+_SEQUENCES = ("torchvision.transforms.Compose", "torchvision.transforms.v2.Compose", "torch.nn.Sequential", "torch.nn.ModuleList")
+
+
+def name_of(transform: object) -> str:
+    """The public name of an object's class, or of a function, or of the function that a partial calls."""
+    if type(transform) is functools.partial and not transform.args:
+        transform = transform.func
+    named: Any = transform if isinstance(transform, types.FunctionType) else type(transform)
+    place, prefix = named.__module__, named.__module__
+    while prefix and prefix not in _PLACES:
+        prefix = prefix.rpartition(".")[0]
+    return f"{_PLACES.get(prefix, place)}.{named.__qualname__}"
+
+
+def attributes_of(transform: object) -> dict[str, Any]:
+    """What an object was told to do: its public attributes, the keywords of a partial, nothing of a function.
+
+    Raises OptionError for a torch module that has hooks, which may do anything.
+    """
+    if isinstance(transform, functools.partial):
+        return dict(transform.keywords)
+    if isinstance(transform, types.FunctionType):
+        return {}
+    attributes = dict(vars(transform))
+    if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
+        raise OptionError("it has hooks, and what these do is not known")
+    modules = attributes.get("_modules") or {}  # where torch keeps modules that are attributes
+    getter = {"labels_getter": attributes["_labels_getter"]} if "_labels_getter" in attributes else {}
+    public = {name: value for name, value in attributes.items() if not name.startswith("_") and name != "training"}
+    return {**public, **modules, **getter}
+
+
+def described(transform: object) -> str:
+    """The object for a message, without its contents."""
+    if isinstance(transform, functools.partial):
+        return f"a partial of {described(transform.func)}"
+    if isinstance(transform, (types.FunctionType, types.BuiltinFunctionType)):
+        return f"{transform.__module__}.{transform.__qualname__}"
+    if isinstance(transform, types.MethodType):
+        return f"{described(transform.__self__)}.{transform.__name__}"
+    return name_of(transform)
+
+
+def flatten(transforms: object) -> Iterator[object]:
+    """What a nest of lists, tuples and Composes holds, in order, without None.
+
+    Composes are torchvision's own and torch's Sequential; also what is called Compose, has a list `transforms` and cannot
+    be called itself. Others, as albumentations', do more than call one transform after the other.
+    """
+    if transforms is None:
+        return
+    inner: object = transforms
+    if name_of(transforms) in _SEQUENCES:
+        has_hooks = getattr(transforms, "_forward_hooks", None) or getattr(transforms, "_forward_pre_hooks", None)
+        if not has_hooks:
+            inner = list(getattr(transforms, "transforms", transforms))  # type: ignore[call-overload]
+    elif type(transforms).__name__ == "Compose" and not callable(transforms):
+        inner = getattr(transforms, "transforms", None)
+    if isinstance(inner, (list, tuple)):
+        for transform in inner:
+            yield from flatten(transform)
+    else:
+        yield transforms
+
+
+def is_albumentations(transform: object) -> bool:
+    """Whether the object is called as albumentations' are: with `image=` an array, for a dict."""
+    cls: type = type(transform)
+    return _is_of_albumentations(cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_albumentations(cls: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "albumentations" for base in cls.__mro__)

@@ -1,0 +1,70 @@
+"""Hugging Face Accelerate: accumulation, exact metrics and a state to go on from in mid-epoch.
+
+datapipe convert photos shards --to webdataset --split train=0.9,val=0.1
+accelerate launch --num_processes 2 examples/accelerate_loop.py shards/train shards/val
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+import datapipe as dp
+from datapipe.adapt.hosts.accelerate import prepare
+
+NORMALIZE = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small network with Accelerate.")
+    parser.add_argument("train")
+    parser.add_argument("validation")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32, help="per process")
+    parser.add_argument("--state", type=Path, default=Path("accelerate-state"))
+    parser.add_argument("--max-steps", type=int, help="stop after so many steps, as an interruption would")
+    arguments = parser.parse_args()
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    train = dp.DataLoader(
+        arguments.train, batch_size=arguments.batch_size, shuffle=True, device=accelerator.device,
+        transform=[dp.RandomResizedCrop(64), dp.RandomHorizontalFlip(), *NORMALIZE],
+    )  # fmt: skip
+    validation = dp.DataLoader(
+        arguments.validation, batch_size=arguments.batch_size, device=accelerator.device,
+        transform=[dp.Resize(72), dp.CenterCrop(64), *NORMALIZE],
+    )  # fmt: skip
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 5, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 5, 4, 2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, len(train.dataset.classes)),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    model, optimizer, train, validation = prepare(accelerator, network, optimizer, train, validation)
+    if arguments.state.exists():
+        accelerator.load_state(str(arguments.state))
+        accelerator.print(f"going on in epoch {train.state_dict()['epoch']}")
+    step = 0
+    for epoch in range(train.state_dict()["epoch"], arguments.epochs):
+        train.set_epoch(epoch)
+        for images, labels in train:  # the rest of an epoch after a stop, a whole one otherwise
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.cross_entropy(model(images), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+            if step == arguments.max_steps:
+                break
+        accelerator.save_state(str(arguments.state))
+        if step == arguments.max_steps:
+            break
+        hits = [accelerator.gather_for_metrics(model(images).argmax(1) == labels) for images, labels in validation]
+        found = torch.cat(hits)  # each sample once, whatever the number of processes
+        accelerator.print(f"epoch {epoch}, {step} steps: {int(found.sum())} of {len(found)} right")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

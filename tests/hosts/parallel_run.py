@@ -1,0 +1,61 @@
+"""DDP and FSDP over one loader; stops in mid-epoch, and goes on if there is something to go on from.
+
+torchrun --nproc-per-node 2 parallel_run.py DATA CHECKPOINT OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import datapipe as dp
+
+
+def main(data: str | Path, checkpoint: Path, out: Path, stop_after: int = 0) -> None:
+    dist.init_process_group("gloo")
+    loader = dp.DataLoader(
+        data,
+        batch_size=4,
+        shuffle=True,
+        seed=2,
+        num_workers=1,
+        output="dict",
+        transform=[dp.RandomResizedCrop(8), dp.ToDtype(torch.float32, scale=True)],
+    )
+    torch.manual_seed(0)
+    sharded = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3))
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    replicated = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
+    optimizer = torch.optim.SGD([*sharded.parameters(), *replicated.parameters()], lr=0.1)
+    if checkpoint.exists():
+        state = {"sharded": sharded.state_dict(), "loader": loader}
+        dcp.load(state, checkpoint_id=checkpoint)
+        sharded.load_state_dict(state["sharded"])
+    steps: list[list[int]] = []
+    for batch in loader:
+        loss = sum(nn.functional.cross_entropy(model(batch["image"]), batch["label"]) for model in (sharded, replicated))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps.append(batch["id"].tolist())
+        if len(steps) == stop_after:
+            dcp.save({"sharded": sharded.state_dict(), "loader": loader}, checkpoint_id=checkpoint)
+            break
+    gathered: list[list[list[int]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, steps)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(gathered))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
