@@ -9,10 +9,15 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from datapipe.datasets import SeenStream
+from datapipe.errors import OptionError
 
 
-def arguments_of(loader: torch.utils.data.DataLoader[Any], seed: int) -> dict[str, Any]:
-    """What torch's arguments are in ours."""
+def arguments_of(loader: torch.utils.data.DataLoader[Any], seed: int, *, shares: bool = False) -> dict[str, Any]:
+    """What torch's arguments are in ours.
+
+    `shares`: ranks share the samples also where no DistributedSampler says so. Raises OptionError where a sampler of the user's
+    decides instead.
+    """
     collates = loader.collate_fn is not torch.utils.data.default_collate
     arguments: dict[str, Any] = {
         "num_workers": loader.num_workers or None,
@@ -21,12 +26,17 @@ def arguments_of(loader: torch.utils.data.DataLoader[Any], seed: int) -> dict[st
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
         "seed": seed,
-        "rank": 0,
-        "world_size": 1,
+        **({} if shares else {"rank": 0, "world_size": 1}),
     }
     if loader.prefetch_factor not in (None, 2):  # 2 is what torch takes where nothing is asked for
         arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
     batches = loader.batch_sampler
+    decides = sampler_of(loader)
+    if shares and not (is_plain_shuffle(decides) or type(decides) is SequentialSampler):
+        raise OptionError(
+            f"share_among_ranks=True: the order is decided by a {type(decides).__qualname__}, which decides for its rank; "
+            "leave it out, or give the loader shuffle=True or nothing in its place"
+        )
     if type(batches) is not BatchSampler:
         return {**arguments, "batch_sampler": batches}
     sampler = batches.sampler

@@ -20,9 +20,10 @@ from datapipe.joint import AnyIndex
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
+from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sources import SampledSource
-from datapipe.order import ShuffledOrder
-from datapipe.plan import Plan, Rank, Tail
+from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.plan import Plan, Tail
 from datapipe.prefetching import PrefetchedLoader, prefetch
 from datapipe.transforms import Recipe
 
@@ -35,6 +36,7 @@ def from_torch(
     device: str | torch.device = "auto",
     backend: Backend = "auto",
     seed: int | None = None,
+    share_among_ranks: bool = False,
     on_error: OnError = "raise",
     memory_format: torch.memory_format = torch.channels_last,
 ) -> AnyLoader:
@@ -52,10 +54,11 @@ def from_torch(
     which part is done by whom, and why.
 
     What the sampler decides it goes on deciding, with one exception: a `RandomSampler`, of which torch promises no order, is
-    replaced by a shuffle by `seed` (None: the generator's, or 0), which resumes exactly. Ranks are
-    those of a `DistributedSampler`; without one every rank takes all samples, as with torch. `num_workers` becomes as many
-    threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format`. `on_error` other
-    than "raise" needs a loader of ours.
+    replaced by a shuffle by `seed` (None: the generator's, or 0), which resumes exactly. Ranks are those of a
+    `DistributedSampler`; without one every rank takes all samples, as with torch, unless `share_among_ranks`: then they share
+    them as with such a sampler, which is what Lightning and Accelerate do to torch's loaders. `num_workers` becomes as
+    many threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format`. `on_error` other than
+    "raise" needs a loader of ours.
 
     Raises OptionError for what is no loader, and for what such a loader does not do.
     """
@@ -67,7 +70,7 @@ def from_torch(
             "for a dataset: datapipe.DataLoader(dataset, ...), for other loaders: datapipe.prefetch(loader)"
         )
     seed = seed_of(loader) if seed is None else seed
-    found = _behind(loader, seed)
+    found = _behind(loader, seed, shares=share_among_ranks)
     if isinstance(found, Behind) and not found.recipe.rest:
         ours = DataLoader(
             Dataset(found.index),
@@ -82,7 +85,7 @@ def from_torch(
         return ours
     _refuse(on_error, backend)
     resolve = resolve_device(device)
-    kept = _kept(loader, found, seed)
+    kept = _kept(loader, found, seed, shares=share_among_ranks)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
@@ -95,7 +98,7 @@ class Behind:
     arguments: dict[str, Any]
 
 
-def _behind(loader: torch.utils.data.DataLoader[Any], seed: int) -> Behind | Unseen:
+def _behind(loader: torch.utils.data.DataLoader[Any], seed: int, *, shares: bool) -> Behind | Unseen:
     stream = webdataset_stream(loader.dataset)
     if isinstance(stream, SeenStream):
         recipe = Recipe.of(stream.transform, input_kind="pil")
@@ -109,20 +112,20 @@ def _behind(loader: torch.utils.data.DataLoader[Any], seed: int) -> Behind | Uns
         return seen
     if not seen.gives_tuples:
         return Unseen("its samples are dicts of PIL images, which the collate_fn is for")
-    return Behind(seen.index, Recipe.of(seen.transform, input_kind="pil"), arguments_of(loader, seed))
+    return Behind(seen.index, Recipe.of(seen.transform, input_kind="pil"), arguments_of(loader, seed, shares=shares))
 
 
 # -- torch's workers --------------------------------------------------------------------------------
 
 
-def _kept(loader: torch.utils.data.DataLoader[Any], found: Behind | Unseen, seed: int) -> TorchLoader | Any:
+def _kept(loader: torch.utils.data.DataLoader[Any], found: Behind | Unseen, seed: int, *, shares: bool) -> TorchLoader | Any:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return loader
     if isinstance(found, Behind):
         kept = TorchLoader(
             loader,
             dataset=SampleDataset(found.index, found.recipe, seed=seed),
-            source=_picked(loader, seed, keys_of, len(found.index)),
+            source=_picked(loader, seed, keys_of, len(found.index), shares=shares),
             seed=seed,
             fingerprint=found.index.fingerprint,
             set_sampler_epoch=_sampler_epoch(loader),
@@ -130,11 +133,12 @@ def _kept(loader: torch.utils.data.DataLoader[Any], found: Behind | Unseen, seed
         why = f"seen through to its files; {found.recipe.rest_reason}, so torch's workers run it behind our decoding"
     else:
         assert loader.batch_sampler is not None
-        source: KeySource = (
-            _picked(loader, seed, lambda picks: picks.positions.tolist(), len(loader.dataset))  # type: ignore[arg-type]
-            if is_plain_shuffle(sampler_of(loader))
-            else GivenKeys(loader.batch_sampler, _global_batch(loader))
-        )
+        source: KeySource
+        if is_plain_shuffle(sampler_of(loader)) or shares:
+            num_samples = len(loader.dataset)  # type: ignore[arg-type]
+            source = _picked(loader, seed, lambda picks: picks.positions.tolist(), num_samples, shares=shares)
+        else:
+            source = GivenKeys(loader.batch_sampler, _global_batch(loader))
         kept = TorchLoader(
             loader,
             dataset=loader.dataset,
@@ -149,19 +153,18 @@ def _kept(loader: torch.utils.data.DataLoader[Any], found: Behind | Unseen, seed
 
 
 def _picked(
-    loader: torch.utils.data.DataLoader[Any], seed: int, key_of: Callable[[Any], list[Any]], num_samples: int
+    loader: torch.utils.data.DataLoader[Any], seed: int, key_of: Callable[[Any], list[Any]], num_samples: int, *, shares: bool
 ) -> PickedKeys:
-    arguments = arguments_of(loader, seed)
-    rank = Rank(arguments["rank"], arguments["world_size"])
+    arguments = arguments_of(loader, seed, shares=shares)
+    rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
     if "batch_sampler" in arguments:
         listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples)
         return PickedKeys(listed, "sampler", key_of)
-    drop_last = arguments["drop_last"]
-    if arguments.get("shuffle"):
-        order = ShuffledOrder(num_samples, seed)
-        tail = Tail.DROP if drop_last else Tail.PAD
-        return PickedKeys(Plan(order, arguments["batch_size"], rank, tail), order.kind, key_of)
-    sampled = SampledSource(sampler_of(loader), arguments["batch_size"], rank, drop_last=drop_last, num_samples=num_samples)
+    batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
+    if "shuffle" in arguments:
+        order: Order = ShuffledOrder(num_samples, seed) if arguments["shuffle"] else SequentialOrder(num_samples)
+        return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
+    sampled = SampledSource(sampler_of(loader), batch_size, rank, drop_last=drop_last, num_samples=num_samples)
     return PickedKeys(sampled, "sampler", key_of)
 
 

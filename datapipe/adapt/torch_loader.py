@@ -17,6 +17,7 @@ import torch.utils.data
 from datapipe.errors import OptionError
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.sources import PickSource
+from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
 from datapipe.plan import Cursor, Picks
 
@@ -108,6 +109,7 @@ class TorchLoader:
         self._fingerprint = fingerprint
         self._set_sampler_epoch = set_sampler_epoch
         self.origin = ""  # what was taken over, and how, for `explain`
+        self.batch_sampler = OwnBatches(self)  # nobody is to make a torch loader of this one
         self._epochs = Epochs()
         self._batches = _Batches(source)
         self._loader = torch.utils.data.DataLoader(dataset, batch_sampler=self._batches, **_taken_over(inner))

@@ -217,6 +217,29 @@ def test_a_generator_is_the_seed(root: Path) -> None:
     assert ours.options.seed == 9
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen through", "left to torch"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_share_the_samples_where_asked(root: Path, seen: bool, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a DistributedSampler would have it: each sample once, but for those that fill the last step; all of them else."""
+    data: Any = folders.ImageFolder(root, transform=CENTRE) if seen else Numbers()
+    targets = data.targets if seen else list(range(23))
+    taken: dict[bool, list[list[int]]] = {True: [], False: []}
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for shares in (True, False):
+            ours = dp.from_torch(theirs(data, shuffle=shuffle), share_among_ranks=shares)
+            taken[shares].append([label for _, labels in ours for label in labels.tolist()])
+    together = [label for part in taken[True] for label in part]
+    assert len(together) == len(targets) + len(targets) % 2
+    assert sorted(set(together)) == sorted(set(targets))
+    assert [sorted(part) for part in taken[False]] == [sorted(targets)] * 2
+    with pytest.raises(dp.OptionError, match="the order is decided by a list, which decides for its rank"):
+        dp.from_torch(theirs(data, sampler=[1, 2]), share_among_ranks=True)
+    with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):
+        list(dp.from_torch(theirs(data)).batch_sampler)
+
+
 def test_epochs_reach_a_distributed_sampler() -> None:
     def labels(loader: Any) -> list[list[int]]:
         return [numbers.tolist() for _, numbers in loader]

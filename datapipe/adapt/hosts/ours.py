@@ -58,5 +58,5 @@ def check_ranks(loader: OurLoader, num_processes: int) -> None:
         raise OptionError(
             f"the loader's step covers {found} samples over all ranks, where batch_size x processes is {batch_size} x "
             f"{num_processes}: ranks would share samples. Make it without rank= and world_size= and after the processes have "
-            "found each other; from_torch: pass a torch loader with a DistributedSampler"
+            "found each other; from_torch: pass share_among_ranks=True"
         )
