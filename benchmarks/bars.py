@@ -41,6 +41,21 @@ def _against_own_dali(result: str, suffix: str = "") -> Callable[[Found], float]
     return lambda found: min(float(found[result]["ratios"][name]["ratio"]) for name in names)
 
 
+def _of_tar(container: str) -> Callable[[Found], float]:
+    return lambda found: float(found["containers"]["ratios"][f"{container} / tar"]["ratio"])
+
+
+def _taken_over(ours: str, rival: str) -> Callable[[Found], float]:
+    """One contender of `from-torch` against another; the result holds both against the first."""
+
+    def lead(found: Found) -> float:
+        ratios = found["images-from-torch"]["ratios"]
+        own = 1.0 if ours == "from-torch" else float(ratios[f"from-torch / {ours}"]["ratio"])
+        return float(ratios[f"from-torch / {rival}"]["ratio"]) / own
+
+    return lead
+
+
 BARS = (
     Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
     Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
@@ -52,6 +67,30 @@ BARS = (
     Bar("raw shards, uint8, against 256 px JPEG, float32", 2.0, "x", False, _raw_gain("ours-raw-uint8")),
     Bar("backend dali against DALI's own pipeline, CPU, float32", 0.97, "x", False, _against_own_dali("images-dali")),
     Bar("the same, uint8", 0.97, "x", False, _against_own_dali("images-dali-uint8", "-uint8")),
+    Bar("HDF5 against tar", 0.97, "x", False, _of_tar("hdf5")),
+    Bar("TFRecord against tar", 0.97, "x", False, _of_tar("tfrecord")),
+    Bar("Parquet against tar", 0.90, "x", False, _of_tar("parquet")),
+    Bar(
+        "from_torch, ImageNet recipe, against the loader over the folder",
+        0.95,
+        "x",
+        False,
+        _taken_over("from-torch", "ours-folder"),
+    ),
+    Bar(
+        "from_torch, a function in the chain, against torch",
+        1.0,
+        "x",
+        False,
+        _taken_over("from-torch-own-chain", "torch-own-chain"),
+    ),
+    Bar(
+        "from_torch, a Dataset of one's own, against torch",
+        1.0,
+        "x",
+        False,
+        _taken_over("from-torch-own-dataset", "torch-own-dataset"),
+    ),
     Bar(
         "convert 5 GB, against tar + sha256sum",
         1.5,
@@ -71,6 +110,7 @@ BARS = (
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
+    "containers", "images-from-torch",
 )  # fmt: skip
 
 

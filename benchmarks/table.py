@@ -61,6 +61,8 @@ def as_markdown(found: dict[str, Any]) -> str:
         _peers(found),
         _raw(found),
         _sentence(found, "images-dali", lambda result: _dali_sentence(result, found.get("images-dali-uint8"))),
+        _sentence(found, "images-from-torch", _taken_over_sentence),
+        _sentence(found, "containers", _containers_sentence),
         _sentence(found, "convert", _convert_sentence),
         _sentence(found, "open-large", _open_sentence),
         _sentence(found, "gil", _gil_sentence),
@@ -134,6 +136,25 @@ def _dali_sentence(result: dict[str, Any], in_uint8: dict[str, Any] | None) -> s
         f'`backend="dali"` on the CPU, shuffling in full, resumable, with its policy for bad samples: {slower(result, "")} the '
         f"speed of a pipeline written for DALI by hand in float32{uint8}, over the same photographs."
     )
+
+
+def _taken_over_sentence(result: dict[str, Any]) -> str:
+    rates = {name: f"{entry['median']:,.0f}" for name, entry in result["contenders"].items()}
+    return (
+        f"`from_torch(DataLoader(ImageFolder(...)))` with the ImageNet recipe: {rates['from-torch']} images/s, where our loader "
+        f"over the folder reaches {rates['ours-folder']} and torch's own {rates['torch']} in the same run. With a function of "
+        f"one's own in the chain {rates['from-torch-own-chain']} against {rates['torch-own-chain']}, with a Dataset of one's "
+        f"own {rates['from-torch-own-dataset']} against {rates['torch-own-dataset']}."
+    )
+
+
+def _containers_sentence(result: dict[str, Any]) -> str:
+    shares = ", ".join(
+        f"{title} {_interval(result['ratios'][f'{name} / tar'])}"
+        for name, title in (("hdf5", "HDF5"), ("tfrecord", "TFRecord"), ("parquet", "Parquet"), ("folder", "the folder"))
+    )
+    noise = _interval(result["ratios"]["tar-again / tar"])
+    return f"The same photographs from other containers, against tar: {shares}; tar against itself {noise}."
 
 
 def _convert_sentence(result: dict[str, Any]) -> str:
