@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datapipe.adapt import from_torch
     from datapipe.backends.images_dali.settings import Dali
+    from datapipe.diagnostics.monitor import Monitor
     from datapipe.errors import (
         BackendError,
         DatapipeError,
@@ -81,6 +82,7 @@ __all__ = [
     "LifecycleError",
     "MissingDataError",
     "MixUp",
+    "Monitor",
     "Normalize",
     "Observer",
     "OptionError",
@@ -121,6 +123,7 @@ _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.adapt": ("from_torch",),
+    "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),
     "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -1,7 +1,8 @@
 """`datapipe demo`: the whole way in three minutes, from loose files to a trained network.
 
 Generated photographs are converted and verified; then a small network trains for an epoch with torch's
-DataLoader on the files and once more, from the same weights, with datapipe's on the shards.
+DataLoader on the files and once more, from the same weights, with datapipe's on the shards. Last, `datapipe diagnose`
+looks at a training script before and after its loader is replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datapipe.cli.demo_diagnosis import Diagnosed
     from datapipe.cli.demo_training import Comparison
 
 DEFAULT_IMAGES = 3000
@@ -36,7 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "demo",
         help="see it work: photos to shards to a trained network, beside torch's DataLoader",
         description="Make photographs (or take yours), convert and verify them, and train a small network for an epoch: from the "
-        "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table and a picture.",
+        "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
+        "a training script before and after its loader is replaced.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -69,11 +72,15 @@ def run(args: argparse.Namespace) -> int:
     (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     picture = args.out / "result.png"
     _draw(comparison, picture)
-    if args.json:
-        print(json.dumps(result, indent=1))
     tell.line("")
     tell.line(as_table(comparison))
+    tell.line("")
+    before, after = _diagnose(photos, args.out, comparison.num_workers, tell)
+    if args.json:
+        print(json.dumps(result, indent=1))
+    tell.line(f"\n{compared(before.document, after.document)}")
     tell.line(f"\nwrote {picture} and {args.out / 'result.json'}; the shards are in {args.out / 'shards'}")
+    tell.line(f"the script is {args.out / 'train.py'}; its diagnosis before: {before.page}, and after: {after.page}")
     return 0
 
 
@@ -162,6 +169,26 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
             outcomes[name] = train(loaders, name, alone[name])
             words.append(f"an epoch with {title}, {outcomes[name].images_per_s:,.0f} images/s")
     return Comparison(outcomes, loaders.batch_size, loaders.num_workers, loaders.num_classes)
+
+
+def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[Diagnosed, Diagnosed]:
+    from datapipe.cli.demo_diagnosis import diagnose_script
+
+    found = []
+    for name, shards in (("before", None), ("after", out / "shards")):
+        with tell.step("diagnose") as words:
+            found.append(diagnose_script(photos, shards, out / f"diagnosis-{name}", num_workers=num_workers))
+            words.append(f"train.py {name} its loader is replaced")
+    before, after = found
+    return before, after
+
+
+def compared(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Both diagnoses for people."""
+    from datapipe.diagnostics.report.compare import compare
+    from datapipe.diagnostics.report.screen import screen
+
+    return f"{screen(before)}\n\n{compare(before, after)}"
 
 
 def _draw(comparison: Comparison, picture: Path) -> None:

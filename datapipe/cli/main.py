@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datapipe import __version__
 from datapipe.errors import DatapipeError, OptionError
 
-COMMANDS = ("convert", "verify", "inspect", "index", "bench", "train", "doctor", "demo")
+COMMANDS = ("convert", "verify", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

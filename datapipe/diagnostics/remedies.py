@@ -16,7 +16,7 @@ from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
 _NUM_REPLICATES, _NUM_STEPS, _NUM_SETTLING = 32, 1500, 500
-_WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
+WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Remedy:
     name: str
     change: Change
     how: str = ""
+    changes_results: bool = False  # other pixels or other steps: for the user to weigh, and never the best by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,11 @@ def rank_remedies(
     now = _predict(Remedy(NOTHING, Change()), replays, doubt)
     predictions = [_predict(remedy, replays, doubt) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.step_s.value))
-    best = now
-    if ordered and ordered[0].gain.low > 0 and ordered[0].gain.value >= max(_WORTH_IT, doubt):
-        enough = (1 + _WORTH_IT) * ordered[0].step_s.value
-        best = next(one for one in predictions if one.step_s.value <= enough)
+    best, harmless = now, [one for one in predictions if not one.remedy.changes_results]
+    if harmless:
+        shortest = min(harmless, key=lambda one: one.step_s.value)
+        if shortest.gain.low > 0 and shortest.gain.value >= max(WORTH_IT, doubt):
+            best = next(one for one in harmless if one.step_s.value <= (1 + WORTH_IT) * shortest.step_s.value)
     return Ranking(best, ordered, now, measured_step_s)
 
 

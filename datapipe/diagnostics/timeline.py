@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -134,6 +135,15 @@ def steps_as_columns(steps: Steps) -> dict[str, list[Any]]:
             values = [None if value < 0 else value for value in values]
         columns[name] = values
     return columns
+
+
+def steps_from_columns(columns: Mapping[str, list[Any]]) -> Steps:
+    """What `steps_as_columns` was given."""
+    steps = np.zeros(len(columns["start_ns"]), STEP)
+    for name in _NAMES:
+        missing: Any = math.nan if steps[name].dtype.kind == "f" else -1
+        steps[name] = [missing if value is None else value for value in columns[name]]
+    return steps
 
 
 def totals_as_dict(totals: Totals) -> dict[str, Any]:

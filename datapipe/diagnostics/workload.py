@@ -113,7 +113,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     made = _rows_of(workload.production_s, shape, workload.setup.num_workers, seed)
     used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
-    stall, cpu = _parts(workload)
+    stall, cpu = production_parts(workload)
     spread = math.sqrt(math.log1p(change.production_spread**2))
     drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
     drawn[0] = 0.0
@@ -127,7 +127,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
         host_s=workload.host_s[used] * (1.0 if has_device else change.batch_factor),
         work_s=workload.work_s[used] * change.batch_factor,
         is_synced=synced[used],
-        host_cpu_s=workload.host_cpu_s,
+        host_cpu_s=workload.host_cpu_s * (1.0 if has_device else change.batch_factor),
     )
 
 
@@ -141,7 +141,7 @@ def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> ND
     return rows
 
 
-def _parts(workload: Workload) -> tuple[Floats, Floats]:
+def production_parts(workload: Workload) -> tuple[Floats, Floats]:
     """(what a batch waits for, what it computes): (b,) seconds each, with the cores to itself.
 
     With too few cores, a batch also waited for its turn on one; that part is not to be counted as storage's.

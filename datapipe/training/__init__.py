@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datapipe.training.record import EpochMetrics, StepMetrics
     from datapipe.training.run import Report, fit
     from datapipe.training.schedule import Schedule
-    from datapipe.training.starvation import Bracket, HostBracket
+    from datapipe.training.starvation import Bracket, DeviceBracket, HostBracket
     from datapipe.training.sums import DivergenceError, Means
 
 _NAMES = {
@@ -46,7 +46,7 @@ _NAMES = {
     "recompute": ("recompute_blocks",),
     "run": ("Report", "fit"),
     "schedule": ("Schedule",),
-    "starvation": ("Bracket", "HostBracket"),
+    "starvation": ("Bracket", "DeviceBracket", "HostBracket"),
     "sums": ("DivergenceError", "Means"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -55,6 +55,7 @@ __all__ = [
     "Best",
     "Bracket",
     "Checkpoint",
+    "DeviceBracket",
     "DivergenceError",
     "EpochMetrics",
     "HostBracket",

@@ -26,7 +26,7 @@ from datapipe.training.ranks import Peers
 from datapipe.training.record import EpochMetrics, StepMetrics, environment
 from datapipe.training.schedule import Schedule
 from datapipe.training.signals import Heard, listening, obey
-from datapipe.training.starvation import Bracket, HostBracket
+from datapipe.training.starvation import Bracket, open_bracket
 from datapipe.training.state import TrainingState
 from datapipe.training.sums import DivergenceError, Means, means_of
 from datapipe.training.vigil import InterruptedRun, Vigil
@@ -55,7 +55,7 @@ def fit(
     val_loader: Iterable[Any] | None = None,
     criterion: Criterion | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    bracket: Callable[[], Bracket] = HostBracket,
+    bracket: Callable[[], Bracket] = open_bracket,
     on_step: Callable[[StepMetrics], None] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -66,7 +66,7 @@ def fit(
     val_loader: the same for validation after each epoch; with several ranks, one with tail="mask".
     criterion: (outputs, labels) -> (b,) losses; cross-entropy by default.
     optimizer: one of your own over parameters of `model`, already on the device, in place of the one that options name.
-    bracket: makes what goes around `next()` in each epoch.
+    bracket: makes what goes around `next()` in each epoch; by default the GPU's clock, or without one the host's.
     on_step: called on rank 0 every `log_every` steps.
     about: further facts for run.json, JSON-safe.
 

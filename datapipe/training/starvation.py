@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from datapipe.diagnostics.bracket import Bracket as DiagnosticBracket
+from datapipe.diagnostics.cuda_clock import open_clock
+
 
 class Bracket(Protocol):
     """Goes around each `next()` of one pass over a loader. Called from one thread."""
@@ -46,3 +49,39 @@ class HostBracket:
     def starvation(self) -> float | None:
         until_s = time.perf_counter() if self._stopped_s is None else self._stopped_s
         return None if self._started_s is None else self._waited_s / max(until_s - self._started_s, 1e-9)
+
+
+class DeviceBracket:
+    """The device's clock where torch finds a GPU: for how long it stood idle while the loop was in `next()`.
+
+    Counted are steps that the device has passed, so the figure lags a few steps behind; until there is one, and where the
+    device cannot tell, it is the host's.
+    """
+
+    def __init__(self) -> None:
+        self._bracket = DiagnosticBracket(open_clock())
+        self._pass = self._bracket.open_pass()
+
+    def begin(self) -> None:
+        self._pass.begin()
+
+    def end(self) -> None:
+        self._pass.end()
+
+    def stop(self) -> None:
+        self._pass.stop()
+        self._bracket.finish()
+
+    @property
+    def starvation(self) -> float | None:
+        totals = self._bracket.timeline.training
+        if totals.num_on_device:
+            waited_s, worked_s = totals.gap_s + totals.copy_s, totals.work_s
+        else:
+            waited_s, worked_s = totals.first_wait_s + totals.host_wait_s, totals.host_work_s
+        return waited_s / max(waited_s + worked_s, 1e-9) if totals.num_steps else None
+
+
+def open_bracket() -> Bracket:
+    """The bracket for this machine."""
+    return DeviceBracket() if open_clock().device is not None else HostBracket()

@@ -30,6 +30,12 @@ def test_whole_way(tmp_path: Path) -> None:
         assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
     with Image.open(out / "result.png") as picture:
         assert picture.size == (1200, 460)
+    assert "not enough steps" in done.stdout  # to diagnose
+    for name in ("before", "after"):
+        found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
+        assert (found["exit_code"], [rank["num_steps"] for rank in found["ranks"]]) == (0, [2])
+        assert str(out / f"diagnosis-{name}" / "diagnosis.html") in done.stdout
+    assert found["loaders"][0]["kind"] == "datapipe.loader.facade.DataLoader"
     # A second run keeps the photographs, and says so if they are not as many as asked for.
     again = subprocess.run([*command, "demo", "--out", str(out), "--images", "131"], capture_output=True, text=True, timeout=240)
     assert again.returncode == 2

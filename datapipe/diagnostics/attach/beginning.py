@@ -9,9 +9,11 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 
 from datapipe.diagnostics.attach import loaders, ours
+from datapipe.diagnostics.attach.applying import apply
 from datapipe.diagnostics.attach.complaints import complain
 from datapipe.diagnostics.attach.environment import WATCH
 from datapipe.diagnostics.attach.session import Session
+from datapipe.diagnostics.attach.settings import settings_from
 from datapipe.diagnostics.attach.watching import Hooks, OpenWatch, Watch
 
 
@@ -27,6 +29,9 @@ def begin(module: ModuleType) -> None:
             ours.step_aside()
         elif PathFinder.find_spec("datapipe", sys.path) is None:
             sys.path.append(str(ours.ROOT))  # workers that are not forked import us by name
+    applied = settings_from(os.environ).applied
+    if applied is not None and module.__name__ == "torch.utils.data.dataloader":
+        apply(module, applied)
     loaders.patch(module)
 
 

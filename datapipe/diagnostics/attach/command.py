@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from datapipe.diagnostics.attach.environment import child_environment
+from datapipe.diagnostics.attach.settings import Settings
 from datapipe.errors import MissingDataError, OptionError
 
 RECORDING = "datapipe.diagnostics.attach.recording:open_recording"
@@ -33,7 +35,14 @@ class Outcome:
     signal: int | None = None  # that ended it
 
 
-def run_script(argv: Sequence[str], results: Path, *, open_watch: str = RECORDING) -> Outcome:
+def run_script(
+    argv: Sequence[str],
+    results: Path,
+    *,
+    open_watch: str = RECORDING,
+    settings: Settings | None = None,
+    stdout: IO[str] | None = None,
+) -> Outcome:
     """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`.
 
     Raises OptionError where there is nothing to run, and MissingDataError where the script is not there.
@@ -48,19 +57,28 @@ def run_script(argv: Sequence[str], results: Path, *, open_watch: str = RECORDIN
     elif not Path(argv[0]).exists():
         raise MissingDataError(f"{argv[0]}: no such script; a command other than a Python script goes after --")
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return run_command([sys.executable, *flags, *argv], results, open_watch=open_watch)
+    return run_command([sys.executable, *flags, *argv], results, open_watch=open_watch, settings=settings, stdout=stdout)
 
 
-def run_command(argv: Sequence[str], results: Path, *, open_watch: str = RECORDING) -> Outcome:
+def run_command(
+    argv: Sequence[str],
+    results: Path,
+    *,
+    open_watch: str = RECORDING,
+    settings: Settings | None = None,
+    stdout: IO[str] | None = None,
+) -> Outcome:
     """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
+
+    `stdout`: where what it prints goes; None: where ours goes.
 
     Signals that would end this process are passed on; Ctrl-C reaches the command without that. Raises
     MissingDataError where it cannot be started.
     """
     results.mkdir(parents=True, exist_ok=True)
-    environment = child_environment(os.environ, results, open_watch=open_watch)
+    environment = child_environment(os.environ, results, open_watch=open_watch, settings=settings)
     try:
-        process = subprocess.Popen(list(argv), env=environment)
+        process = subprocess.Popen(list(argv), env=environment, stdout=stdout)
     except OSError as exc:
         raise MissingDataError(f"{argv[0]}: cannot be run ({exc.strerror}); is it installed and on PATH?") from exc
     with _passing_signals_to(process):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from datapipe.diagnostics.attach.ours import ROOT
+from datapipe.diagnostics.attach.settings import Settings
 
 ROOT_DIRECTORY = "DATAPIPE_ATTACH_ROOT"  # the directory that holds our package; `boot/sitecustomize.py` knows the name
 WATCH = "DATAPIPE_ATTACH_WATCH"  # module:function, an OpenWatch
@@ -15,7 +16,9 @@ RESULTS = "DATAPIPE_ATTACH_RESULTS"  # the directory where each process writes w
 _BOOT = Path(__file__).resolve().parent / "boot"
 
 
-def child_environment(environment: Mapping[str, str], results: Path, *, open_watch: str) -> dict[str, str]:
+def child_environment(
+    environment: Mapping[str, str], results: Path, *, open_watch: str, settings: Settings | None = None
+) -> dict[str, str]:
     """`environment`, and what has Python processes that get it attached.
 
     That is a `sitecustomize` in a directory put first on PYTHONPATH: the one place where Python looks in every
@@ -28,4 +31,5 @@ def child_environment(environment: Mapping[str, str], results: Path, *, open_wat
         ROOT_DIRECTORY: str(ROOT),
         WATCH: open_watch,
         RESULTS: str(results.resolve()),
+        **(settings or Settings()).to_environment(),
     }

@@ -68,6 +68,21 @@ def patch(module: ModuleType) -> None:
         complain(f"this torch is another than those known here, so there is no look inside loaders ({'; '.join(missing)})")
 
 
+def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tuple[Run, Any]:
+    """A pass over any iterable, and its iterator, of which `run.next(next, iterator)` gives measured batches.
+
+    What the loaders within it tell of their batches is told of `key`.
+    """
+    before, was_probing = enter(key), probing(looks_inside())
+    try:
+        iterator = iter(loader)
+    finally:
+        leave(before)
+        probing(was_probing)
+    run = Run(watch, watch.meter.open_pass(loader=key), loader=key, pass_id=session.next_pass_id(), iterator=None)
+    return run, iterator
+
+
 def _adopt(loader: Any) -> None:
     """Patch what this class has of its own."""
     own = vars(loader)

@@ -70,7 +70,7 @@ class Run:
             leave(before)
             self._is_inside = False
             if metered is not None:
-                self._stop()
+                self.stop()
             forget_us(exc)
             raise
         taken_ns = time.perf_counter_ns()
@@ -97,7 +97,8 @@ class Run:
         except Exception as exc:
             self._give_up("a step could not be measured", exc)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """The pass has ended, or was left. May be called again."""
         try:
             if self._metered is not None:
                 self._metered.stop()
@@ -124,7 +125,7 @@ class Run:
     def __del__(self) -> None:
         # the pass was left before its end, or ended long ago; a collection may find it in the middle of another call
         if outermost() is None:
-            self._stop()
+            self.stop()
 
 
 def _grad_is_enabled() -> bool:

@@ -9,9 +9,13 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.atomic import write_json
+from datapipe.atomic import atomic_writer, write_json
+from datapipe.diagnostics.attach.complaints import complain
 from datapipe.diagnostics.attach.environment import RESULTS
-from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Watch
+from datapipe.diagnostics.attach.settings import Settings, settings_from
+from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
+from datapipe.diagnostics.attach.taps import ProfilerWindow, Tap, TappedMeter, until
+from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.observe import StageEvent
 
@@ -20,20 +24,25 @@ if TYPE_CHECKING:  # numpy, too, is imported where there is something to measure
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Recording:
-    """A `Sink`. Thread-safe."""
+    """A `Sink`. Thread-safe. Without a directory, `to_json` is all there is to be had."""
 
-    def __init__(self, bracket: Bracket, directory: Path) -> None:
+    def __init__(self, bracket: Bracket, directory: Path | None = None, *, keeps_samples: bool = False) -> None:
         self._bracket = bracket
         self._directory = directory
+        self._keeps_samples = keeps_samples
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
         self._profiles: dict[int, deque[BatchProfile]] = {}
         self._events: deque[tuple[int, StageEvent]] = deque(maxlen=MAX_EVENTS)
         self._troubles: list[str] = []
+        self._sources: dict[int, dict[str, Any]] = {}
+        self._samples: dict[int, bytes] = {}
+        self._is_written = False
+        self.window: ProfilerWindow | None = None
 
     def note_loader(self, facts: LoaderFacts) -> None:
         with self._lock:
@@ -50,46 +59,93 @@ class Recording:
         with self._lock:
             self._troubles.append(message)
 
-    def finish(self) -> None:
-        """Write `process-RANK-PID.json`."""
-        self._bracket.finish()
-        rank = _rank()
-        write_json(self._directory / f"process-{'x' if rank is None else rank}-{os.getpid()}.json", self.to_json())
+    def look_at(self, facts: LoaderFacts, loader: Any) -> None:
+        """Note some of the files that the loader reads, on the first rank, where that is wanted and can be told."""
+        if not self._keeps_samples or rank_here() not in (None, 0):
+            return
+        try:
+            from datapipe.diagnostics.trials.sample import pickled_sample
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-safe."""
+            found = pickled_sample(loader)
+        except Exception as exc:
+            complain("what a loader reads could not be told", exc)
+            found = f"{type(exc).__name__}: {exc}"
+        with self._lock:
+            if isinstance(found, bytes):
+                self._samples[facts.key] = found
+            else:
+                self._sources[facts.key] = {"file": None, "reason": found}
+
+    def finish(self) -> None:
+        """Write `process-RANK-PID.json`, and the samples beside it. What comes after is not recorded."""
+        if self._is_written or self._directory is None:
+            return
+        self._is_written = True
+        if self.window is not None:
+            self.window.close()
+        self._bracket.finish()
+        rank, pid = rank_here(), os.getpid()
+        for key, data in self._samples.items():
+            name = f"sample-{pid}-{key}.pickle"
+            with atomic_writer(self._directory / name) as file:
+                file.write(data)
+            self._sources[key] = {"file": name, "reason": None}
+        write_json(self._directory / f"process-{'x' if rank is None else rank}-{pid}.json", self.to_json())
+
+    def to_json(self, *, loader: int | None = None, since_ns: int = 0) -> dict[str, Any]:
+        """JSON-safe. `loader`: that one alone; `since_ns`: steps and batches since then."""
+        from datapipe.diagnostics.recorded import context_as_dict
         from datapipe.diagnostics.timeline import steps_as_columns, totals_as_dict
 
         timeline = self._bracket.timeline
+        steps = timeline.steps()
+        steps = steps[(steps["start_ns"] >= since_ns) & ((steps["loader"] == loader) | (loader is None))]
         with self._lock:
+            profiles = [one for key, kept in self._profiles.items() if loader in (None, key) for one in kept]
+            events = [(key, event) for key, event in self._events if loader in (None, key)]
             return {
                 "schema": SCHEMA,
-                "process": {"pid": os.getpid(), "rank": _rank(), "argv": sys.argv},
-                "loaders": [facts.to_json() for facts in self._loaders],
-                "steps": steps_as_columns(timeline.steps()),
+                "process": {"pid": os.getpid(), "rank": rank_here(), "argv": sys.argv},
+                "environment": surroundings(),
+                "context": context_as_dict(self._bracket.context()),
+                "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],
+                "sources": {str(key): source for key, source in self._sources.items()},
+                "steps": steps_as_columns(steps),
                 "training": totals_as_dict(timeline.training),
                 "evaluation": totals_as_dict(timeline.evaluation),
-                "profiles": [profile.to_json() for kept in self._profiles.values() for profile in kept],
-                "stages": [_event_as_dict(loader, event) for loader, event in self._events],
+                "profiles": [profile.to_json() for profile in profiles if profile.asked_ns >= since_ns],
+                "stages": [_event_as_dict(key, event) for key, event in events if event.start_ns >= since_ns],
                 "troubles": list(self._troubles),
             }
 
 
 def open_recording(hooks: Hooks) -> Watch:
-    """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`."""
+    """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`, as the environment says."""
+    settings = settings_from(os.environ)
+    bracket = open_bracket(hooks)
+    recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples)
+    return Watch(_tapped(bracket, recording, settings), recording, recording.look_at)
+
+
+def open_bracket(hooks: Hooks) -> Bracket:
+    """On the clock that this machine has."""
     from datapipe.diagnostics.bracket import Bracket
     from datapipe.diagnostics.bracket import Hooks as Watched
     from datapipe.diagnostics.cuda_clock import open_clock
 
-    bracket = Bracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
-    return Watch(bracket, Recording(bracket, Path(os.environ[RESULTS])))
+    return Bracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
 
 
-def _rank() -> int | None:
-    try:
-        return int(os.environ["RANK"])
-    except (KeyError, ValueError):
-        return None
+def _tapped(bracket: Bracket, recording: Recording, settings: Settings) -> Meter:
+    taps: list[Tap] = []
+    if settings.profile is not None and rank_here() in (None, 0):
+        recording.window = ProfilerWindow(Path(settings.profile))
+        taps.append(recording.window)
+    if settings.max_steps is not None:
+        taps.append(until(settings.max_steps, recording.finish))
+    if settings.ends_after is not None:
+        taps.append(until(settings.ends_after, recording.finish))
+    return TappedMeter(bracket, taps, ends_after=settings.ends_after) if taps else bracket
 
 
 def _event_as_dict(loader: int, event: StageEvent) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class Session:
                 self._facts[loader] = facts
             if self._watch is not None:
                 self._watch.sink.note_loader(facts)
+                if self._watch.look_at is not None and looks_inside():
+                    self._watch.look_at(facts, loader)
             self._observe(loader, facts.key)
         return facts.key
 

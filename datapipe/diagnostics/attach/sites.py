@@ -27,6 +27,13 @@ def note_site(loader: Any) -> None:
                 _sites[loader] = site
 
 
+def site_of(loader: Any) -> str | None:
+    """Where it was made, as far as that was noted."""
+    with suppress(TypeError):
+        return _sites.get(loader)
+    return None
+
+
 def calling_site() -> str | None:
     """file:line of the innermost frame of the user's code; without any, of the innermost that is neither ours nor torch's."""
     frame: FrameType | None = sys._getframe(1)
@@ -44,15 +51,12 @@ def calling_site() -> str | None:
 
 def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
     """What a loader says of itself; it is not asked for its length, which may cost or change something."""
-    site = None
-    with suppress(TypeError):
-        site = _sites.get(loader)
     context = getattr(loader, "multiprocessing_context", None)
     dataset = getattr(loader, "dataset", None)
     return LoaderFacts(
         key=key,
         kind=_name_of(loader) or "",
-        site=site,
+        site=site_of(loader),
         dataset=None if dataset is None else _name_of(dataset),
         batch_size=_batch_size(loader),
         num_workers=_attribute(loader, "num_workers", int),

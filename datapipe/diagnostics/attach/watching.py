@@ -95,6 +95,7 @@ class Watch:
 
     meter: Meter
     sink: Sink
+    look_at: Callable[[LoaderFacts, Any], None] | None = None  # called with a loader itself, before its first pass
 
 
 @dataclass(frozen=True, slots=True)

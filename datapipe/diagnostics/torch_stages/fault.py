@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,32 @@ def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) ->
     ]
     kept = [share for share in shares if share.of_wait or share.of_work]
     return tuple(sorted(kept, key=lambda share: (-(share.of_wait or 0), -(share.of_work or 0), share.stage, share.name or "")))
+
+
+def joined(parts: Sequence[Attribution]) -> Attribution | None:
+    """Several of one loader as one, by their waits; None of none. No worker is blamed."""
+    if not parts:
+        return None
+    wait_ns: defaultdict[Stage, float] = defaultdict(float)
+    work: defaultdict[Stage, float] = defaultdict(float)
+    for part in parts:
+        for one in part.shares:
+            wait_ns[one.stage, one.name] += (one.of_wait or 0.0) * part.wait_s * 1e9
+            work[one.stage, one.name] += (one.of_work or 0.0) * part.num_batches
+    shares = shares_of(wait_ns, work)
+    kind, name, share = find_fault(shares)
+    blocked = [part.head_of_line_s for part in parts if part.head_of_line_s is not None]
+    wait_s = sum(part.wait_s for part in parts)
+    return Attribution(
+        stage=kind,
+        name=name,
+        worker=None,
+        wait_s=wait_s,
+        head_of_line_s=sum(blocked) if blocked else None,
+        num_batches=sum(part.num_batches for part in parts),
+        shares=shares,
+        reason=in_words(kind, name, share, worker=None, head_of_line=sum(blocked) / wait_s if blocked and wait_s else None),
+    )
 
 
 def find_fault(shares: tuple[StageShare, ...]) -> tuple[str | None, str | None, float]:

@@ -1,0 +1,43 @@
+"""The demo's end: `datapipe diagnose` on a training script, before and after its loader is replaced."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datapipe.cli.diagnose import diagnose_command, write_reports
+from datapipe.errors import DatapipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """One run of the script."""
+
+    document: dict[str, Any]
+    page: Path
+
+
+class FailedScriptError(DatapipeError, RuntimeError):
+    """The demo's own script did not run to its end."""
+
+
+def diagnose_script(photos: Path, shards: Path | None, out: Path, *, num_workers: int) -> Diagnosed:
+    """Write `train.py` beside `out`, run it on the photographs, or where given on the shards, and write the reports to `out`.
+
+    Raises FailedScriptError where it fails.
+    """
+    script = out.parent / "train.py"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("demo_script.py"), script)
+    command = [str(script), str(photos), "--workers", str(num_workers)]
+    if shards is not None:
+        command += ["--shards", str(shards)]
+    diagnosis, outcome = diagnose_command(command, out, trials_s=10.0, quiet=True)
+    if outcome.exit_code:
+        raise FailedScriptError(f"{script}: ended with status {outcome.exit_code}; what it said is above")
+    page = write_reports(diagnosis.document, out, html=True, trace=False)
+    assert page is not None
+    return Diagnosed(diagnosis.document, page)

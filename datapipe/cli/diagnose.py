@@ -1,0 +1,280 @@
+"""`datapipe diagnose`: runs a training script as it is, and says how long it waited for data, why, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datapipe.diagnostics.attach.command import Outcome
+    from datapipe.diagnostics.attach.settings import Settings
+    from datapipe.diagnostics.diagnosis import Diagnosis
+    from datapipe.diagnostics.fail_if import Condition
+
+_EPILOG = """\
+examples:
+  datapipe diagnose train.py --epochs 1
+  datapipe diagnose --steps 500 -m package.train --config base
+  datapipe diagnose -- torchrun --nproc-per-node 2 train.py
+  datapipe diagnose --fail-if 'starvation>10%' train.py
+  datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
+"""
+_APPLIED_STEPS = 300  # at most, of the run with the remedy
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the program's parser."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="run a training script as it is: how long it waits for data, why, and what would help",
+        description="Run a training script, unmodified, and measure how long the GPU stands idle for data, which stage is at "
+        "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first.",
+        usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS...",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after so many training steps; the script goes on")
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON; what the script prints goes to stderr")
+    parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write a page to look at (default)")
+    parser.add_argument("--trace", action="store_true", help="write trace.json, for chrome://tracing or ui.perfetto.dev")
+    parser.add_argument(
+        "--profile", action="store_true", help="have torch.profiler look at 10 steps, which are not measured then"
+    )
+    parser.add_argument(
+        "--trials",
+        type=float,
+        metavar="SECONDS",
+        default=15.0,
+        help="try datapipe's loader and converted data on up to 1,000 of the samples after the script has ended, where it waits "
+        "for data, for about so long; 0: do not (default: 15)",
+    )
+    parser.add_argument(
+        "--fail-if",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="exit with status 1 if this holds, such as 'starvation>10%%' or 'step>120ms'; may be repeated",
+    )
+    parser.add_argument(
+        "--apply",
+        action="store_true",
+        help="carry out the best remedy that needs no edit and run the script again, from its start and for at most "
+        f"{_APPLIED_STEPS} steps, with all that it writes",
+    )
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="say what changed between two diagnoses")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script and its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose, or compare. Raises OptionError for options that do not go together."""
+    from datapipe.diagnostics.fail_if import Condition
+    from datapipe.errors import OptionError
+
+    conditions = [Condition.parse(text) for text in args.fail_if]
+    if args.compare is not None:
+        if args.command or args.module is not None:
+            raise OptionError("--compare takes two diagnoses and runs nothing; leave the script out")
+        return _compare(*args.compare, as_json=args.json)
+    command = _command(args)
+    if args.steps is not None and args.steps < 1:
+        raise OptionError(f"--steps is {args.steps}; it must be at least 1")
+    if not 0 <= args.trials < float("inf"):
+        raise OptionError(f"--trials is {args.trials}; it is a number of seconds, or 0")
+    out = _fresh_directory(args.out)
+    diagnosis, outcome = diagnose_command(
+        command, out, trials_s=args.trials, max_steps=args.steps, profile=args.profile, quiet=args.json
+    )
+    document = diagnosis.document
+    if args.apply:
+        document = {**document, **_apply(args, command, out, diagnosis)}
+    return _report(args, document, outcome.exit_code, conditions, out)
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    from datapipe.errors import MissingDataError, OptionError
+
+    command = list(args.command) if args.module is None else ["-m", *args.module, *args.command]
+    if command in ([], ["--"], ["-m"]):
+        raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
+    if command[0] not in ("--", "-m") and not command[0].startswith("-") and not Path(command[0]).exists():
+        raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
+    if command[0] == "--" and shutil.which(command[1]) is None:
+        raise MissingDataError(f"{command[1]}: cannot be run; is it installed and on PATH?")
+    return command
+
+
+def _fresh_directory(wanted: Path | None) -> Path:
+    """Made now: a script of hours shall not run for nothing. Raises OptionError for one that holds a diagnosis."""
+    from datapipe.errors import OptionError, StorageError
+
+    out = wanted
+    if out is None:
+        stamp = datetime.now().strftime("diagnosis-%Y%m%d-%H%M%S")
+        names = (Path(stamp if number == 0 else f"{stamp}-{number}") for number in range(1000))
+        out = next(path for path in names if not path.exists())
+    if (out / "diagnosis.json").exists():
+        raise OptionError(f"--out {out}: holds a diagnosis already; name another directory, or delete it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StorageError(f"--out {out}: cannot be made ({exc.strerror}); name another directory") from exc
+    return out
+
+
+def diagnose_command(
+    command: Sequence[str],
+    out: Path,
+    *,
+    trials_s: float,
+    max_steps: int | None = None,
+    profile: bool = False,
+    quiet: bool = False,
+) -> tuple[Diagnosis, Outcome]:
+    """Run a script or a command and diagnose it; `quiet`: what it prints goes to standard error."""
+    from datapipe.cli.diagnose_trying import Trying
+    from datapipe.diagnostics.attach.settings import Settings
+    from datapipe.diagnostics.diagnosis import Command, diagnose
+    from datapipe.diagnostics.recorded import read_processes
+
+    settings = Settings(max_steps=max_steps, keeps_samples=trials_s > 0, profile=str(out.resolve()) if profile else None)
+    started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    with _scratch(out) as scratch:
+        outcome = _run(command, scratch, settings, quiet=quiet)
+        facts = Command(tuple(command), outcome.exit_code, started_at, time.monotonic() - started_s)
+        processes, notes = read_processes(scratch)
+        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=_tell), troubles=notes), outcome
+
+
+def write_reports(document: dict[str, Any], out: Path, *, html: bool, trace: bool) -> Path | None:
+    """`diagnosis.json` and what else is wanted; where the page lies."""
+    from datapipe.atomic import write_json
+
+    write_json(out / "diagnosis.json", document)
+    if trace:
+        from datapipe.diagnostics.report.trace import trace as trace_of
+
+        write_json(out / "trace.json", trace_of(document))
+    if not html:
+        return None
+    from datapipe.diagnostics.report.page import page
+
+    path = out / "diagnosis.html"
+    path.write_text(page(document), encoding="utf-8", errors="backslashreplace")
+    return path
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".processes-", dir=out) as name:
+        yield Path(name)
+
+
+def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> Outcome:
+    """`quiet`: what the command prints goes to standard error."""
+    from datapipe.diagnostics.attach.command import run_command, run_script
+
+    sys.stdout.flush()
+    stdout = sys.stderr if quiet else None
+    if command[0] == "--":
+        return run_command(command[1:], results, settings=settings, stdout=stdout)
+    return run_script(command, results, settings=settings, stdout=stdout)
+
+
+def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Run the script again with a remedy; what the document says of that."""
+    from datapipe.diagnostics.attach.settings import Settings
+    from datapipe.diagnostics.examination import examine
+    from datapipe.diagnostics.recorded import read_processes
+    from datapipe.diagnostics.verdict import judge_ranks
+
+    document = diagnosis.document
+    predictions = [one for one in (document["remedies"] or {}).get("predictions", []) if one["name"] in diagnosis.applied]
+    if not predictions:
+        why = document["why_no_remedies"] or "no remedy that needs no edit of the script is surely worth it"
+        return {"troubles": [*document["troubles"], f"nothing was applied: {why}"]}
+    chosen = predictions[0]
+    num_steps = min(_APPLIED_STEPS, max(rank["num_steps"] for rank in document["ranks"]))
+    predicted_s = chosen["step_s"]["value"]
+    _tell(f"running the script again with {chosen['name']}, for {num_steps} steps; predicted {predicted_s * 1e3:.1f} ms per step")
+    remedy = diagnosis.applied[chosen["name"]]
+    settings = Settings(ends_after=num_steps, applied=remedy)
+    with _scratch(out) as scratch:
+        outcome = _run(command, scratch, settings, quiet=args.json)
+        found = [examine(process, site=remedy.site) for process in read_processes(scratch)[0]]
+    reason = None if outcome.exit_code == 0 else f"the script ended with status {outcome.exit_code}"
+    measured_s = starvation = None
+    if found:
+        ranked = judge_ranks([one.verdict for one in found])
+        figures = found[ranked.rank].of_loader
+        measured_s = figures.step_s if figures.is_settled else None
+        starvation = None if figures.starvation is None else dataclasses.asdict(figures.starvation)
+        reason = reason or (None if measured_s is not None else ranked.reason)
+        troubles = [f"with {chosen['name']}: {text}" for one in found for text in one.process.troubles]
+    else:
+        reason, troubles = reason or "no loader was iterated", []
+    applied = {
+        "remedy": chosen["name"],
+        "predicted_step_s": predicted_s,
+        "low_s": chosen["step_s"]["low"],
+        "high_s": chosen["step_s"]["high"],
+        "measured_step_s": measured_s,
+        "starvation": starvation,
+        "reason": reason,
+    }
+    return {"applied": applied, "troubles": [*document["troubles"], *troubles]}
+
+
+def _report(
+    args: argparse.Namespace, document: dict[str, Any], exit_code: int, conditions: Sequence[Condition], out: Path
+) -> int:
+    from datapipe.diagnostics.report.screen import screen, takes_colours
+
+    page = write_reports(document, out, html=args.html, trace=args.trace)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print(screen(document, page=None if page is None else str(page), colours=takes_colours(sys.stdout, os.environ)))
+    violations = [reason for condition in conditions if (reason := condition.violation(document)) is not None]
+    for reason in violations:
+        _tell(reason)
+    return 1 if violations else exit_code
+
+
+def _compare(before: Path, after: Path, *, as_json: bool) -> int:
+    from datapipe.diagnostics.report.compare import compare, differences
+
+    first, second = _read(before), _read(after)
+    print(json.dumps(differences(first, second), indent=1) if as_json else compare(first, second))
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A diagnosis, or the one in a directory."""
+    from datapipe.errors import FormatError, MissingDataError
+
+    file = path / "diagnosis.json" if path.is_dir() else path
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{file}: no such diagnosis; `datapipe diagnose --out DIR` writes DIR/diagnosis.json") from exc
+    except (OSError, ValueError) as exc:
+        raise FormatError(f"{file}: not a diagnosis ({exc}); `datapipe diagnose --out DIR` writes DIR/diagnosis.json") from exc
+    return found
+
+
+def _tell(text: str) -> None:
+    print(f"datapipe diagnose: {text}", file=sys.stderr, flush=True)

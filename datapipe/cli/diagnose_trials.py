@@ -1,0 +1,132 @@
+"""Tries remedies on a sample of a script's data: a process of its own, started by `datapipe diagnose` after the script.
+
+`python -m datapipe.cli.diagnose_trials SAMPLE RESULT SECONDS EVICT`: writes what each trial gave as JSON, as soon as it
+is known, so that a process that is killed leaves what it had. Here because it converts, which only commands may.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datapipe.atomic import write_json
+from datapipe.diagnostics.trials.sample import Sample
+from datapipe.diagnostics.trials.timing import Rate, files_of, own_loader, rate_of
+from datapipe.errors import DatapipeError
+
+OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
+_SHARE = 0.1  # of the time, for the passes of one trial
+_LARGER = 1.25  # an image is worth resizing if its shorter side is this many times as long
+
+
+def main(argv: list[str]) -> int:
+    sample_path, result_path, seconds, evicts = Path(argv[0]), Path(argv[1]), float(argv[2]), argv[3] == "1"
+    sample: Sample = pickle.loads(sample_path.read_bytes())
+    found: dict[str, Any] = {"rates": {}, "reasons": {}, "resized_to": resized_side(sample), "where": sample.where}
+    write_json(result_path, found)
+    until_s = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(dir=result_path.parent) as scratch:
+        for name, attempt in trials(sample, Path(scratch), seconds=_SHARE * seconds, evicts=evicts).items():
+            if time.monotonic() > until_s:
+                found["reasons"][name] = "there was no time left to try it"
+            else:
+                try:
+                    found["rates"][name] = dataclasses.asdict(attempt())
+                except (DatapipeError, OSError, UnmeasurableError) as exc:
+                    found["reasons"][name] = str(exc)
+            write_json(result_path, found)
+    return 0
+
+
+class UnmeasurableError(Exception):
+    """Why a remedy cannot be tried on this data."""
+
+
+def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
+    """What is tried, in this order."""
+    paths = sample.paths if evicts else ()
+
+    def ours() -> Rate:
+        return rate_of(own_loader(sample, files_of(sample)), seconds=seconds, evicts=paths)
+
+    def cached() -> Rate:
+        loader = own_loader(sample, files_of(sample), cache="ram")
+        rate = rate_of(loader, seconds=seconds)
+        stats = loader.cache_stats
+        assert stats is not None
+        needed = stats.nbytes / max(1, stats.num_kept) * sample.num_samples
+        if needed > stats.capacity:
+            raise UnmeasurableError(
+                f"the decoded images take {needed / 1e9:,.1f} GB, and {stats.capacity / 1e9:,.1f} GB of memory are to be had"
+            )
+        return rate
+
+    def converted(resize: int | None = None) -> Rate:
+        shards = convert_sample(sample, scratch / ("kept" if resize is None else "resized"), resize)
+        files = [str(path) for path in shards.iterdir()] if evicts else ()
+        return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)
+
+    def resized() -> Rate:
+        side = resized_side(sample)
+        if side is None:
+            raise UnmeasurableError("the images are no larger than the crops need, or nothing crops them")
+        return converted(side)
+
+    return {OURS: ours, CONVERTED: converted, CACHED: cached, RESIZED: resized}
+
+
+def convert_sample(sample: Sample, destination: Path, resize: int | None) -> Path:
+    """The sample as WebDataset shards, made as `datapipe convert` makes them."""
+    from converters import ConvertOptions, Limit, OnError, Resize, convert
+
+    manifest = destination.with_suffix(".csv")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with manifest.open("w", newline="", errors="surrogateescape") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "label"])
+        rows.writerows(zip(sample.paths, sample.labels, strict=True))
+    root = os.path.commonpath([os.path.dirname(path) for path in sample.paths])
+    convert(
+        ConvertOptions(
+            manifest,
+            destination,
+            form="manifest",
+            root=Path(root),
+            resize=None if resize is None else Resize("shorter", resize),
+            on_error=OnError.SKIP,
+            max_errors=Limit.parse("50%"),
+        ),
+        lambda advance: None,
+    )
+    return destination
+
+
+def resized_side(sample: Sample) -> int | None:
+    """To which shorter side the images could be resized, in pixels, as 256 is usual for crops of 224; None: to none."""
+    from datapipe.probe import probe
+
+    size = next((getattr(op, "size", None) for _, op in sample.recipe.geometry if type(op).__name__ == "RandomResizedCrop"), None)
+    if size is None:
+        return None
+    side = math.ceil(max(size) * 8 / 7)
+    shorter = []
+    for path in sample.paths[:: max(1, len(sample.paths) // 20)]:
+        try:
+            header = probe(Path(path).read_bytes())
+        except (DatapipeError, OSError):
+            continue
+        shorter.append(min(header.height, header.width))
+    return side if shorter and sorted(shorter)[len(shorter) // 2] >= _LARGER * side else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

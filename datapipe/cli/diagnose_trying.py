@@ -1,0 +1,98 @@
+"""Has remedies tried on a sample of a script's data, in a process of its own and for a limited time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datapipe.diagnostics.attach.ours import ROOT
+
+if TYPE_CHECKING:
+    from datapipe.diagnostics.candidates import Trials
+    from datapipe.diagnostics.examination import Examination
+    from datapipe.diagnostics.recorded import Process
+
+_GRACE_S = 20.0  # beyond the time that trials are given: for imports, and for the one that is under way
+
+
+class Trying:
+    """A `Try`. `results`: where the script's processes left what they noted; `seconds`: for all trials; 0: none.
+
+    One rank notes for all: loaders are numbered alike on each.
+    """
+
+    def __init__(self, results: Path, processes: Sequence[Process], seconds: float, *, tell: Callable[[str], None]) -> None:
+        self._results, self._processes, self._seconds, self._tell = results, processes, seconds, tell
+
+    def __call__(self, found: Examination) -> Trials:
+        from datapipe.diagnostics.candidates import Trials
+
+        assert found.loader is not None
+        key, dataset = found.loader.key, found.loader.dataset
+        alike = (one for one in self._processes if key in one.loaders and one.loaders[key].dataset == dataset)
+        source = next((one.sources[key] for one in alike if key in one.sources), None)
+        if not self._seconds:
+            return Trials(reasons={"": "trials were not asked for (--trials 0)"})
+        if source is None or source.file is None:
+            return Trials(reasons={"": (source.reason if source else None) or "what it reads was not noted"})
+        self._tell(f"trying datapipe's loader on some of its samples, for about {self._seconds:.0f} s")
+        return self._try(self._results / source.file, evicts=_waits_for_storage(found))
+
+    def _try(self, sample: Path, *, evicts: bool) -> Trials:
+        from datapipe.diagnostics.candidates import Trials
+
+        result = sample.with_suffix(".json")
+        # -P and the path: folders of the user's in the working directory may have our names
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "datapipe.cli.diagnose_trials",
+            str(sample),
+            str(result),
+            str(self._seconds),
+            str(int(evicts)),
+        ]
+        note = "there was no time left to try it"
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        try:
+            _, said = process.communicate(timeout=self._seconds + _GRACE_S)
+            if process.returncode:
+                last = said.strip().rpartition("\n")[2] or f"status {process.returncode}"
+                note = f"trying it failed: {last}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        found: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(result.read_text())
+        if not found:
+            return Trials(reasons={"": note})
+        missing = dict.fromkeys(("ours", "converted", "cached", "resized"), note)
+        return Trials(found["rates"], {**missing, **found["reasons"]}, found["resized_to"], found["where"])
+
+
+def _waits_for_storage(found: Examination) -> bool:
+    """Whether the script's files came from storage rather than from memory: then they shall in trials, too."""
+    nbytes = [profile.made.counters.storage_nbytes for profile in found.profiles]
+    known = [one for one in nbytes if one is not None]
+    read = [one for profile in found.profiles if (one := profile.made.counters.read_nbytes) is not None]
+    return bool(known) and sum(known) > 0.5 * sum(read)

@@ -1,0 +1,42 @@
+"""What an attached process is told beyond being watched, by its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A remedy that needs no edit of the user's code, for the loader made at one place."""
+
+    site: str | None  # file:line; None: every loader
+    num_workers: int | None = None  # None: as the script has it
+    prefetch_factor: int | None = None
+    from_torch: bool = False  # its batches are made by datapipe
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The defaults change nothing."""
+
+    max_steps: int | None = None  # training steps to measure; the script goes on after that
+    ends_after: int | None = None  # training steps ; at the batch after these the script is ended, as by `sys.exit(0)`
+    keeps_samples: bool = False  # note which files a loader reads, so that remedies can be tried on some of them
+    profile: str | None = None  # a directory for a window of `torch.profiler`
+    applied: Applied | None = None
+
+    def to_environment(self) -> dict[str, str]:
+        return {SETTINGS: json.dumps(dataclasses.asdict(self))}
+
+
+def settings_from(environment: Mapping[str, str]) -> Settings:
+    """The defaults where nothing is said."""
+    found: dict[str, Any] = json.loads(environment.get(SETTINGS) or "{}")
+    applied = found.pop("applied", None)
+    return Settings(**found, applied=None if applied is None else Applied(**applied))

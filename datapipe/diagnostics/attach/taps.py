@@ -1,0 +1,131 @@
+"""Does something at given training steps: ends the measuring or the script, opens a profiler's window."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datapipe.diagnostics.attach.complaints import complain
+from datapipe.diagnostics.attach.watching import Meter, MeteredPass
+
+Tap = Callable[[int], bool]  # asked before every step, with how many training steps there were; whether to measure this one
+
+PROFILE_FROM, PROFILE_STEPS = 20, 10
+
+
+def until(num_steps: int, act: Callable[[], None]) -> Tap:
+    """Measure so many steps; then call `act`, once."""
+    is_over = False
+
+    def tap(num_done: int) -> bool:
+        nonlocal is_over
+        if num_done >= num_steps and not is_over:
+            is_over = True
+            act()
+        return not is_over
+
+    return tap
+
+
+class ProfilerWindow:
+    """A `Tap` that has torch's profiler look at a few steps, which are not measured then: it slows them down.
+
+    Writes `profile-PID.json`, a Chrome trace, into `directory`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"profile-{os.getpid()}.json"
+        self._profiler: Any = None
+        self._is_over = False
+
+    def __call__(self, num_done: int) -> bool:
+        if self._is_over or num_done < PROFILE_FROM:
+            return True
+        try:
+            if self._profiler is None:
+                import torch
+
+                self._profiler = torch.profiler.profile(record_shapes=False)
+                self._profiler.__enter__()
+            elif num_done >= PROFILE_FROM + PROFILE_STEPS:
+                self.close()
+        except Exception as exc:
+            self._is_over = True
+            complain("no profile could be taken", exc)
+        return self._is_over
+
+    def close(self) -> None:
+        """End the window, if one is open, and write what it saw."""
+        if self._profiler is not None and not self._is_over:
+            self._is_over = True
+            self._profiler.__exit__(None, None, None)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(self._path))
+
+
+class TappedMeter:
+    """A meter that asks taps before each step, and may end the script when it gets a batch too many.
+
+    `ends_after`: training steps after which that is; a script that is done with them by itself goes on to its own end.
+    """
+
+    def __init__(self, meter: Meter, taps: Sequence[Tap], *, ends_after: int | None = None) -> None:
+        self._meter = meter
+        self.taps = taps
+        self.ends_after = ends_after
+        self.num_done = 0  # training steps begun
+
+    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> TappedPass:
+        return TappedPass(self, self._meter.open_pass(loader=loader, is_evaluation=is_evaluation))
+
+    def note_sync(self, name: str, host_s: float) -> None:
+        self._meter.note_sync(name, host_s)
+
+    def begin_copy(self) -> None:
+        self._meter.begin_copy()
+
+    def end_copy(self) -> None:
+        self._meter.end_copy()
+
+    def note_update(self) -> None:
+        self._meter.note_update()
+
+
+class TappedPass:
+    """A pass of such a meter."""
+
+    __slots__ = ("_inner", "_is_measured", "_meter")
+
+    def __init__(self, meter: TappedMeter, inner: MeteredPass) -> None:
+        self._meter, self._inner = meter, inner
+        self._is_measured = False  # the step under way
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self._inner.is_evaluation
+
+    @is_evaluation.setter
+    def is_evaluation(self, value: bool) -> None:
+        self._inner.is_evaluation = value
+
+    def begin(self, num_ready: int | None = None) -> None:
+        answers = [tap(self._meter.num_done) for tap in self._meter.taps]  # each is asked
+        is_wanted = all(answers)
+        self._meter.num_done += not self._inner.is_evaluation
+        if is_wanted:
+            self._inner.begin(num_ready)
+        elif self._is_measured:
+            self._inner.stop()
+        self._is_measured = is_wanted
+
+    def end(self) -> None:
+        if self._is_measured:
+            self._inner.end()
+        most = self._meter.ends_after
+        if most is not None and self._meter.num_done + self._inner.is_evaluation > most:
+            raise SystemExit(0)
+
+    def stop(self) -> None:
+        self._inner.stop()

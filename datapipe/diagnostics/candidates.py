@@ -1,0 +1,260 @@
+"""What could be done about a loader, as changes to replay: from how it was measured, and from what was tried.
+
+Nothing is assumed of a remedy that was not measured: how fast another loader or format is comes from trials, and what
+could not be tried is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datapipe.diagnostics.attach.settings import Applied
+from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.examination import Examination, steady_profiles
+from datapipe.diagnostics.remedies import Remedy
+from datapipe.diagnostics.replay import Delivery, Floats, Setup
+from datapipe.diagnostics.steady import MIN_STEPS
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
+from datapipe.observe import Stage
+
+OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # what is tried
+_DEEPER = 4
+_MOSTLY_WAITING = 0.5  # of the time to make a batch: more workers than cores make sense
+_MAKING = (Stage.PLAN, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
+_SYNCED = 0.05  # of the steps
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What came of trying datapipe's loader on some of the data."""
+
+    rates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> sample_s, spread, num_threads, num_samples
+    reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is none
+    resized_to: int | None = None  # shorter side, pixels
+    where: str = ""  # the dataset's root
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Remedies, the easier ones first; `left_out` says by name what is none, and why."""
+
+    remedies: list[Remedy] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)  # by name: those that need no edit of the script
+
+
+def workload_from(found: Examination) -> Workload | str:
+    """What is replayed; or why nothing can be."""
+    loader = found.loader
+    if loader is None:
+        return "there was no training"
+    cores = float(found.process.environment.get("cores") or 1)
+    steps = found.process.steps[found.process.steps["loader"] == loader.key]
+    if found.events and not found.profiles:
+        made_s = _own_batches(found)
+        setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
+        workload = workload_of(steps, setup, production_s=made_s)
+    else:
+        profiles = _whole_rounds(steady_profiles(found))
+        workload = workload_of(
+            steps,
+            setup_of(loader, cores),
+            production_s=_seconds(_making_ns(profile, is_crowded=(loader.num_workers or 0) + 1 > cores) for profile in profiles),
+            production_cpu_s=_seconds(profile.made.dataset_cpu_ns + profile.made.collate_cpu_ns for profile in profiles)
+            if loader.num_workers
+            else None,
+            delivery_s=_deliveries(profiles) if profiles else None,
+        )
+    if workload is not None:
+        return workload
+    if found.profiles or found.events:
+        return f"fewer than {MIN_STEPS} steps of a steady state; run longer"
+    return "how long batches take to make is not known: there was no look inside the loader"
+
+
+def setup_of(loader: LoaderFacts, cores: float) -> Setup:
+    """Of a torch loader."""
+    num = loader.num_workers or 0
+    delivery = Delivery.FIRST_FREE if loader.in_order is False else Delivery.ROUND_ROBIN
+    return Setup(num, max(1, num * (loader.prefetch_factor or 2)), delivery, cores)
+
+
+def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Candidates:
+    """The remedies that make sense for this loader."""
+    assert found.loader is not None
+    result = Candidates()
+    is_ours = workload.setup.delivery is Delivery.SHARED
+    if workload.setup.num_workers:
+        _add_prefetch(result, found.loader, workload, is_ours=is_ours)
+    _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
+    if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
+        names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
+        how = f"do without {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
+        result.remedies.append(Remedy("do not wait for the device", Change(drops_syncs=True), how))
+    _add_batch(result, found.loader)
+    if is_ours:
+        result.left_out["another loader"] = "it is datapipe's loader already"
+    else:
+        _add_tried(result, found, workload, trials)
+    return result
+
+
+def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool) -> None:
+    setup, factor = workload.setup, loader.prefetch_factor or 2
+    name = f"prefetch_factor={_DEEPER * factor}"
+    how = f"DataLoader(..., {name}){_at(loader)}; now {factor}"
+    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), how))
+    if not is_ours:
+        result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
+
+
+def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
+    setup, now = workload.setup, workload.setup.num_workers
+    if loader.num_workers is None:
+        result.left_out["more workers"] = f"{loader.kind} has none"
+        return
+    if loader.is_iterable and not now:
+        result.left_out["more workers"] = "an IterableDataset gives every sample once per worker unless it shares them out itself"
+        return
+    cores = int(setup.num_cores or 1)
+    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
+    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
+    each = loader.prefetch_factor or 2
+    for num in sorted(num for num in nums if 0 < num <= most and num != now):
+        depth = setup.depth if is_ours else max(1, num * each)
+        name = f"num_workers={num}"
+        result.remedies.append(
+            Remedy(name, Change(replace(setup, num_workers=num, depth=depth)), f"DataLoader(..., {name}){_at(loader)}; now {now}")
+        )
+        if not is_ours:
+            result.applied[name] = Applied(loader.site, num_workers=num)
+
+
+def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
+    if loader.batch_size and loader.batch_size > 0:
+        name = f"batch_size={2 * loader.batch_size}"
+        how = f"DataLoader(..., {name}){_at(loader)}; now {loader.batch_size}, and the training is another one"
+        result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
+
+
+def _add_tried(result: Candidates, found: Examination, workload: Workload, trials: Trials) -> None:
+    loader = found.loader
+    assert loader is not None
+    source, side = trials.where or "SRC", trials.resized_to
+    resize = f" --resize shorter:{side}" if side else ""
+    hows = {
+        OURS: ("datapipe's loader", f'loader = datapipe.from_torch(loader, device="cpu"){_at(loader)}'),
+        CONVERTED: (
+            "datapipe's loader on converted data",
+            f'datapipe convert {source} DST --to webdataset, then datapipe.DataLoader("DST", ...)',
+        ),
+        CACHED: (
+            "datapipe's loader with decoded images in memory",
+            'datapipe.DataLoader(dataset, ..., cache="ram"), from the second epoch on',
+        ),
+        RESIZED: (
+            "datapipe's loader on data converted to smaller images",
+            f'datapipe convert {source} DST --to webdataset{resize}, then datapipe.DataLoader("DST", ...); pixels differ',
+        ),
+    }
+    general = trials.reasons.get("")
+    if general is not None:
+        result.left_out["datapipe's loader, converted data, a cache"] = general
+        return
+    for key, (name, how) in hows.items():
+        rate = trials.rates.get(key)
+        if rate is None:
+            result.left_out[name] = trials.reasons.get(key, "it was not tried")
+            continue
+        result.remedies.append(Remedy(name, change_to_ours(workload, rate, loader), how, changes_results=key == RESIZED))
+        if key == OURS:
+            result.applied[name] = Applied(loader.site, from_torch=True)
+
+
+def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:
+    """The change to a loader of ours that takes so long for a sample, with all of the cores to itself."""
+    stall, cpu = production_parts(workload)
+    cores = workload.setup.num_cores or float(rate["num_threads"])
+    threads = int(rate["num_threads"])
+    depth = 2 if loader.prefetch_factor in (None, 2) else workload.setup.depth  # as `from_torch` does
+    thread_s = rate["sample_s"] * (loader.batch_size or 1) * min(float(threads), cores)
+    return Change(
+        setup=Setup(threads, depth, Delivery.SHARED, workload.setup.num_cores),
+        production_factor=thread_s / float((stall + cpu).mean()),
+        production_spread=rate["spread"],
+    )
+
+
+def _at(loader: LoaderFacts) -> str:
+    return f" at {place_of(loader.site)}" if loader.site else ""
+
+
+def place_of(site: str) -> str:
+    """file:line, relative to the working directory where it lies below that."""
+    try:
+        return str(Path(site).relative_to(Path.cwd()))
+    except ValueError:
+        return site
+
+
+def _mostly_waits(found: Examination) -> bool:
+    """Whether workers neither compute nor want to for most of the time that batches take."""
+    made = [profile.made for profile in found.profiles]
+    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
+    return busy_ns < (1 - _MOSTLY_WAITING) * sum(one.ready_ns - one.start_ns for one in made)
+
+
+def _seconds(values: Any) -> Floats:
+    return np.array([max(0, value) for value in values], np.float64) * 1e-9
+
+
+def _making_ns(profile: BatchProfile, *, is_crowded: bool) -> int:
+    """`is_crowded`: more workers than cores; then the time without a core is left out, as the replay has it anew."""
+    made = profile.made
+    is_left_out = is_crowded and made.worker is not None
+    return made.ready_ns - made.start_ns - (made.counters.queued_ns or 0 if is_left_out else 0)
+
+
+def _whole_rounds(profiles: list[BatchProfile]) -> list[BatchProfile]:
+    """Beginning with a batch of the first worker: each n-th is then of the same one."""
+    for place, profile in enumerate(profiles):
+        if profile.made.worker in (None, 0):
+            return profiles[place:]
+    return profiles
+
+
+def _deliveries(profiles: list[BatchProfile]) -> Floats:
+    """The caller's own part of `next()` once a batch is there."""
+    found = []
+    for profile in profiles:
+        if profile.pinned is not None:
+            here_ns = profile.pinned.end_ns
+        elif profile.moved is not None:
+            here_ns = profile.moved.open_start_ns
+        else:
+            here_ns = profile.taken_ns
+        found.append(profile.taken_ns - max(profile.asked_ns, here_ns))
+    return _seconds(found)
+
+
+def _own_batches(found: Examination) -> Floats:
+    """What the threads of a loader of ours spent on each batch, in all: (b,) seconds."""
+    sums: dict[tuple[int, int], int] = {}
+    ends = _pass_ends(found)
+    for event in found.events:
+        if event.stage in _MAKING:
+            of_pass = int(np.searchsorted(ends, event.start_ns))
+            sums[of_pass, event.step] = sums.get((of_pass, event.step), 0) + event.duration_ns
+    return _seconds(sums[key] for key in sorted(sums))
+
+
+def _pass_ends(found: Examination) -> np.ndarray[Any, Any]:
+    steps = found.process.steps
+    firsts = [steps["start_ns"][steps["pass_id"] == number].min() for number in np.unique(steps["pass_id"])]
+    return np.array(sorted(firsts)[1:], np.int64)

@@ -1,0 +1,104 @@
+"""Steps and spans as columns and rows for reports, thinned to what a page can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.diagnostics.examination import Examination
+from datapipe.diagnostics.torch_stages.makeup import Makeup
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.observe import Stage
+
+MAX_STEPS, MAX_SPANS = 2_000, 5_000
+
+
+def steps_of(found: Examination) -> dict[str, list[Any]]:
+    """At most MAX_STEPS, thinned evenly; seconds since `origin_ns`. None: not measured.
+
+    `phase`: "edge" (the first of a pass), "warm-up", "steady" or "evaluation".
+    """
+    steps = found.process.steps
+    kept = np.linspace(0, max(0, len(steps) - 1), min(len(steps), MAX_STEPS))
+    rows = np.unique(kept.round().astype(np.int64))
+    steps, steady = steps[rows], found.steady[rows]
+    on_device = steps["gap_s"] + np.nan_to_num(steps["copy_s"]) + steps["work_s"]
+    step_s = np.where(np.isnan(on_device), steps["host_wait_s"] + steps["host_work_s"], on_device)
+    phase = np.where(steady, "steady", "warm-up").astype(object)
+    phase[steps["is_first"]] = "edge"
+    phase[steps["is_evaluation"]] = "evaluation"
+    return {
+        "start_s": ((steps["start_ns"] - origin_ns(found)) * 1e-9).tolist(),
+        "step_s": _known(step_s),
+        "gap_s": _known(steps["gap_s"]),
+        "host_wait_s": _known(steps["host_wait_s"]),
+        "phase": phase.tolist(),
+        "loader": steps["loader"].tolist(),
+    }
+
+
+def spans_of(found: Examination) -> list[dict[str, Any]]:
+    """What was done for the latest steady batches: at most MAX_SPANS rows.
+
+    Within a torch worker's time in the dataset only the amounts are known: its parts are put one after the other.
+    """
+    origin = origin_ns(found)
+    rows = list(_torch_spans(found)) if found.profiles else list(_own_spans(found))
+    kept = sorted(rows, key=lambda row: row[3])[-MAX_SPANS:]
+    names = ("batch", "worker", "stage", "start_s", "duration_s")
+    return [dict(zip(names, (*row[:3], (row[3] - origin) * 1e-9, row[4] * 1e-9), strict=True)) for row in kept]
+
+
+def origin_ns(found: Examination) -> int:
+    """The beginning of the first step."""
+    steps = found.process.steps
+    return int(steps["start_ns"].min()) if len(steps) else 0
+
+
+_Row = tuple[int, int | None, str, int, int]  # batch, worker, stage, start_ns, duration_ns
+
+
+def _torch_spans(found: Examination) -> Iterator[_Row]:
+    """The latest steady batches, if there are any, else the latest; about as many as make MAX_SPANS rows."""
+    makeup = Makeup(found.profiles)
+    until_ns = _last_steady_ns(found)
+    numbered = [(number, profile) for number, profile in enumerate(found.profiles) if profile.taken_ns <= until_ns]
+    for number, profile in numbered[-(MAX_SPANS // 4) :]:
+        yield from _spans_of_batch(number, profile, makeup)
+
+
+def _spans_of_batch(number: int, profile: BatchProfile, makeup: Makeup) -> Iterator[_Row]:
+    made, moved, pinned = profile.made, profile.moved, profile.pinned
+    parts: dict[str, float] = {}
+    for (kind, _), share in makeup.of_dataset(made).items():
+        parts[kind] = parts.get(kind, 0.0) + share
+    start_ns = made.start_ns
+    for kind in ("cores", "read", "decode", "transform"):
+        duration_ns = round(parts.get(kind, 0.0) * made.dataset_ns)
+        if duration_ns > 0:
+            yield number, made.worker, kind, start_ns, duration_ns
+            start_ns += duration_ns
+    yield number, made.worker, "collate", made.collate_start_ns, made.collate_ns
+    if moved is not None:
+        yield number, None, "transfer", moved.pickle_start_ns, moved.open_end_ns - moved.pickle_start_ns
+    if pinned is not None:
+        yield number, None, "pin", pinned.start_ns, pinned.end_ns - pinned.start_ns
+
+
+def _own_spans(found: Examination) -> Iterator[_Row]:
+    until_ns = _last_steady_ns(found)
+    for event in found.events:
+        if event.stage is not Stage.WAIT and event.duration_ns > 0 and event.start_ns <= until_ns:
+            yield event.step, None, event.stage.value, event.start_ns, event.duration_ns
+
+
+def _last_steady_ns(found: Examination) -> float:
+    steady = found.process.steps[found.steady]
+    return float(steady["start_ns"].max() + steady["host_wait_s"].max() * 1e9) if len(steady) else float("inf")
+
+
+def _known(values: NDArray[np.float64]) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]

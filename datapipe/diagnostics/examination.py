@@ -1,0 +1,135 @@
+"""One process's recording, judged: the verdict, the loader that the training reads, and why it waited."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.figures import Figures, data_times, figures_of
+from datapipe.diagnostics.recorded import Process
+from datapipe.diagnostics.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.torch_stages.attribution import Wait, attribute
+from datapipe.diagnostics.torch_stages.fault import Attribution, joined
+from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.verdict import Kind, Verdict, judge
+from datapipe.observe import Stage, StageEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What one process's steps say."""
+
+    process: Process
+    figures: Figures
+    verdict: Verdict
+    steady: NDArray[np.bool_]  # (n,) which of the steps
+    loader: LoaderFacts | None  # that the training waits for most; None: there was no training
+    of_loader: Figures  # of that loader's steps alone, where there are several
+    profiles: tuple[BatchProfile, ...]  # of that loader's training passes
+    events: tuple[StageEvent, ...]
+    attribution: Attribution | None
+    why_no_attribution: str | None
+
+
+def examine(process: Process, *, site: str | None = None) -> Examination:
+    """Pure. `site`: look at the loader that was made there, if there is one, else at the one most waited for."""
+    made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
+    loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
+    figures = figures_of(process.steps, num_workers=None if loader is None else loader.num_workers)
+    steady = find_steady(process.steps).chosen
+    verdict = judge(figures, process.context)
+    if not process.num_training_steps:
+        verdict = replace(verdict, kind=Kind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
+    if loader is None:
+        return Examination(process, figures, verdict, steady, None, figures, (), (), None, "there was no training")
+    own = process.steps[process.steps["loader"] == loader.key]
+    of_loader = figures if len(own) == len(process.steps) else figures_of(own, num_workers=loader.num_workers)
+    steps = process.steps[_of_training(process.steps, loader)]
+    profiles = tuple(_within(steps, [one for one in process.profiles if one.loader == loader.key]))
+    events = tuple(event for key, event in process.events if key == loader.key)
+    waits = steady_waits(process.steps[steady & (process.steps["loader"] == loader.key)], figures)
+    attribution, why = None, None
+    if not waits:
+        why = "nobody waited in steps of a steady state" if steady.any() else "there are no steps of a steady state"
+    elif profiles:
+        attribution = attribute(profiles, waits)
+    elif events:
+        attribution = joined([attribute_events(of_pass) for of_pass in _by_pass(steps, events, waits)])
+    else:
+        why = (
+            f"a look inside {loader.kind} is not possible"
+            if loader.looks_inside
+            else "the name datapipe is taken by a package of yours"
+        )
+    return Examination(process, figures, verdict, steady, loader, of_loader, profiles, events, attribution, why)
+
+
+def main_loader(process: Process) -> LoaderFacts | None:
+    """The one that training steps waited for longest in all; with no waiting, of which there were most."""
+    waited: defaultdict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for step in process.steps[~process.steps["is_evaluation"]]:
+        seconds, num = waited[int(step["loader"])]
+        waited[int(step["loader"])] = (seconds + float(step["host_wait_s"]), num + 1)
+    known = [key for key in waited if key in process.loaders]
+    return process.loaders[max(known, key=lambda key: waited[key])] if known else None
+
+
+def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
+    """When somebody waited for data: the device, at the end of the host's wait, or where there is none the host."""
+    data, _, _ = data_times(steps, figures.basis)
+    data = np.where(np.isnan(data), 0.0, data - (np.nan_to_num(steps["copy_s"]) if figures.basis == "device" else 0.0))
+    ends = steps["start_ns"] + (steps["host_wait_s"] * 1e9).astype(np.int64)
+    starts = np.maximum(steps["start_ns"], ends - (data * 1e9).astype(np.int64))
+    return [(int(start), int(end)) for start, end, waited in zip(starts, ends, data, strict=True) if waited > 0 and end > start]
+
+
+def steady_profiles(found: Examination) -> list[BatchProfile]:
+    """Of batches that were handed out in steps of the steady state; of all but the first of each pass if those are few."""
+    steps = found.process.steps[found.steady]
+    chosen = list(_within(steps, found.profiles))
+    return chosen if len(chosen) >= MIN_STEPS else [profile for profile in found.profiles if profile.step >= MIN_STEPS // 2]
+
+
+def _of_training(steps: Steps, loader: LoaderFacts) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = ~steps["is_evaluation"] & (steps["loader"] == loader.key)
+    return mask
+
+
+def _within(steps: Steps, profiles: list[BatchProfile] | tuple[BatchProfile, ...]) -> list[BatchProfile]:
+    """Those that were asked for within the `next()` of one of the steps."""
+    if not len(steps):
+        return []
+    order = np.argsort(steps["start_ns"])
+    starts = steps["start_ns"][order]
+    ends = starts + (steps["host_wait_s"][order] * 1e9).astype(np.int64)
+    asked = np.array([profile.asked_ns for profile in profiles], np.int64)
+    places = np.searchsorted(starts, asked, side="right") - 1
+    is_within = (places >= 0) & (asked <= ends[np.maximum(places, 0)])
+    return [profile for profile, chosen in zip(profiles, is_within, strict=True) if chosen]
+
+
+def _by_pass(steps: Steps, events: tuple[StageEvent, ...], waits: list[Wait]) -> list[list[StageEvent]]:
+    """The stages of each pass; of waits only the given ones, cut to what they say."""
+    first_ns = [int(steps["start_ns"][steps["pass_id"] == number].min()) for number in np.unique(steps["pass_id"])]
+    passes: list[list[StageEvent]] = [[] for _ in first_ns]
+    starts = np.array(sorted(first_ns), np.int64)
+    ends = np.array([end for _, end in waits], np.int64)
+    for event in events:
+        number = int(np.searchsorted(starts, event.start_ns, side="right")) - 1
+        if number < 0:
+            continue
+        if event.stage is Stage.WAIT:
+            end_ns = event.start_ns + event.duration_ns
+            place = int(np.searchsorted(ends, end_ns, side="left"))
+            if place == len(waits) or waits[place][0] > end_ns:
+                continue
+            start_ns = max(event.start_ns, waits[place][0])
+            event = replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
+        passes[number].append(event)
+    return [of_pass for of_pass in passes if of_pass]

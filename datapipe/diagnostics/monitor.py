@@ -1,0 +1,157 @@
+"""`Monitor`: a loader under measurement, in the process that uses it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from datapipe.diagnostics.attach import loaders
+from datapipe.diagnostics.attach.session import Session
+from datapipe.diagnostics.attach.watching import Hooks, Watch
+
+if TYPE_CHECKING:
+    from datapipe.diagnostics.attach.recording import Recording
+    from datapipe.diagnostics.bracket import Bracket
+
+_ELSEWHERE = "this process is measured by the `datapipe diagnose` around it, which will give the diagnosis"
+
+
+class Monitor:
+    """Gives a loader's batches as they are, and measures how long the training waited for them.
+
+    ::
+
+        with datapipe.Monitor(loader) as batches:
+            for images, labels in batches:
+                ...
+        print(batches.screen())
+
+    `loader`: torch's, datapipe's, or any iterable; attributes that the monitor lacks are the loader's. Without `with`, a
+    `for` over the monitor is measured until it ends or is left. To be used in the thread that trains: all monitors of a
+    process share one clock, which is that thread's, so that a pass over one loader within a step of another is told
+    apart. In a script that runs under `datapipe diagnose`, monitors only hand batches on.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._key: int | None = None  # its number in the session; None: not iterated yet
+        self._since_ns = time.perf_counter_ns()
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._is_elsewhere = False
+
+    def __enter__(self) -> Self:
+        self._is_elsewhere = not _shared.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._is_elsewhere:
+            _shared.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        with self:
+            watch = None if self._is_elsewhere else _shared.session.watch()
+            if watch is None:
+                yield from iter(self._loader)
+                return
+            if self._key is None:
+                self._key = _shared.session.key(self._loader if _can_be_kept(self._loader) else self)
+            run, iterator = loaders.measured_pass(self._loader, _shared.session, watch, self._key)
+            try:
+                while True:
+                    try:
+                        batch = run.next(next, iterator)
+                    except StopIteration:
+                        return
+                    yield batch
+                    del batch  # the user's alone while the next one is waited for
+            finally:
+                run.stop()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'Monitor' object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+    @property
+    def starvation(self) -> float | None:
+        """The share of the steps' time that went by waiting for data, in the steady state; None: not measured."""
+        found = self.diagnosis()["verdict"]["figures"]["starvation"]
+        return None if found is None else float(found["value"])
+
+    def diagnosis(self) -> dict[str, Any]:
+        """What was measured since the monitor was made, as the JSON-safe document that `datapipe diagnose` writes.
+
+        Ends the step under way, and waits for the device once. Nothing is tried: remedies are those that follow from what
+        was measured.
+        """
+        from datapipe.diagnostics.diagnosis import Command, diagnose
+        from datapipe.diagnostics.recorded import process_of
+
+        command = Command((), None, self._started_at, (time.perf_counter_ns() - self._since_ns) * 1e-9)
+        bracket, recording = _shared.bracket, _shared.recording
+        if self._is_elsewhere or self._key is None or bracket is None or recording is None:
+            return diagnose([], command, troubles=[_ELSEWHERE] if self._is_elsewhere else []).document
+        bracket.finish()
+        return diagnose([process_of(recording.to_json(loader=self._key, since_ns=self._since_ns))], command).document
+
+    def screen(self) -> str:
+        """The diagnosis in words: at most 24 lines of 100 columns."""
+        from datapipe.diagnostics.report.screen import screen
+
+        return screen(self.diagnosis())
+
+
+def _can_be_kept(loader: Any) -> bool:
+    """Whether a loader may stand in the session's register: lists and generators of other kinds may not."""
+    try:
+        weakref.ref(loader)
+        hash(loader)
+    except TypeError:
+        return False
+    return True
+
+
+class _Shared:
+    """What the monitors of a process measure with: kept, so that passes of one loader add up."""
+
+    def __init__(self) -> None:
+        self.session = Session(self._open_watch)
+        self.bracket: Bracket | None = None
+        self.recording: Recording | None = None
+        self._num_open = 0
+        self._lock = threading.Lock()
+
+    def open(self) -> bool:
+        """Measure from now on; False where somebody else measures this process."""
+        with self._lock:
+            if loaders.current_session() not in (None, self.session):
+                return False
+            self._num_open += 1
+            loaders.set_session(self.session)
+            loaders.patch_all()
+            return True
+
+    def close(self) -> None:
+        """What one `open` asked for is over."""
+        with self._lock:
+            self._num_open -= 1
+            if not self._num_open and loaders.current_session() is self.session:
+                loaders.set_session(None)
+
+    def _open_watch(self, hooks: Hooks) -> Watch:
+        from datapipe.diagnostics.attach.recording import Recording, open_bracket
+
+        self.bracket = open_bracket(hooks)
+        self.recording = Recording(self.bracket)
+        return Watch(self.bracket, self.recording)
+
+
+_shared = _Shared()

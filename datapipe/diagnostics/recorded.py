@@ -1,0 +1,116 @@
+"""What processes under watch left behind, as values: the way back from `attach.recording`'s files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.timeline import Context, Steps, Syncs, steps_from_columns
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
+from datapipe.observe import Stage, StageEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was kept of a loader's data, to try remedies on: a file, or why there is none."""
+
+    file: str | None  # a pickled `trials.sample.Sample`, beside the process' own file
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process that iterated loaders."""
+
+    rank: int
+    pid: int
+    loaders: Mapping[int, LoaderFacts]
+    steps: Steps
+    context: Context
+    profiles: tuple[BatchProfile, ...]  # of torch's loaders, pass by pass in order
+    events: tuple[tuple[int, StageEvent], ...]  # (loader, stage) of datapipe's
+    troubles: tuple[str, ...]
+    environment: Mapping[str, Any]
+    sources: Mapping[int, Source]
+
+    @property
+    def num_training_steps(self) -> int:
+        return int((~self.steps["is_evaluation"]).sum())
+
+
+def read_processes(directory: Path) -> tuple[list[Process], list[str]]:
+    """By rank, from 0 on without gaps; and what had to be left out, in words.
+
+    Of several processes of one rank the one that made most steps counts; where some train and some do not, those that do.
+    """
+    found = [process_of(json.loads(path.read_text())) for path in sorted(directory.glob("process-*.json"))]
+    return choose_ranks(found)
+
+
+def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
+    """As `read_processes`."""
+    training = [process for process in found if process.num_training_steps] or list(found)
+    notes = [f"process {process.pid} trained nothing, and is left out" for process in found if process not in training]
+    best: dict[int, Process] = {}
+    for process in training:
+        other = best.get(process.rank)
+        if other is not None:
+            kept, left = sorted((other, process), key=lambda one: -one.num_training_steps)
+            notes.append(
+                f"processes {kept.pid} and {left.pid} are both rank {kept.rank}; the first, which made more steps, counts"
+            )
+            process = kept
+        best[process.rank] = process
+    return [best[rank] for rank in sorted(best)], notes
+
+
+def process_of(found: Mapping[str, Any]) -> Process:
+    """From what `Recording.to_json` gives."""
+    context = found["context"]
+    return Process(
+        rank=found["process"]["rank"] or 0,
+        pid=found["process"]["pid"],
+        loaders={facts["key"]: LoaderFacts(**facts) for facts in found["loaders"]},
+        steps=steps_from_columns(found["steps"]),
+        context=Context(**{**context, "syncs": {name: Syncs(**sums) for name, sums in context["syncs"].items()}}),
+        profiles=tuple(map(_profile, found["profiles"])),
+        events=tuple(map(_event, found["stages"])),
+        troubles=tuple(found["troubles"]),
+        environment=found["environment"],
+        sources={int(key): Source(**source) for key, source in found["sources"].items()},
+    )
+
+
+def context_as_dict(context: Context) -> dict[str, Any]:
+    """JSON-safe."""
+    return dataclasses.asdict(context)
+
+
+def _profile(found: dict[str, Any]) -> BatchProfile:
+    made = found["made"]
+    transforms = made["transforms"]
+    making = {
+        **made,
+        "iterator": tuple(made["iterator"]),
+        "transforms": None if transforms is None else tuple(TransformTime(**one) for one in transforms),
+        "counters": Counters(**made["counters"]),
+    }
+    moved, pinned = found["moved"], found["pinned"]
+    return BatchProfile(
+        **{
+            **found,
+            "made": Making(**making),
+            "moved": None if moved is None else Passage(**moved),
+            "pinned": None if pinned is None else Pinning(**pinned),
+        }
+    )
+
+
+def _event(found: dict[str, Any]) -> tuple[int, StageEvent]:
+    rest = {name: value for name, value in found.items() if name not in ("loader", "stage")}
+    return found["loader"], StageEvent(stage=Stage(found["stage"]), **rest)

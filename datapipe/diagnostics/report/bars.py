@@ -1,0 +1,195 @@
+"""Bars: shares of stages, parts of a step, and what remedies would bring. Pure; each bar's figure stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.axis import Axis
+from datapipe.diagnostics.report.document import Applied, Fault, Judgement, WhatIf
+from datapipe.diagnostics.report.markup import Markup, element, join
+
+_SIZE, _HEIGHT = 1000, 20
+STAGES = frozenset(
+    [
+        "read",
+        "decode",
+        "transform",
+        "augment",
+        "collate",
+        "transfer",
+        "pin",
+        "copy",
+        "sampler",
+        "plan",
+        "cores",
+        "startup",
+        "idle",
+        "wait",
+    ]
+)  # those with a colour of their own
+
+
+def stage_class(stage: str) -> str:
+    return f"stage-{stage}" if stage in STAGES else "stage-other"
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """Of (class, name)."""
+    return element("ul", (element("li", element("span", class_=f"swatch {one}"), name) for one, name in entries), class_="legend")
+
+
+def stage_bars(attribution: Fault) -> Markup:
+    """A row per stage: name, what it stands for, bar, share, seconds."""
+    rows = [
+        element(
+            "tr",
+            element("th", words.stage_name(stage), _note(words.meaning(stage.name)), scope="row"),
+            element("td", _bar(stage.share or 0.0, stage_class(stage.name)), class_="bar"),
+            element("td", words.percent(stage.share), class_="number"),
+            element("td", words.seconds(stage.wait_s), class_="number"),
+        )
+        for stage in attribution.stages
+    ]
+    head = element("tr", *(element("th", name, scope="col") for name in ("Stage", "Share of the waiting", "", "Waited")))
+    return element("table", element("thead", head), element("tbody", rows), class_="bars")
+
+
+def step_parts(verdict: Judgement) -> Markup | None:
+    """What a mean step consists of, as one bar; None where it was not measured."""
+    step_s, data_s = verdict.figure("step_s"), verdict.figure("data_s")
+    if not step_s or data_s is None:
+        return None
+    copy_s, fetch_s = verdict.figure("copy_s") or 0.0, verdict.figure("fetch_s") or 0.0
+    who = (
+        "the rest: the GPU at work, or waiting for other than data" if verdict.is_device else "the rest: the loop outside next()"
+    )
+    parts = [
+        ("part-wait", "waiting for data", max(0.0, data_s - copy_s)),
+        ("part-copy", "copies from the host", copy_s),
+        ("part-fetch", "fetching a batch that was ready", fetch_s),
+        ("part-work", who, max(0.0, step_s - data_s - fetch_s)),
+    ]
+    parts = [part for part in parts if part[2] >= 0.0005 * step_s]
+    axis, start_s, shapes = Axis(0.0, sum(part[2] for part in parts), _SIZE), 0.0, []
+    for name, _, length_s in parts:
+        x = axis.at(start_s)
+        shapes.append(element("rect", x=x, y=0, width=axis.at(start_s + length_s) - x, height=_HEIGHT, class_=name))
+        start_s += length_s
+    labels = [(name, f"{label}: {words.seconds(length_s)} ({length_s / step_s:.0%})") for name, label, length_s in parts]
+    return join(_svg(shapes, "parts", ", ".join(label for _, label in labels)), legend(labels))
+
+
+def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | None) -> Markup:
+    """A row per remedy, the best first: its step now measured, or predicted with its interval; how it is done.
+
+    `waiting`: for data, as it was measured.
+    """
+    measured_s = what_if.measured_step_s
+    highest = max(
+        [one.step_s.high for one in what_if.outlooks + what_if.within_noise]
+        + [what_if.now.step_s.high if what_if.now else 0.0, measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
+    )
+    axis = Axis(0.0, highest, _SIZE)
+    rows = []
+    if measured_s is not None:
+        rows.append(
+            _row("as it is", _span_bar(axis, measured_s, None, "part-other", waiting=waiting), "measured", measured_s, "", None)
+        )
+    if what_if.now is not None:
+        now = what_if.now
+        note = (
+            f"{what_if.misfit:+.1%} off what was measured; so far may the others be off, too"
+            if what_if.misfit is not None
+            else None
+        )
+        chart = _span_bar(axis, now.step_s.value, now.step_s, "part-replayed", waiting=now.starvation)
+        rows.append(_row("as it is, replayed", chart, words.seconds_range(now.step_s), None, "", note))
+    for one in what_if.outlooks + what_if.within_noise:
+        is_best = one.name == what_if.best
+        was_applied = applied is not None and applied.remedy == one.name
+        mark_s = applied.measured_step_s if applied is not None and was_applied else None
+        name = "part-best" if is_best else "part-replayed" if one in what_if.within_noise else "part-other"
+        chart = _span_bar(axis, one.step_s.value, one.step_s, name, mark_s, waiting=one.starvation)
+        gain = "" if one.gain is None else words.change(one.gain)
+        notes = [
+            "applied: measured " + words.seconds(mark_s) if mark_s is not None else None,
+            "no gain that is sure" if one in what_if.within_noise else None,
+            "needs no edit of the script" if one.needs_edit is False else None,
+            "changes what is trained" if one.changes_results else None,
+        ]
+        note = ", ".join(filter(None, notes)) or None
+        rows.append(_row(one.name, chart, words.seconds_range(one.step_s), None, gain, note, how=one.how, is_best=is_best))
+    names = ("Remedy", "Step", "", "Change")
+    head = element("tr", *(element("th", name, scope="col") for name in names))
+    return element("table", element("thead", head), element("tbody", rows), class_="bars what-if")
+
+
+def _row(
+    name: str,
+    chart: Markup,
+    figure: str,
+    value_s: float | None,
+    gain: str,
+    note: str | None,
+    *,
+    how: str = "",
+    is_best: bool = False,
+) -> Markup:
+    return element(
+        "tr",
+        element(
+            "th",
+            words.short(name),
+            element("span", "best", class_="badge") if is_best else None,
+            element("code", how) if how else None,
+            _note(note),
+            scope="row",
+        ),
+        element("td", chart, class_="bar"),
+        element("td", words.seconds(value_s) + " " if value_s is not None else None, figure, class_="number"),
+        element("td", gain, class_="number"),
+        class_="best" if is_best else None,
+    )
+
+
+def _span_bar(
+    axis: Axis, value: float, span: Interval | None, name: str, mark: float | None = None, *, waiting: Interval | None
+) -> Markup:
+    """A bar up to a value, its head the share of waiting; a whisker over its interval, and a mark where the truth was
+    found to lie."""
+    shapes = [element("rect", x=0, y=3, width=axis.at(value), height=_HEIGHT - 6, class_=name)]
+    if waiting is not None:
+        shapes.append(element("rect", x=0, y=3, width=axis.at(value * waiting.value), height=_HEIGHT - 6, class_="part-wait"))
+    label = words.seconds(value)
+    if span is not None:
+        low, high = axis.at(span.low), axis.at(span.high)
+        shapes.append(element("rect", x=low, y=_HEIGHT // 2 - 1, width=max(1, high - low), height=2, class_="whisker"))
+        shapes += [element("rect", x=max(0, x - 1), y=5, width=2, height=_HEIGHT - 10, class_="whisker") for x in (low, high)]
+        label = words.seconds_range(span)
+    if mark is not None:
+        shapes.append(element("rect", x=min(axis.at(mark), _SIZE - 4), y=0, width=4, height=_HEIGHT, class_="mark"))
+        label += f", measured {words.seconds(mark)}"
+    return _svg(shapes, "track", label)
+
+
+def _bar(share: float, name: str) -> Markup:
+    shape = element("rect", x=0, y=3, width=Axis(0.0, 1.0, _SIZE).at(share), height=_HEIGHT - 6, class_=name)
+    return _svg([shape], "track", f"{share:.1%}")
+
+
+def _svg(shapes: Sequence[Markup], name: str, label: str) -> Markup:
+    return element(
+        "svg",
+        shapes,
+        class_=name,
+        viewBox=f"0 0 {_SIZE} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+    )
+
+
+def _note(text: str | None) -> Markup | None:
+    return None if text is None else element("small", text)

@@ -1,0 +1,162 @@
+"""A diagnosis as one screen of a terminal: 24 lines of 100 columns, the verdict first. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from datapipe.diagnostics.remedies import NOTHING
+from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.document import Diagnosis, Document, Outlook, WhatIf, read_document
+
+MAX_LINES, WIDTH = 24, 100
+_MAX_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 3, 40, 34
+_COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """Adds colours, or leaves lines as they are."""
+
+    is_coloured: bool
+
+    def paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_coloured else text
+
+
+def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether colours belong on this stream: a terminal that is not dumb, and NO_COLOR not set (no-color.org)."""
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+def screen(diagnosis: Document, *, page: str | None = None, colours: bool = False) -> str:
+    """At most 24 lines of at most 100 columns; only the path of the page is never cut.
+
+    `page`: where the page lies, if there is one. `colours`: with escape sequences, see `takes_colours`.
+    Raises FormatError where `diagnosis` is none of this version.
+    """
+    read, style = read_document(diagnosis), _Style(colours)
+    top = _verdict(read, style) + _at_fault(read, style)
+    bottom = _applied(read) + _missing(read) + _troubles(read, style)
+    bottom += [] if page is None else [f"Page: {words.plain(page)}"]
+    lines = top + _help(read.what_if, style, MAX_LINES - len(top) - len(bottom)) + bottom
+    while len(lines) > MAX_LINES:
+        lines.remove("")
+    return "\n".join(lines).rstrip("\n")
+
+
+def _verdict(read: Diagnosis, style: _Style) -> list[str]:
+    first, *rest = _wrap(words.headline(read), num=2)
+    lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
+    lines += _wrap(words.detail(read), num=3, indent=2)
+    if len(read.ranks) > 1:
+        shares = [
+            f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
+        ]
+        lines += _wrap("Waiting by rank  " + ", ".join(shares), num=1, indent=2)
+    if read.verdict.kind == "sync-exposed" and read.syncs:
+        calls = ", ".join(f"{row.name} {words.times(row.num)}" for row in read.syncs)
+        lines += _wrap(f"The loop waits for the GPU in {calls}", num=1, indent=2)
+    return lines
+
+
+def _at_fault(read: Diagnosis, style: _Style) -> list[str]:
+    attribution = read.attribution
+    if attribution is None:
+        return []
+    label = "At fault: " if words.is_starved(read.verdict) else "What waiting there is: "
+    label = "" if attribution.fault is None else label
+    lines = ["", style.paint(_cut(label + words.fault_line(attribution)), "1")]
+    shown = [stage for stage in attribution.stages if stage.share is not None]
+    for stage in shown[:_MAX_STAGES]:
+        share = stage.share or 0.0
+        name = _cut(words.stage_name(stage), _LABEL)
+        bar = "#" * round(min(1.0, share) * _BAR)
+        lines.append(f"  {name:<{_LABEL}} {bar:.<{_BAR}} {share:>6.1%}  {_seconds(stage.wait_s)}".rstrip())
+    if shown[_MAX_STAGES:]:
+        rest = sum(stage.share or 0.0 for stage in shown[_MAX_STAGES:])
+        lines.append(f"  {len(shown) - _MAX_STAGES} others, {rest:.1%}")
+    notes = []
+    if attribution.worker is not None:
+        notes.append(f"worker {attribution.worker} is much slower than the others")
+    if attribution.head_of_line_s:
+        notes.append(f"{words.seconds(attribution.head_of_line_s)} with later batches ready, but not the next one")
+    return lines + (_wrap("; ".join(notes), num=1, indent=2) if notes else [])
+
+
+def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
+    """In `room` lines, the best remedy first. A command is given in full or not at all: a part of it may do harm."""
+    if what_if is None:
+        return []
+    if what_if.best == NOTHING:
+        title = "What would help: nothing that was tried on paper is surely worth it. Change nothing."
+    else:
+        title = "What would help, best first"
+    now_s = what_if.measured_step_s
+    if now_s is None and what_if.now is not None:
+        now_s = what_if.now.step_s.value
+    title += f" (a step takes {words.seconds(now_s)} now)" if now_s is not None and what_if.best != NOTHING else ""
+    lines = ["", style.paint(_cut(title), "1")]
+    ordered = what_if.outlooks
+    for number, outlook in enumerate(ordered, 1):
+        how = _wrap(outlook.how, num=_MAX_HOW + 1, indent=5)
+        block = [_outlook(number, outlook), *(how if len(how) <= _MAX_HOW else ["     (how: see the page)"])]
+        is_last = number == len(ordered)
+        if len(lines) + len(block) + (not is_last) > room:
+            lines += [f"  {len(ordered) - number + 1} more in the page"] if len(lines) < room else []
+            break
+        lines += block
+    else:
+        if what_if.within_noise and len(lines) < room:
+            names = ", ".join(words.plain(one.name) for one in what_if.within_noise)
+            lines += _wrap(f"No gain that is sure: {names}", num=1, indent=2)
+    return lines
+
+
+def _outlook(number: int, outlook: Outlook) -> str:
+    text = f"{number:>3}. {_cut(words.plain(outlook.name), _LABEL):<{_LABEL}} {words.seconds(outlook.step_s.value):>8}"
+    text += "" if outlook.gain is None else f"  {words.change(outlook.gain)}"
+    return _cut(f"{text}, changes what is trained" if outlook.changes_results else text)
+
+
+def _applied(read: Diagnosis) -> list[str]:
+    if read.applied is None:
+        return []
+    return ["", *_wrap("Applied: " + words.applied_line(read.applied), num=2)]
+
+
+def _missing(read: Diagnosis) -> list[str]:
+    missing = words.unmeasured(read)
+    return ["", *_wrap("Not measured: " + "; ".join(missing), num=2)] if missing else [""]
+
+
+def _troubles(read: Diagnosis, style: _Style) -> list[str]:
+    if not read.troubles:
+        return []
+    more = f" (and {len(read.troubles) - 1} more)" if len(read.troubles) > 1 else ""
+    first = _cut(f"Trouble: {words.plain(read.troubles[0])}", WIDTH - len(more)) + more
+    return [style.paint(first, "33")]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{words.seconds(value):>7}"
+
+
+def _cut(text: str, width: int = WIDTH) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _wrap(text: str, *, num: int, indent: int = 0) -> list[str]:
+    """At most `num` lines; words, and so commands and paths, are broken only where one is longer than a line."""
+    margin = " " * indent
+    return textwrap.wrap(
+        words.plain(text),
+        WIDTH,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        max_lines=num,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )

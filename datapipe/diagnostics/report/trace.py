@@ -1,0 +1,100 @@
+"""A diagnosis as a trace that chrome://tracing and ui.perfetto.dev show. Pure.
+
+The JSON object format of "Trace Event Format" (Google, 2016): complete events ("X") with times in microseconds, and
+metadata events ("M") that name processes and threads. Events of one thread lie within each other or apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from datapipe.diagnostics.report.document import Diagnosis, Document, StepRow, read_document
+from datapipe.diagnostics.report.lanes import Lane, lanes_of, worker_name
+from datapipe.diagnostics.report.words import plain
+
+_LOOP, _LOADER = 1, 2  # processes of the trace: what the training saw, and what was done for it
+_STEPS, _WAITS, _GAPS = 1, 2, 3  # threads of the first
+
+Event = dict[str, Any]
+
+
+def trace(diagnosis: Document) -> dict[str, Any]:
+    """JSON-safe. Steps, the host's waits and the device's gaps, and the spans of each worker.
+
+    When exactly within a step the device stood still is not measured: a gap is drawn up to the end of the host's wait.
+    Raises FormatError where `diagnosis` is none of this version.
+    """
+    read = read_document(diagnosis)
+    origin_s = min([row.start_s for row in read.steps[:1]] + [span.start_s for span in read.spans[:1]], default=0.0)
+    events = [*_step_events(read.steps, origin_s), *_span_events(lanes_of(read.spans), origin_s)]
+    events.sort(key=lambda event: (event["ts"], -event["dur"]))
+    return {
+        "traceEvents": [*_names(read), *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"verdict": read.verdict.kind, "command": " ".join(map(plain, read.command)), "clock": read.clock},
+    }
+
+
+def _names(read: Diagnosis) -> Iterator[Event]:
+    rank = "" if read.slowest_rank is None else f" of rank {read.slowest_rank}"
+    if read.steps:
+        yield _metadata("process_name", _LOOP, 0, f"training{rank}")
+        for thread, name in ((_STEPS, "steps"), (_WAITS, "loop in next()"), (_GAPS, "GPU waits for data")):
+            yield _metadata("thread_name", _LOOP, thread, name)
+    if read.spans:
+        yield _metadata("process_name", _LOADER, 0, f"loader{rank}")
+        for thread, lane in enumerate(lanes_of(read.spans), 1):
+            name = worker_name(lane.worker) + (f" ({lane.number + 1})" if lane.number else "")
+            yield _metadata("thread_name", _LOADER, thread, name)
+
+
+def _step_events(steps: Sequence[StepRow], origin_s: float) -> Iterator[Event]:
+    for place, row in enumerate(steps):
+        if row.step_s is None:
+            continue
+        # A step's length is the device's, its start the host's: the two clocks may disagree by a little.
+        end_s = row.start_s + row.step_s
+        if place + 1 < len(steps):
+            end_s = min(end_s, steps[place + 1].start_s)
+        name = row.phase or "step"
+        args = {"step_ms": row.step_s * 1e3, "loader": row.loader, "phase": row.phase}
+        yield _event(name, "step", _LOOP, _STEPS, row.start_s - origin_s, end_s - row.start_s, args)
+        wait_s = None if row.host_wait_s is None else min(row.host_wait_s, end_s - row.start_s)
+        if wait_s:
+            yield _event("next()", "wait", _LOOP, _WAITS, row.start_s - origin_s, wait_s, {"loader": row.loader})
+        if row.gap_s:
+            until_s = row.start_s + (wait_s if wait_s is not None else min(row.gap_s, end_s - row.start_s))
+            gap_s = min(row.gap_s, until_s - row.start_s)
+            args = {"gap_ms": row.gap_s * 1e3}
+            yield _event("waits for data", "gap", _LOOP, _GAPS, until_s - gap_s - origin_s, gap_s, args)
+
+
+def _span_events(lanes: Sequence[Lane], origin_s: float) -> Iterator[Event]:
+    for thread, lane in enumerate(lanes, 1):
+        free_s = 0.0
+        for span in lane.spans:
+            # Where one ends as the next begins, rounding may have made them overlap a little.
+            start_s = max(span.start_s - origin_s, free_s)
+            free_s = max(start_s, span.start_s + span.duration_s - origin_s)
+            yield _event(plain(span.stage), "stage", _LOADER, thread, start_s, free_s - start_s, {"batch": span.batch})
+
+
+def _event(name: str, kind: str, process: int, thread: int, start_s: float, duration_s: float, args: dict[str, Any]) -> Event:
+    # Whole nanoseconds: an end is rounded as the start of what follows is, so that they still coincide.
+    start_ns, end_ns = round(start_s * 1e9), round((start_s + max(0.0, duration_s)) * 1e9)
+    known = {name: value for name, value in args.items() if value is not None}
+    return {
+        "name": name,
+        "cat": kind,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": max(0, start_ns) / 1e3,
+        "dur": max(0, end_ns - max(0, start_ns)) / 1e3,
+        "args": known,
+    }
+
+
+def _metadata(what: str, process: int, thread: int, name: str) -> Event:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,212 @@
+"""A diagnosis in words: what the screen, the page and the comparison say alike. Pure.
+
+The intervals are never called those of 95%: they come from resampling the steps of one run, and the next run may
+differ by more.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import datetime
+
+from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.report.document import Applied, Diagnosis, Fault, Judgement, StageOfWait
+from datapipe.diagnostics.torch_stages.fault import MEANINGS
+
+HOST_CLOCK = (
+    "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
+    "meanwhile waited less"
+)
+INTERVALS = (
+    "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
+    "the next."
+)
+
+
+def plain(text: object) -> str:
+    """One line without control characters, which names of files and datasets may hold."""
+    return "".join(" " if one in "\r\n\t" else "\ufffd" if unicodedata.category(one)[0] == "C" else one for one in str(text))
+
+
+def percent(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.1%}"
+
+
+def percent_range(share: Interval | None) -> str:
+    return "not measured" if share is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+
+
+def short(text: object, num: int = 100) -> str:
+    """One line, cut where it is longer than that."""
+    line = plain(text)
+    return line if len(line) <= num else line[: num - 3] + "..."
+
+
+def seconds(value: float | None) -> str:
+    """In the unit that suits, three digits."""
+    return "not measured" if value is None else " ".join(_scaled(value, value))
+
+
+def seconds_range(value: Interval | None) -> str:
+    """All in the unit that suits the value."""
+    if value is None:
+        return "not measured"
+    (middle, unit), (low, _), (high, _) = (_scaled(one, value.value) for one in (value.value, value.low, value.high))
+    return f"{middle} {unit} [{low}, {high}]"
+
+
+def times(num: int) -> str:
+    return "once" if num == 1 else f"{num:,} times"
+
+
+def change(gain: Interval) -> str:
+    """How a step changes, with its range."""
+    if abs(gain.value) < 0.005:
+        return f"no change [{_signed(gain.low)}, {_signed(gain.high)}]"
+    sign, word = (1, "shorter") if gain.value > 0 else (-1, "longer")
+    low, high = sorted((sign * gain.low, sign * gain.high))
+    return f"{sign * gain.value:.0%} {word} [{low:.0%}, {high:.0%}]"
+
+
+def is_starved(verdict: Judgement) -> bool:
+    """Whether the verdict is that data is short, whoever is to blame for it."""
+    return verdict.kind in ("data-bound", "sync-exposed")
+
+
+def waiter(verdict: Judgement) -> str:
+    """Whose waiting was measured."""
+    return "the GPU" if verdict.is_device else "the training loop"
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """The verdict, in a sentence."""
+    verdict, who = diagnosis.verdict, waiter(diagnosis.verdict)
+    share = verdict.starvation
+    spent = f"{share.value:.1%} of the time" if share is not None else "for a time that was not measured"
+    notes = [] if verdict.is_device else ["host clock"]
+    if len(diagnosis.ranks) > 1:
+        notes.append(f"rank {diagnosis.slowest_rank}, the slowest of {len(diagnosis.ranks)}")
+    note = f" ({', '.join(notes)})" if notes else ""
+    match verdict.kind:
+        case "data-bound":
+            return f"{_capital(who)} waits for data {spent}{note}."
+        case "sync-exposed":
+            return f"{_capital(who)} waits for data {spent}{note}, because the loop waits for the GPU at every step."
+        case "host-bound":
+            return f"Data is not what holds it up: the GPU waits for Python and for kernels to be launched{note}."
+        case "compute-bound":
+            return f"Data is not what holds it up: {who} waits for it only {spent}{note}."
+        case "not enough steps":
+            return f"There were too few steady steps to tell whether {who} waits for data{note}."
+        case "not measured":
+            return f"It was not measured whether {who} waits for data{note}."
+        case other:
+            return f"{_capital(plain(other))}{note}: {plain(verdict.reason)}"
+
+
+def detail(diagnosis: Diagnosis) -> str:
+    """The figures behind the headline; the reason where there are none."""
+    verdict = diagnosis.verdict
+    step_s, data_s = verdict.figure("step_s"), verdict.figure("data_s")
+    if verdict.starvation is None or step_s is None or data_s is None or verdict.kind in ("not enough steps", "not measured"):
+        return _capital(plain(verdict.reason)) + "."
+    low, high = verdict.starvation.low, verdict.starvation.high
+    text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "
+    text += f"{verdict.figures.get('num_steps', '?')} steady steps."
+    copy_s, exposed_s, hidden_s = (verdict.figure(name) for name in ("copy_s", "exposed_by_sync_s", "hidden_s"))
+    if copy_s is not None and copy_s > data_s / 2:
+        text += f" {seconds(copy_s)} of it goes to copies from the host that the loop asks for."
+    if exposed_s:
+        text += f" Up to {seconds(exposed_s)} of it would be hidden if the loop did not wait for the GPU."
+    if hidden_s is not None and hidden_s > 0.02 * step_s:
+        text += f" A further {seconds(hidden_s)} of waiting is hidden behind its work."
+    return text if verdict.is_device else text + f" Taken {HOST_CLOCK}."
+
+
+def stage_name(stage: StageOfWait) -> str:
+    """ "transform RandomResizedCrop", "decode"."""
+    if stage.detail is None or stage.detail.startswith(stage.name):
+        return short(stage.detail or stage.name)
+    return short(f"{stage.name} {stage.detail}")
+
+
+def meaning(stage: str) -> str | None:
+    """What a stage's name stands for, where it does not say so itself."""
+    text = MEANINGS.get(stage)
+    return None if text is None or text.startswith(stage) else text
+
+
+def fault_line(attribution: Fault) -> str:
+    """Which stage is at fault."""
+    if attribution.fault is None:
+        return _capital(plain(attribution.reason)) if attribution.reason else "No stage is at fault."
+    same = [stage for stage in attribution.stages if stage.name == attribution.fault]
+    share = sum(stage.share or 0.0 for stage in same)
+    what = meaning(attribution.fault)
+    line = f"{plain(attribution.fault)}, {share:.0%} of the waiting" if same else plain(attribution.fault)
+    return line if what is None else f"{line} ({what})"
+
+
+def unmeasured(diagnosis: Diagnosis) -> list[str]:
+    """What could not be measured: a phrase each."""
+    verdict, missing = diagnosis.verdict, []
+    if diagnosis.clock == "host" or not verdict.is_device:
+        missing.append("the GPU's idle time")
+    else:
+        names = {"copy_s": "copies to the GPU that the loop asks for", "sync_share": "where the loop waits for the GPU"}
+        missing += [phrase for name, phrase in names.items() if verdict.figures.get(name) is None]
+    if verdict.starvation is None:
+        missing.append("the share of time spent waiting")
+    if verdict.figures.get("ready_share") is None:
+        missing.append("whether batches lay ready")
+    if diagnosis.attribution is None:
+        missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
+    if diagnosis.what_if is None:
+        missing.append("what remedies would bring" + _because(diagnosis.why_no_remedies))
+    missing += [f"{name}{_because(reason)}" for name, reason in diagnosis.left_out]
+    return missing
+
+
+def applied_line(applied: Applied) -> str:
+    """What a remedy that was carried out was said to bring, and what it brought."""
+    line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted_step_s)} per step, "
+    if applied.measured_step_s is None:
+        return line + "not measured" + _because(applied.reason)
+    share = "" if applied.starvation is None else f", waiting for data {percent(applied.starvation.value)} of the time"
+    return f"{line}measured {seconds(applied.measured_step_s)}{share}"
+
+
+def when(started_at: str | None) -> str:
+    """A point in time as people write it; as it is where it is not understood."""
+    if started_at is None:
+        return "not known"
+    try:
+        return datetime.fromisoformat(started_at).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    except ValueError:
+        return plain(started_at)
+
+
+def _scaled(value: float, like: float) -> tuple[str, str]:
+    """A time in the unit and with the decimals that suit another."""
+    size = abs(like)
+    if size >= 3600:
+        factor, unit, decimals = 1 / 3600, "h", 1
+    elif size >= 1:
+        factor, unit, decimals = 1.0, "s", 0 if size >= 100 else 1 if size >= 10 else 2
+    elif size >= 1e-4 or not size:
+        factor, unit, decimals = 1e3, "ms", 0 if size >= 0.1 or not size else 1 if size >= 0.01 else 2
+    else:
+        factor, unit, decimals = 1e6, "us", 0
+    return f"{value * factor:.{decimals}f}", unit
+
+
+def _signed(share: float) -> str:
+    return f"{round(100 * share):+d}%" if round(100 * share) else "0%"
+
+
+def _because(reason: str | None) -> str:
+    return f" ({plain(reason)})" if reason else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

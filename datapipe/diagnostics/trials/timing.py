@@ -1,0 +1,88 @@
+"""How fast datapipe's loader is on a sample of somebody's data: alone, on this machine as it is now."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from datapipe.diagnostics.trials.sample import Sample
+from datapipe.errors import OptionError
+from datapipe.listed import ListedFiles
+from datapipe.loader import DataLoader, Dataset
+
+_MIN_PASSES, _MAX_PASSES = 3, 20
+_FLOOR = 0.05  # relative: passes within one short run vary less than runs do
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of passes over a sample whose batches nobody used."""
+
+    sample_s: float  # seconds per sample, median over passes
+    spread: float  # relative standard error
+    num_threads: int
+    num_samples: int
+
+
+def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -> Rate:
+    """Passes for about so long, at least three, after one that does not count.
+
+    `evicts`: files that are dropped from the page cache before each pass, as far as the kernel does so.
+    """
+    num_samples, times = 0, list[float]()
+    until_s = time.perf_counter() + seconds
+    while len(times) < 1 + _MIN_PASSES or (time.perf_counter() < until_s and len(times) < _MAX_PASSES):
+        drop_from_page_cache(evicts)
+        started_s = time.perf_counter()
+        num_samples = _exhaust(loader)
+        times.append(time.perf_counter() - started_s)
+    if not num_samples:
+        raise OptionError("none of the samples can be read")
+    counted = np.array(times[1:])
+    error = float(counted.std(ddof=1) / np.sqrt(len(counted)) / counted.mean())
+    return Rate(statistics.median(times[1:]) / num_samples, max(_FLOOR, error), loader.num_workers, num_samples)
+
+
+def files_of(sample: Sample) -> ListedFiles:
+    """The sample's files as they are."""
+    labels = None if min(sample.labels) < 0 else np.array(sample.labels, np.int64)
+    return ListedFiles(list(sample.paths), labels, where=sample.where)
+
+
+def own_loader(sample: Sample, data: Any, **options: Any) -> DataLoader:
+    """As `from_torch` would make it, over `data`: an index, or a path."""
+    return DataLoader(
+        data if isinstance(data, str) else Dataset(data),
+        batch_size=max(1, min(sample.batch_size, len(sample.paths) // 8)),  # so that a pass has several
+        shuffle=True,
+        num_workers=sample.num_workers or None,
+        transform=sample.recipe,
+        device="cpu",
+        backend="images_cpu",
+        on_error="skip",
+        **options,
+    )
+
+
+def drop_from_page_cache(paths: Iterable[str]) -> None:
+    """Ask the kernel to forget these files, so that they are read from storage again; pages being written stay."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _exhaust(loader: DataLoader) -> int:
+    num = 0
+    for batch in loader:
+        num += len(batch[0])
+        del batch
+    return num

@@ -1,0 +1,130 @@
+"""The screen: it fits, begins with the verdict, and leaves nothing harmful out or in."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from report_documents import KINDS, document
+
+from datapipe.diagnostics.report.screen import MAX_LINES, WIDTH, screen, takes_colours
+
+PAGE = "out/diagnosis.html"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", [PAGE, None])
+def test_it_fits_on_a_screen(kind: str, path: str | None) -> None:
+    lines = screen(document(kind), page=path).splitlines()
+    assert len(lines) <= MAX_LINES == 24
+    assert max(map(len, lines)) <= WIDTH == 100
+    assert all(line == line.rstrip() for line in lines)
+    assert lines[-1] == f"Page: {PAGE}" if path else lines[-1]
+
+
+def test_it_fits_with_everything_at_its_longest() -> None:
+    found = document("hostile")
+    found["verdict"]["figures"] |= {"copy_s": 0.020, "exposed_by_sync_s": 0.011, "sync_share": None}
+    found["verdict"]["kind"] = "sync-exposed"
+    lines = screen(found, page=PAGE).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert any("The loop waits for the GPU in" in line for line in lines)
+    assert any(line.startswith("What would help") for line in lines)
+
+
+def test_the_verdict_comes_first_with_its_range() -> None:
+    first, second, *_ = screen(document("data-bound")).splitlines()
+    assert re.fullmatch(r"The GPU waits for data 37\.\d% of the time\.", first)
+    assert re.search(r"of each 67\.\d ms step, range 36\.\d% to 38\.\d% over 474 steady steps", second)
+    assert "95" not in second  # the ranges are not those of 95%
+
+
+def test_without_a_gpu_it_says_so_twice() -> None:
+    text = screen(document("host clock"))
+    assert "(host clock)" in text.splitlines()[0]
+    assert "a GPU that still had work meanwhile waited less" in text.replace("\n  ", " ")
+    assert "Not measured: the GPU's idle time" in text
+
+
+def test_stages_are_bars_by_share() -> None:
+    text = screen(document("data-bound"))
+    assert "At fault: transform, 55% of the waiting" in text
+    bars = re.findall(r"^  (\S.*?) +(#*)\.* +([\d.]+)% +(\S+ \S+)$", text, re.MULTILINE)
+    assert [(name, share, seconds) for name, _, share, seconds in bars] == [
+        ("transform RandomResizedCrop", "47.0", "5.17 s"),
+        ("decode", "30.0", "3.30 s"),
+        ("read", "10.0", "1.10 s"),
+        ("transform ColorJitter", "8.0", "880 ms"),
+    ]
+    assert [len(bar) for _, bar, _, _ in bars] == [19, 12, 4, 3]
+    assert "2 others, 5.0%" in text
+
+
+def test_remedies_come_best_first_with_the_line_that_does_them() -> None:
+    text = screen(document("data-bound"))
+    assert re.search(r"  1\. 4 workers +42\.\d ms  37% shorter \[\d+%, \d+%\]\n     DataLoader\(\.\.\., num_workers=4\)\n", text)
+    # A command is whole, or not there at all.
+    assert '--resize\n     shorter:256, then loader = dp.DataLoader("/data/imagenet-shards/train", batch_size=64,\n' in text
+    found = document("data-bound")
+    found["remedies"]["predictions"] *= 3
+    assert re.search(r"^  \d more in the page$", screen(found), re.MULTILINE)
+    found = document("data-bound")
+    found["remedies"]["best"] = "cached epoch"
+    assert re.search(r"  1\. cached epoch .*\n     dp\.DataLoader\(\.\.\., cache=\"ram\"\)\n", screen(found))
+    found["remedies"]["predictions"][0]["how"] = "x " * 300
+    assert "(how: see the page)" in screen(found)
+
+
+def test_nothing_to_change_is_said_plainly() -> None:
+    text = screen(document("compute-bound"))
+    assert "Data is not what holds it up" in text.splitlines()[0]
+    assert "Change nothing." in text
+    assert "No gain that is sure: cached epoch" in text
+    assert "At fault" not in text
+    assert "What waiting there is: transform" in text
+
+
+def test_ranks_what_was_applied_and_troubles() -> None:
+    text = screen(document("two ranks"))
+    assert "Waiting by rank  0: 1.8%, 1: 37.4%" in text
+    assert "Applied: 4 workers: predicted 43.1 ms [42.5, 43.9] per step, measured 44.7 ms, waiting for data 1.2%" in text
+    assert "Trouble: rank 1: 3 batches came from a worker that left no profile (and 1 more)" in text
+    found = document("two ranks")
+    found["applied"] |= {"measured_step_s": None, "starvation": None, "reason": "the script failed"}
+    assert "per step, not measured (the script failed)" in screen(found)
+
+
+def test_waits_are_named_where_they_are_to_blame() -> None:
+    found = document("data-bound")
+    found["syncs"] = {"print of a tensor": {"num": 1, "host_s": 0.04}, "Tensor.item": {"num": 480, "host_s": 1.9}}
+    assert "Tensor.item" not in screen(found)
+    found["verdict"]["kind"] = "sync-exposed"
+    assert "The loop waits for the GPU in Tensor.item 480 times, print of a tensor once" in screen(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_colours_change_no_text(kind: str) -> None:
+    plain, painted = screen(document(kind)), screen(document(kind), colours=True)
+    assert "\x1b" not in plain
+    assert "\x1b[" in painted
+    assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "expected"),
+    [
+        (_Terminal(), {"TERM": "xterm"}, True),
+        (_Terminal(), {"TERM": "dumb"}, False),
+        (_Terminal(), {"NO_COLOR": "1"}, False),
+        (io.StringIO(), {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_terminals(stream: Any, environment: dict[str, str], expected: bool) -> None:
+    assert takes_colours(stream, environment) is expected

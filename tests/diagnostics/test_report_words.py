@@ -1,0 +1,138 @@
+"""Numbers and sentences that all reports share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_documents import HOSTILE, document
+
+from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.axis import Axis, ticks
+from datapipe.diagnostics.report.document import SpanRow, read_document
+from datapipe.diagnostics.report.lanes import lanes_of
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not measured"), (0.0, "0 ms"), (3e-6, "3 us"), (0.000123, "0.12 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms"),
+        (1.234, "1.23 s"), (12.34, "12.3 s"), (123.4, "123 s"), (7200.0, "2.0 h"),
+    ],
+)  # fmt: skip
+def test_seconds(value: float | None, text: str) -> None:
+    assert words.seconds(value) == text
+
+
+def test_a_range_has_one_unit() -> None:
+    assert words.seconds_range(Interval(0.120, 0.0951, 1.2)) == "120 ms [95, 1200]"
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        (Interval(0.37, 0.35, 0.40), "37% shorter [35%, 40%]"),
+        (Interval(-0.99, -1.01, -0.98), "99% longer [98%, 101%]"),
+        (Interval(0.001, -0.02, 0.01), "no change [-2%, +1%]"),
+        (Interval(-0.0001, -0.0001, -0.0001), "no change [0%, 0%]"),
+    ],
+)
+def test_changes(gain: Interval, text: str) -> None:
+    assert words.change(gain) == text
+
+
+def test_plain_text_holds_nothing_that_a_terminal_or_a_file_would_choke_on() -> None:
+    text = words.plain(f"{HOSTILE}\n\tä\x00")
+    assert text.startswith("<script>")
+    assert text.endswith("  ä\ufffd")
+    assert "\x1b" not in text
+    text.encode()
+
+
+HEADLINES = {
+    "data-bound": r"The GPU waits for data 37\.\d% of the time\.",
+    "compute-bound": r"Data is not what holds it up: the GPU waits for it only 0\.9% of the time\.",
+    "host clock": r"The training loop waits for data 41\.\d% of the time \(host clock\)\.",
+    "two ranks": r"The GPU waits for data 37\.\d% of the time \(rank 1, the slowest of 2\)\.",
+    "nothing": r"There were too few steady steps to tell whether the training loop waits for data \(host clock\)\.",
+}
+
+
+@pytest.mark.parametrize("kind", HEADLINES)
+def test_headlines(kind: str) -> None:
+    import re
+
+    assert re.fullmatch(HEADLINES[kind], words.headline(read_document(document(kind))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("sync-exposed", "because the loop waits for the GPU at every step"),
+        ("host-bound", "the GPU waits for Python and for kernels to be launched"),
+        ("not measured", "It was not measured whether the GPU waits for data"),
+        ("something new", "Something new: why"),
+    ],
+)
+def test_headlines_of_further_verdicts(kind: str, text: str) -> None:
+    found = document("data-bound")
+    found["verdict"] |= {"kind": kind, "reason": "why"}
+    assert text in words.headline(read_document(found))
+
+
+def test_what_the_loop_itself_does_is_said() -> None:
+    found = document("data-bound")
+    found["verdict"]["figures"] |= {"copy_s": 0.020, "exposed_by_sync_s": 0.011}
+    text = words.detail(read_document(found))
+    assert "20.0 ms of it goes to copies" in text
+    assert "Up to 11.0 ms of it would be hidden" in text
+
+
+def test_what_was_not_measured_is_named() -> None:
+    assert words.unmeasured(read_document(document("data-bound"))) == []
+    found = document("data-bound")
+    found["verdict"]["figures"] |= {"copy_s": None, "sync_share": None}
+    found |= {"attribution": None, "why_no_attribution": "no profile came", "remedies": None, "why_no_remedies": None}
+    found["left_out"] = [{"name": "another format", "reason": "no room on the disk"}]
+    assert words.unmeasured(read_document(found)) == [
+        "copies to the GPU that the loop asks for",
+        "where the loop waits for the GPU",
+        "which stage is at fault (no profile came)",
+        "what remedies would bring",
+        "another format (no room on the disk)",
+    ]
+    assert words.unmeasured(read_document(document("host clock")))[0] == "the GPU's idle time"
+
+
+@given(
+    low=st.floats(-1e6, 1e6),
+    length=st.floats(1e-6, 1e6),
+    num=st.integers(2, 10),
+)
+def test_ticks_are_round_few_and_within(low: float, length: float, num: int) -> None:
+    high = low + length
+    marks = ticks(low, high, num=num)
+    assert len(marks) <= num + 2
+    assert all(low - 1e-6 * length <= mark <= high + 1e-6 * length for mark in marks)
+    if len(marks) > 1 and length > 1e-3 * abs(low):
+        step = marks[1] - marks[0]
+        assert round(step / 10 ** math.floor(math.log10(step) + 1e-9), 3) in (1, 2, 5)
+
+
+def test_an_axis_without_length_is_no_division_by_zero() -> None:
+    assert (Axis(1.0, 1.0, 100).at(1.0), Axis(1.0, 1.0, 100).share(1.0), ticks(1.0, 1.0, num=5)) == (0, 0.0, [1.0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9), st.sampled_from([None, 0, 1]))))
+def test_lanes_hold_every_span_once_and_none_over_another(rows: list[tuple[int, int, int | None]]) -> None:
+    spans = [SpanRow(start / 10, length / 10, "read", worker, None) for start, length, worker in rows]
+    lanes = lanes_of(spans)
+    assert sorted((span for lane in lanes for span in lane.spans), key=repr) == sorted(spans, key=repr)
+    for lane in lanes:
+        assert {span.worker for span in lane.spans} == {lane.worker}
+        for before, after in zip(lane.spans, lane.spans[1:], strict=False):
+            assert before.start_s + before.duration_s <= after.start_s + 2e-6
+    assert [lane.worker is None for lane in lanes] == sorted((lane.worker is None for lane in lanes), reverse=True)
