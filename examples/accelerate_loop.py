@@ -63,6 +63,8 @@ def main() -> None:
         hits = [accelerator.gather_for_metrics(model(images).argmax(1) == labels) for images, labels in validation]
         found = torch.cat(hits)  # each sample once, whatever the number of processes
         accelerator.print(f"epoch {epoch}, {step} steps: {int(found.sum())} of {len(found)} right")
+    # What holds the process group goes before it does: left to the end of `main`, its threads sometimes wait for ever.
+    model, optimizer, train, validation = accelerator.free_memory(model, optimizer, train, validation)
     accelerator.end_training()
 
 

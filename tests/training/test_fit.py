@@ -193,7 +193,9 @@ class Truncated(list[Any]):
     (points(), dataclasses.replace(QUIET, activation_checkpointing=True), OptionError, "no Sequential or ModuleList"),
     ([(torch.randn(2, 5), torch.tensor([0, 7]))], QUIET, OptionError, "labels run from 0 to 7 and the model has 2 outputs"),
     ([(torch.randn(2, 5),)], QUIET, OptionError, "are the samples labelled"),
-], ids=["a generator", "empty", "truncated", "no validation", "no compiler", "nothing to recompute", "labels", "unlabelled"])  # fmt: skip
+], ids=[
+    "a generator", "empty", "truncated", "no validation", "no compiler", "nothing to recompute", "labels", "unlabelled",
+])  # fmt: skip
 def test_what_does_not_fit_together(loader: Any, options: TrainOptions, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         fit(nn.Linear(5, 2), loader, options=options)
