@@ -1,6 +1,6 @@
-"""What each framework does with our loader: the table of docs/hosts.md, and the test that shows each entry.
+"""What each framework does with our loader: the table of docs/hosts.md and README.md, and the test that shows each entry.
 
-python tests/hosts/hosts_table.py writes it into the document.
+python tests/hosts/hosts_table.py writes it into the documents.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "hosts.md"
+_ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (_ROOT / "docs" / "hosts.md", _ROOT / "README.md")
 BEGIN, END = "<!-- hosts:begin -->", "<!-- hosts:end -->"
 
 
@@ -114,4 +115,5 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_table(DOCUMENT.read_text()))
+    for document in DOCUMENTS:
+        document.write_text(with_table(document.read_text()))

@@ -17,6 +17,7 @@ def test_every_entry_has_its_test() -> None:
             assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, cell
 
 
-def test_the_document_has_the_table() -> None:
-    text = hosts_table.DOCUMENT.read_text()
-    assert text == hosts_table.with_table(text), "run python tests/hosts/hosts_table.py"
+def test_the_documents_have_the_table() -> None:
+    for document in hosts_table.DOCUMENTS:
+        text = document.read_text()
+        assert text == hosts_table.with_table(text), f"{document}: run python tests/hosts/hosts_table.py"

@@ -1,4 +1,4 @@
-"""The table of torch's arguments, and `python tests/loader/arguments_table.py`, which writes it into docs/loader.md."""
+"""The table of torch's arguments; `python tests/loader/arguments_table.py` writes it into docs/loader.md and README.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import enum
 from pathlib import Path
 from typing import NamedTuple
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "loader.md"
+_ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (_ROOT / "docs" / "loader.md", _ROOT / "README.md")
 BEGIN, END = "<!-- arguments:begin -->", "<!-- arguments:end -->"
 
 
@@ -26,8 +27,8 @@ class Row(NamedTuple):
 ARGUMENTS: dict[str, Row] = {
     "dataset": Row(
         Status.HONOURED,
-        "a path, or `loader.dataset.select(...)`; another torch Dataset is refused: pass the path of its files "
-        "(for an `ImageFolder`: its root)",
+        "a path, `mix(...)`, `loader.dataset.select(...)`, or a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, "
+        "`ConcatDataset`, Hugging Face's); for others there is `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
     "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`) and epoch, the same on all ranks"),
@@ -72,4 +73,5 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_table(DOCUMENT.read_text()))
+    for document in DOCUMENTS:
+        document.write_text(with_table(document.read_text()))

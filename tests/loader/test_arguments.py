@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from arguments_table import ARGUMENTS, DOCUMENT, Status, with_table
+from arguments_table import ARGUMENTS, DOCUMENTS, Status, with_table
 from fixtures import copies, same
 from recipes import CROP
 
@@ -55,6 +55,7 @@ def test_arguments_satisfied_by_construction_change_nothing(folder: Path, name: 
     assert same(copies(dp.DataLoader(folder, **common, **{name: value})), copies(dp.DataLoader(folder, **common)))
 
 
-def test_the_document_shows_the_table() -> None:
-    text = DOCUMENT.read_text()
-    assert with_table(text) == text, "docs/loader.md is out of date; run: python tests/loader/arguments_table.py"
+def test_the_documents_show_the_table() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        assert with_table(text) == text, f"{document} is out of date; run: python tests/loader/arguments_table.py"
