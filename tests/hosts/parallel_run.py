@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 parallel_run.py DATA CHECKPOINT OUT
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +22,12 @@ import datapipe as dp
 
 def main(data: str | Path, checkpoint: Path, out: Path, stop_after: int = 0) -> None:
     dist.init_process_group("gloo")
+    train(data, checkpoint, out, stop_after)  # apart, so that whatever holds the process group is gone before it ends
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(data: str | Path, checkpoint: Path, out: Path, stop_after: int) -> None:
     loader = dp.DataLoader(
         data,
         batch_size=4,
@@ -53,9 +60,9 @@ def main(data: str | Path, checkpoint: Path, out: Path, stop_after: int = 0) -> 
     dist.all_gather_object(gathered, steps)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(gathered))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes abort an interpreter that ends as usual (pytorch/pytorch#190489)
