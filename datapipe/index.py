@@ -45,6 +45,19 @@ class Extents:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def take(self, rows: list[int]) -> Extents:
+        """Those of some of the samples."""
+        return Extents(
+            paths=[self.paths[row] for row in rows],
+            offset=self.offset[rows],
+            nbytes=self.nbytes[rows],
+            crc32c=self.crc32c[rows],
+            has_crc=self.has_crc[rows],
+            one_file_each=self.one_file_each,
+            prefixes=None if self.prefixes is None else [self.prefixes[row] for row in rows],
+            row_groups=None if self.row_groups is None else [self.row_groups[row] for row in rows],
+        )
+
 
 class SampleIndex:
     """The samples of a dataset, or of a selection of it. Thread-safe; pickles as its arguments.

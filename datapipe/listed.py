@@ -57,10 +57,6 @@ class ListedFiles:
         return len(self._paths) if self.chosen is None else len(self.chosen)
 
     @property
-    def has_images(self) -> bool:
-        return True
-
-    @property
     def fingerprint(self) -> str:
         """A name for these files with these labels in this order: of their names, not of their contents."""
         if self._fingerprint is None:

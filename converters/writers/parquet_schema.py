@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from converters.writers import LABEL_FIELD
 from datapipe.containers import parquet_format as form
+from datapipe.containers.hugging_face import FEATURES
 from datapipe.manifest import FieldSpec, Kind
 
 IMAGES = (Kind.IMAGE, Kind.MASK)  # kinds that are stored as an image with its file name
@@ -27,7 +28,7 @@ def shard_schema(fields: Sequence[FieldSpec], classes: Sequence[str] | None, *, 
     types = {spec.name: _arrow_type(spec) for spec in fields}
     features = {spec.name: _feature(spec, classes, is_raw=spec.name in raw) for spec in fields}
     features[form.KEY] = _value("string")
-    metadata = {form.FEATURES: json.dumps({"info": {"features": features}})}
+    metadata = {FEATURES: json.dumps({"info": {"features": features}})}
     return pa.schema([*types.items(), (form.KEY, pa.string())], metadata=metadata)
 
 

@@ -61,21 +61,7 @@ class KeptImages:
         rows = [row for row, sample in enumerate(entries.ids.tolist()) if not self.store.will_need(sample)]
         if len(rows) == len(extents):
             return extents
-        return _rows_of(extents, rows) if rows else None
-
-
-def _rows_of(extents: Extents, rows: list[int]) -> Extents:
-    """The extents of some of the samples."""
-    return Extents(
-        paths=[extents.paths[row] for row in rows],
-        offset=extents.offset[rows],
-        nbytes=extents.nbytes[rows],
-        crc32c=extents.crc32c[rows],
-        has_crc=extents.has_crc[rows],
-        one_file_each=extents.one_file_each,
-        prefixes=None if extents.prefixes is None else [extents.prefixes[row] for row in rows],
-        row_groups=None if extents.row_groups is None else [extents.row_groups[row] for row in rows],
-    )
+        return extents.take(rows) if rows else None
 
 
 def _stamp(extents: Extents, row: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from datapipe.containers.columns import free_name
 from datapipe.containers.field_kinds import HEAD_NBYTES, kind_of_bytes, kind_of_text
-from datapipe.containers.field_names import IMAGE, LABEL, field_name
+from datapipe.containers.field_names import IMAGE, IMAGE_COLUMNS, KEY_COLUMNS, LABEL, LABEL_COLUMNS, field_name
 from datapipe.containers.hugging_face import Features, read_features
 from datapipe.containers.mapped import mapped
 from datapipe.errors import FormatError
@@ -27,9 +27,6 @@ from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import encoding_of
 from datapipe.sidecar import FieldColumn, SidecarRows
 
-_IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
-_LABEL_NAMES = ("label", "labels", "target", "targets", "y", "class", "fine_label")
-_KEY_NAMES = ("key", "__key__", "file_name", "filename", "image_id", "id")
 _MAGIC = b"ARROW1"
 
 Ints = NDArray[np.int64]
@@ -73,7 +70,7 @@ def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) ->
         raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(names)} classes; write the file again")
     rows = SidecarRows((), classes=names)
     rows.add_column(IMAGE, places[image][0])
-    named = [columns[name] for name in _KEY_NAMES if name in columns and _is_text(schema.field(name).type)]
+    named = [columns[name] for name in KEY_COLUMNS if name in columns and _is_text(schema.field(name).type)]
     keys = next(filter(None, map(_names, [*named, columns[image]])), None) or [f"{Path(where).stem}/{row}" for row in range(num)]
     for row, key in enumerate(keys):
         rows.append(id=row, key=os.fsencode(key), source=b"", label=labels[row], size=(0, 0), extents={})
@@ -129,7 +126,7 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
     """The column of images: declared so, called so, or the only one that holds any."""
     usable = [name for name in places if not _is_text(schema.field(name).type)]
     declared = [name for name in usable if name in features.images]
-    named = [name for name in declared or usable if name.lower() in _IMAGE_NAMES]
+    named = [name for name in declared or usable if name.lower() in IMAGE_COLUMNS]
     holding = [name for name in usable if encoding_of(places[name][1]) is not None]
     for certain in (named, declared, holding):
         if len(certain) == 1:
@@ -142,7 +139,7 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
 
 
 def _label_column(features: Features, schema: Any) -> str | None:
-    candidates: Iterator[str] = (name for name in (*_LABEL_NAMES, *features.classes) if name in schema.names)
+    candidates: Iterator[str] = (name for name in (*LABEL_COLUMNS, *features.classes) if name in schema.names)
     return next((name for name in candidates if pa.types.is_integer(schema.field(name).type)), None)
 
 

@@ -11,6 +11,11 @@ from datapipe.npy import read_npy_header
 IMAGE = "image"
 LABEL = "label"
 
+# What the tables of others, in Parquet and Arrow files, call the column of images, that of labels, and that of names.
+IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
+LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
+KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MAX_LENGTH = 32
 _OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FEATURES = b"huggingface"  # its key
+FEATURES = b"huggingface"  # its key; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from datapipe.containers import parquet_format as form
-from datapipe.containers.field_names import IMAGE, LABEL
+from datapipe.containers.field_names import IMAGE, IMAGE_COLUMNS, KEY_COLUMNS, LABEL, LABEL_COLUMNS
 from datapipe.containers.hugging_face import Features, read_features
 from datapipe.containers.mapped import mapped
 from datapipe.containers.parquet_columns import NUMBER_NBYTES, PYARROW_ERRORS, is_believable, read_names, read_numbers
@@ -25,9 +25,6 @@ from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import encoding_of
 from datapipe.sidecar import SidecarRows
 
-_IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
-_LABEL_NAMES = ("label", "labels", "target", "targets", "y", "class", "fine_label")
-_KEY_NAMES = (form.KEY, "__key__", "file_name", "filename", "image_id", "id")
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # columns named in an error
 _REMEDY = "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one"
@@ -110,7 +107,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]
     holders = [column for column in footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_text]
     structs = [column for column in holders if column.path == f"{column.name}.{form.BYTES}"]
     plain = [column for column in holders if column.path == column.name]
-    named = [column for column in structs + plain if column.name.lower() in _IMAGE_NAMES]
+    named = [column for column in structs + plain if column.name.lower() in IMAGE_COLUMNS]
     declared = [column for column in structs if column.name in features.images]
     for certain in (named, declared, structs):
         if len(certain) == 1:
@@ -123,7 +120,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]
 
 def _label_column(footer: Footer, features: Features, where: str) -> Column | None:
     top = {column.path: column for column in footer.columns}
-    named = next((top[name] for name in _LABEL_NAMES if name in top), None)
+    named = next((top[name] for name in LABEL_COLUMNS if name in top), None)
     if named is None and len(features.classes) == 1:
         named = top.get(next(iter(features.classes)))
     if named is not None and named.physical_type not in ("INT32", "INT64"):
@@ -151,7 +148,7 @@ def _read_keys(path: Path, file: ParquetFile, image: Column) -> list[bytes | Non
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated
     }
-    for name in (*_KEY_NAMES, f"{image.name}.{form.PATH}"):
+    for name in (*KEY_COLUMNS, f"{image.name}.{form.PATH}"):
         column = by_path.get(name)
         if column is None or column == image or not is_believable(file.footer, column, file.data, value_nbytes=_MAX_KEY):
             continue

@@ -14,7 +14,6 @@ BYTES = "bytes"
 PATH = "path"
 LABEL = "label"
 KEY = "key"
-FEATURES = b"huggingface"  # key in the schema's metadata; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 
 # A page is closed once it has this many bytes, looked at after every row: so an image of that size has a page of its own,
 # which readers that know page indexes can fetch alone, while a thousand labels share one.
