@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.utils.data
 
 from datapipe.errors import OptionError
@@ -125,6 +126,11 @@ class TorchLoader:
         if name.startswith("_"):
             raise AttributeError(f"'TorchLoader' object has no attribute {name!r}")
         return getattr(self._inner, name)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches come: `prefetch` takes them further."""
+        return torch.device("cpu")
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""

@@ -16,6 +16,7 @@ from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
 _NUM_REPLICATES, _NUM_STEPS, _NUM_SETTLING = 32, 1500, 500
+_RESOLUTION = 0.01  # of a step: what the replay leaves out, even where it repeats exactly what was measured
 WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
 
 
@@ -76,15 +77,14 @@ def rank_remedies(
     `remedies` is best: list the easier ones first.
 
     `measured_step_s`: mean step of the measurement, so that the replay's own error is known: intervals grow by it, and
-    a gain below it is none. Raises OptionError if
-    two remedies share a name.
+    a gain below it is none. Raises OptionError if two remedies share a name.
     """
     names = [remedy.name for remedy in remedies]
     if len(set(names)) < len(names) or NOTHING in names:
         raise OptionError(f"remedies are {', '.join(names)}; each needs a name of its own, other than {NOTHING!r}")
     replays = _Replays(workload, seed)
     replayed_s = float(replays.of(Change()).step_s[0])
-    doubt = 0.0 if measured_step_s is None else abs(replayed_s / measured_step_s - 1)
+    doubt = max(_RESOLUTION, 0.0 if measured_step_s is None else abs(replayed_s / measured_step_s - 1))
     now = _predict(Remedy(NOTHING, Change()), replays, doubt)
     predictions = [_predict(remedy, replays, doubt) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.step_s.value))

@@ -132,12 +132,21 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
 
 
 def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:
-    """(replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and begin with one."""
+    """(replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and begin with one.
+
+    A replicate is another run as long as the measured one, repeated as often as needed: a mean over more steps than
+    were measured would seem surer than it is. It is drawn from a series that is itself drawn from the measured one,
+    as both what was measured and what will come are left to chance.
+    """
+    num_replicates, num_steps = shape
     unit = max(1, min(unit, len(series)))
-    length = -(-block_length(series) // unit) * unit
-    rows = block_rows(len(series) // unit, length // unit, (shape[0], -(-shape[1] // unit)), seed=seed)
-    rows = (rows[:, :, None] * unit + np.arange(unit)).reshape(shape[0], -1)[:, : shape[1]]
-    rows[0] = np.arange(shape[1]) % len(series)
+    rounds = len(series) // unit
+    length = -(-block_length(series) // unit)
+    known = block_rows(rounds, length, (num_replicates, rounds), seed=seed)
+    drawn = np.take_along_axis(known, block_rows(rounds, length, (num_replicates, rounds), seed=seed + 1000), axis=1)
+    run = (drawn[:, :, None] * unit + np.arange(unit)).reshape(num_replicates, -1)
+    rows = run[:, np.arange(num_steps) % run.shape[1]]
+    rows[0] = np.arange(num_steps) % len(series)
     return rows
 
 
