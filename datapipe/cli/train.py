@@ -24,7 +24,7 @@ examples:
   datapipe train shards/train --val shards/val --epochs 20
   datapipe train photos --model vit --precision bf16 --mixup 0.2 --out runs/vit
   datapipe train photos --model vit --precision bf16 --mixup 0.2 --out runs/vit --resume auto
-  torchrun --nproc-per-node 8 --no-python datapipe train shards/train --model resnet50 --optimizer sgd --lr 1.6
+  torchrun --nproc-per-node 8 -m datapipe train shards/train --model resnet50 --optimizer sgd --lr 1.6
 """
 _DEFAULT_OUT = Path("train-out")
 _SIZES = {"cnn": 128, "vit": 128}  # pixels; of other models 224
@@ -145,7 +145,7 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
         count_classes(val, num_classes, where=args.val)
         val_loader = _loader(args, val, device, transform=validation_recipe(size), training=False)
     torch.manual_seed(args.seed)
-    model = make_model(args.model, num_classes)
+    model = make_model(args.model, num_classes, size=size)
     about: dict[str, Any] = {"path": str(args.path), "val": args.val, "model_name": args.model, "size": size}
     about |= {"num_classes": num_classes, "seed": args.seed, "augment": args.augment, "mixup": args.mixup, "cutmix": args.cutmix}
     if leads:

@@ -14,12 +14,14 @@ from datapipe.training.networks import ConvNet, VisionTransformer
 
 BUILT_IN: dict[str, Callable[[int], nn.Module]] = {"cnn": ConvNet, "vit": VisionTransformer}
 LIBRARIES = ("torchvision", "timm")
+_SIZE_ARGUMENTS = {"torchvision": "image_size", "timm": "img_size"}
 
 
-def make_model(name: str, num_classes: int) -> nn.Module:
+def make_model(name: str, num_classes: int, *, size: int | None = None) -> nn.Module:
     """The network of that name, its head made for `num_classes`, with random weights.
 
     "cnn" and "vit" are ours; any other name is looked for in torchvision and in timm, "timm:resnet18" in timm alone.
+    `size`: side of the images in pixels, for networks that are made for one size, as most vision transformers are.
     Raises OptionError for a name that nothing here has, DependencyError where the library is not installed.
     """
     if name in BUILT_IN:
@@ -36,7 +38,7 @@ def make_model(name: str, num_classes: int) -> nn.Module:
             missing.append(exc)
             continue
         if (bare if colon else name) in (names := _names(candidate, models)):
-            return _made(candidate, models, bare if colon else name, num_classes)
+            return _made(candidate, models, bare if colon else name, num_classes, size)
         known += names
     if missing and (colon or len(missing) == len(LIBRARIES)):
         reasons = "; ".join(map(str, missing))
@@ -62,10 +64,16 @@ def _names(library: str, models: Any) -> list[str]:
     return list(models.list_models(module=models) if library == "torchvision" else models.list_models())
 
 
-def _made(library: str, models: Any, name: str, num_classes: int) -> nn.Module:
+def _made(library: str, models: Any, name: str, num_classes: int, size: int | None) -> nn.Module:
     make = models.get_model if library == "torchvision" else models.create_model
+    taken: dict[str, Any] = {"num_classes": num_classes}
+    if size is not None:
+        taken[_SIZE_ARGUMENTS[library]] = size
     try:
-        model: nn.Module = make(name, num_classes=num_classes)
-    except (TypeError, ValueError) as exc:  # not every one of them takes it
+        try:
+            model: nn.Module = make(name, **taken)
+        except TypeError:  # most networks take images of any size, and no such argument
+            model = make(name, num_classes=num_classes)
+    except (TypeError, ValueError, AssertionError) as exc:  # not every one of them takes it
         raise OptionError(f"model {name!r} of {library} cannot be made with num_classes={num_classes}: {exc}") from exc
     return model

@@ -35,10 +35,12 @@ def library(name: str, names: list[str]) -> types.ModuleType:
     """A stand-in that lists networks and makes linear ones."""
     module = types.ModuleType(name)
 
-    def make(asked: str, *, num_classes: int) -> nn.Module:
+    def make(asked: str, *, num_classes: int, **size: int) -> nn.Module:
         if asked == "odd_one":
             raise ValueError("no num_classes here")
-        return nn.Linear(len(asked), num_classes)
+        if size and asked != "fixed_size":
+            raise TypeError("unexpected keyword argument")
+        return nn.Linear(size.get("img_size", len(asked)), num_classes)
 
     module.__dict__.update(list_models=lambda module=None: names, get_model=make, create_model=make)
     return module
@@ -51,7 +53,13 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     vision.__dict__["models"] = models
     monkeypatch.setitem(sys.modules, "torchvision", vision)
     monkeypatch.setitem(sys.modules, "torchvision.models", models)
-    monkeypatch.setitem(sys.modules, "timm", library("timm", ["resnet18", "convnext_tiny"]))
+    monkeypatch.setitem(sys.modules, "timm", library("timm", ["resnet18", "convnext_tiny", "fixed_size"]))
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_network_made_for_one_size_is_made_for_that_of_the_images() -> None:
+    assert make_model("timm:fixed_size", 7, size=32).in_features == 32
+    assert make_model("timm:resnet18", 7, size=32).in_features == len("resnet18")
 
 
 @pytest.mark.usefixtures("libraries")
