@@ -68,6 +68,10 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "ray": ("converters.engine",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "torchvision": ("datapipe.adapt",),
+    "accelerate": ("datapipe.adapt.hosts",),
+    "transformers": ("datapipe.adapt.hosts.trainer",),
+    "lightning": (),
+    "timm": (),
     "webdataset": (),
     "tfrecord": (),
     "tensorflow": (),
@@ -92,7 +96,7 @@ TORCH_FREE = (
         )
     ),
     *(f"datapipe.diagnostics.{room}" for room in ("clock", "bracket", "timeline", "steady", "bootstrap", "figures", "verdict")),
-    *(f"datapipe.diagnostics.{room}" for room in ("replay", "workload", "remedies")),
+    *(f"datapipe.diagnostics.{room}" for room in ("replay", "workload", "remedies", "report")),
 )
 
 
