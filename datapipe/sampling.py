@@ -31,8 +31,8 @@ class WeightedOrder:
 
     @property
     def kind(self) -> str:
-        """Names the weights too: under other weights the same place in an epoch is another one."""
-        return f"weighted {hashlib.sha256(self.cumulated.tobytes()).hexdigest()[:12]}"
+        """Names weights and length too: under others the same place in an epoch is another one."""
+        return f"weighted {hashlib.sha256(self.cumulated.tobytes()).hexdigest()[:12]}, {self.num_samples} an epoch"
 
     def __len__(self) -> int:
         return self.num_samples
@@ -74,7 +74,13 @@ class MixedOrder:
 
     orders: Sequence[Order]
     counts: tuple[int, ...]  # samples of each in every epoch
-    kind: str = "mixed"
+    is_shuffled: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Names the shares too: under others the same place in an epoch is another one."""
+        how = "mixed" if self.is_shuffled else "mixed in stored order"
+        return f"{how} {':'.join(map(str, self.counts))}"
 
     def __len__(self) -> int:
         return sum(self.counts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.containers.listing import held_apart_names
 from datapipe.containers.shard_names import container_of
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index import SampleIndex
 from datapipe.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
 
@@ -26,14 +26,19 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
     FormatError where the contents are not understood.
     """
-    text = os.fspath(path)
+    try:
+        text = os.fspath(path)
+    except TypeError as exc:
+        raise OptionError(f"{path!r:.60} is no path to a dataset; pass a str or a Path") from exc
+    if not text:
+        raise OptionError("the path to the dataset is empty")
     here = Path(text)
     if not here.exists() and glob.has_magic(text):
         return open_foreign(_shards(sorted(Path(match) for match in glob.glob(text)), text))
     if here.is_file():
         return open_foreign(_shards([here], text))
     if not here.is_dir():
-        raise MissingDataError(f"{text}: no such file or directory")
+        raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
     if (here / MANIFEST_NAME).is_file():
         return SampleIndex(read_manifest(here), data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
@@ -45,6 +50,15 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     if sets:
         raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
     return open_foreign(ForeignSet("folder", here.absolute()))
+
+
+def _remedy(text: str) -> str:
+    """For ways to name data that other libraries have."""
+    if "://" in text:
+        return "; data behind URLs is not read: copy it to a local disk first"
+    if re.search(r"\{[^{}]*\.\.[^{}]*\}", text):
+        return f"; braces are not expanded: write a pattern, such as {re.sub(r'{[^{}]*}', '*', text)}"
+    return ""
 
 
 def _shards(paths: list[Path], text: str) -> ForeignSet:

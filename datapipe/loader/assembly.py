@@ -28,6 +28,7 @@ from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
 from datapipe.observe import Observer
 from datapipe.plan import Rank
+from datapipe.repeats import Repeats
 from datapipe.transforms import Recipe
 
 Size = tuple[int, int]
@@ -94,6 +95,7 @@ def assemble(
         dali=stage,
         collator=collator,
         workers=Lending(open_worker),
+        repeats=Repeats.of(index),
         kept=kept,
     )
 

@@ -32,6 +32,7 @@ from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, locate
 from datapipe.loader.rows import Batch
 from datapipe.observe import Observer, Stage, StageEvent
 from datapipe.plan import Picks
+from datapipe.repeats import Repeats
 from datapipe.transforms import Recipe
 
 Worker = BlockWorker | FetchWorker
@@ -55,6 +56,7 @@ class BatchMaker:
     dali: DaliStage | None
     collator: Collator
     workers: Lending[Worker]
+    repeats: Repeats | None
     kept: KeptImages | None = None
 
     def prepare(self, picks: Picks) -> Batch:
@@ -62,12 +64,15 @@ class BatchMaker:
         start_ns = time.perf_counter_ns()
         ids = self.index.ids(picks.positions)
         entries, extents = self._look_up(ids)
+        occurrences = picks.occurrences
+        if self.repeats is not None:
+            occurrences = self.repeats.occurrences(picks.positions, occurrences)
         batch = Batch(
             picks=picks,
             entries=entries,
             extents=extents,
             picked=ids,
-            draws=Draws(self.options.seed, picks.after.epoch, apart(ids, picks.occurrences)),
+            draws=Draws(self.options.seed, picks.after.epoch, apart(ids, occurrences)),
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.checks import positions_of, real_number, whole_number
 from datapipe.draws import key64
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
@@ -70,7 +71,7 @@ class Dataset:
         """Class names by label. Raises AttributeError where the data names none."""
         names = self.index.manifest.classes
         if names is None:
-            raise AttributeError(f"{self.index.where}: the data does not name its classes")
+            raise AttributeError(f"{self.index.where}: no class names, or not the same ones everywhere")
         return list(names)
 
     @property
@@ -78,7 +79,7 @@ class Dataset:
         """Label by class name. Raises AttributeError where the data names none."""
         labels = self.index.manifest.class_to_idx
         if labels is None:
-            raise AttributeError(f"{self.index.where}: the data does not name its classes")
+            raise AttributeError(f"{self.index.where}: no class names, or not the same ones everywhere")
         return dict(labels)
 
     @property
@@ -90,19 +91,21 @@ class Dataset:
 
     def select(self, indices: Iterable[int]) -> Dataset:
         """The samples at these positions, in this order. They keep their ids, and so their random crops."""
-        positions = np.fromiter((operator.index(position) for position in indices), np.int64)
+        if self.mixture is not None:
+            raise OptionError("a selection of what mix() or repeat() made: select from each dataset first, then mix or repeat")
+        positions = positions_of(indices, "select()")
         return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)), self.fields)
 
     def take(self, num_samples: int) -> Dataset:
         """The first samples, `num_samples` of them or as many as there are."""
-        return self.select(range(min(max(0, num_samples), len(self))))
+        return self.select(range(min(whole_number(num_samples, "num_samples", least=0), len(self))))
 
     def repeat(self, times: float) -> Dataset:
         """The same samples, with epochs in which they come `times` times, such as 3 or 0.1.
 
         All come once before any comes again, over the ends of epochs; what comes again in an epoch is augmented anew.
         """
-        count = round(len(self) * times)
+        count = round(len(self) * real_number(times, "times"))
         if self.mixture is not None or count < 1:
             problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
             raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")
@@ -113,7 +116,8 @@ class Dataset:
 
         Each sample is in one validation part; which one is drawn by `seed`. Parts keep the dataset's order.
         """
-        if not 2 <= num_folds <= len(self):
+        seed = whole_number(seed, "seed")
+        if not 2 <= whole_number(num_folds, "num_folds") <= len(self):
             raise OptionError(f"folds({num_folds}) of {len(self)} samples; pass 2 or more, and at most that many")
         fold_of = Permutation(len(self), int(key64(seed, num_folds)))(np.arange(len(self), dtype=np.int64)) % num_folds
         return [

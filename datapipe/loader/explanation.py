@@ -9,6 +9,7 @@ import torch
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.decode import default_decoder_name
+from datapipe.errors import OptionError
 from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.caching import described
 from datapipe.loader.facade import DataLoader
@@ -24,6 +25,8 @@ def explain(loader: Any) -> None:
     if isinstance(loader, DataLoader):
         print("\n".join(explanation(loader)))
         return
+    if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
+        raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: as it is"
     print(f"from      {origin}\ndevice    {getattr(loader, 'device', 'cpu')}")
 
@@ -79,6 +82,7 @@ def _order(loader: DataLoader) -> str:
     kind: str = loader.state_dict()["order"]
     mixture = loader.dataset.mixture
     if mixture is not None:
+        kind = kind.rpartition(" ")[0]
         shares = ", ".join(f"{count / sum(mixture.counts):.1%}" for count in mixture.counts)
         return f"{kind}, {sum(mixture.counts)} an epoch" + (f" in shares of {shares}" if len(mixture.counts) > 1 else "")
     return _ORDERS.get(kind, kind)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from datapipe.backends.kept_images import KeptImages
+from datapipe.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.containers import open_index
 from datapipe.datasets import Unseen, see_through
 from datapipe.errors import OptionError
@@ -32,16 +33,15 @@ from datapipe.loader.options import (
     default_num_workers,
     parse_tail,
     resolve_seed,
-    whole_number,
 )
 from datapipe.loader.ordering import open_source
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.sources import PickSource
+from datapipe.loader.sources import PickSource, SampledSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
 from datapipe.observe import Observer, null_observer
-from datapipe.plan import Plan, Rank, Tail
+from datapipe.plan import Cursor, Plan, Rank, Tail
 from datapipe.transforms import Recipe
 
 
@@ -120,6 +120,11 @@ class DataLoader:
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         _check_sampling(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        iterable_or_none(None if isinstance(sampler, WeightedSampler) else sampler, "sampler")
+        iterable_or_none(batch_sampler, "batch_sampler")
+        callable_or_none(worker_init_fn, "worker_init_fn")
+        if memory_format not in (torch.channels_last, torch.contiguous_format):
+            raise OptionError(f"memory_format is {memory_format!r}; choose torch.channels_last or torch.contiguous_format")
         _check_sampled_tail(tail, sampler, batch_sampler)
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
@@ -136,12 +141,12 @@ class DataLoader:
             seed=resolve_seed(seed, generator),
             on_error=on_error,
             output=output,
-            rename=dict(rename or {}),
+            rename=_checked_rename(rename),
             boxes=boxes,
             pin_memory=pin_memory,
-            timeout_s=float(timeout),
-            collate_fn=collate_fn,
-            batch_transform=batch_transform,
+            timeout_s=real_number(timeout, "timeout"),
+            collate_fn=callable_or_none(collate_fn, "collate_fn"),
+            batch_transform=callable_or_none(batch_transform, "batch_transform"),
         )
         self._stored_size = self.dataset.index.manifest.image_size
         if isinstance(sampler, WeightedSampler):
@@ -172,6 +177,7 @@ class DataLoader:
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
         self._kept: KeptImages | None = None
+        self._resumed = Cursor(), ""
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
         self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
@@ -226,10 +232,13 @@ class DataLoader:
         Raises StateError for a state that this loader would not continue exactly.
         """
         cursor = self._state().cursor_from(state)
+        self._resumed, self._latest = (cursor, str(state.get("trail", ""))), None
         self._epochs.resume(cursor, is_at_end=self._source().is_at_end(cursor))
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
+        if not callable(observer):
+            raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
         self._observer, self._maker = observer, None
 
     @property
@@ -291,6 +300,7 @@ class DataLoader:
             batch_sampler=self._arguments["batch_sampler"],
             options=self.options,
             rank=self._frozen_rank(),
+            resumed=self._resumed,
         )
 
     def _batch_maker(self) -> BatchMaker:
@@ -319,6 +329,7 @@ class DataLoader:
             global_batch=source.global_batch,
             num_samples=len(self.dataset),
             order=source.order.kind if isinstance(source, Plan) else "sampler",
+            trail=source.trail_at(last) if isinstance(source, SampledSource) else "",
             seed=self.options.seed,
             tail=self.options.tail.value,
             dataset=self.dataset.index.fingerprint,
@@ -357,6 +368,12 @@ def _check_sampling(
         raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
         raise OptionError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides them")
+
+
+def _checked_rename(rename: object) -> Mapping[str, str]:
+    if rename is not None and not isinstance(rename, Mapping):
+        raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
+    return dict(rename or {})
 
 
 def _check_sampled_tail(tail: str | None, sampler: object, batch_sampler: object) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datapipe.backends.device import Arrival
+from datapipe.checks import whole_number
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.sources import PickSource
@@ -31,10 +32,11 @@ class Epochs:
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is over `epoch`: from its beginning, or what a resumed state has left of it."""
+        number = whole_number(epoch, "epoch", least=0)
         with self._lock:
             self._is_at_end = False
-            if self._next.epoch != epoch:
-                self._next = Cursor(int(epoch))  # a numpy integer would not be JSON-safe
+            if self._next.epoch != number:
+                self._next = Cursor(number)
 
     def resume(self, cursor: Cursor, *, is_at_end: bool) -> None:
         """The next pass goes on from `cursor`; `is_at_end`: nothing is left of its epoch."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.checks import whole_number
 from datapipe.containers import open_index
 from datapipe.errors import OptionError
 from datapipe.joint import joined
@@ -33,21 +35,20 @@ def mix(
 
     Raises OptionError for weights that are none, an epoch of no samples, datasets without samples or a common field.
     """
-    if not datasets:
-        raise OptionError("mix([]): no datasets; pass at least one")
-    opened = [dataset if isinstance(dataset, Dataset) else Dataset(open_index(dataset)) for dataset in datasets]
+    if isinstance(datasets, (str, os.PathLike)) or not len(datasets):
+        raise OptionError(f"mix({datasets!r}): pass a list of at least one dataset")
+    opened = [_opened(dataset) for dataset in datasets]
     for dataset in opened:
         if dataset.mixture is not None:
             raise OptionError("mix() of what mix() or repeat() made: pass all datasets to one mix()")
     lengths = tuple(len(dataset) for dataset in opened)
     given: Sequence[float] = lengths if weights is None else checked_weights(weights, num=len(opened), what="dataset").tolist()
-    length = sum(lengths) if num_samples is None else num_samples
-    if length < 1:
-        raise OptionError(f"num_samples is {length}; an epoch has at least 1")
+    length = sum(lengths) if num_samples is None else whole_number(num_samples, "num_samples", least=1)
     counts = shares(given, length)
     for dataset, count in zip(opened, counts, strict=True):
         if count and not len(dataset):
             raise OptionError(f"{dataset.index.where}: has no samples to make up {count} of an epoch")
+    _warn_of_classes(opened)
     return Dataset(joined([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
 
 
@@ -57,7 +58,7 @@ def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:
         ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
         for place, length in enumerate(mixture.lengths)
     ]
-    return MixedOrder(orders, mixture.counts, "mixed" if shuffle else "mixed in stored order")
+    return MixedOrder(orders, mixture.counts, shuffle)
 
 
 @dataclass
@@ -74,15 +75,15 @@ class WeightedSampler:
 
     def __post_init__(self) -> None:
         self.update_weights(self.weights)
-        if self.num_samples is not None and self.num_samples < 1:
-            raise OptionError(f"num_samples is {self.num_samples}; an epoch has at least 1")
+        if self.num_samples is not None:
+            self.num_samples = whole_number(self.num_samples, "num_samples", least=1)
 
     def update_weights(self, weights: NDArray[np.float64] | Sequence[float]) -> None:
         """Draw by these from the next pass on. Raises OptionError unless there is one for each sample.
 
         States speak of the weights in use: a state resumes in a loader that has the same.
         """
-        num = len(self.weights) if hasattr(self, "_cumulated") else len(weights)
+        num = len(self.weights) if hasattr(self, "_cumulated") else np.size(np.asarray(weights, object))
         self.weights = checked_weights(weights, num=num, what="sample")
         self._cumulated = np.cumsum(self.weights)
 
@@ -100,6 +101,26 @@ class WeightedSampler:
         if len(self.weights) != len(dataset):
             found = f"{dataset.index.where}: has {len(dataset)} samples, and the sampler {len(self.weights)} weights"
             raise OptionError(f"{found}; pass one for each")
+
+
+def _opened(dataset: object) -> Dataset:
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not isinstance(dataset, (str, os.PathLike)):
+        raise OptionError(f"mix() of a {type(dataset).__qualname__}; pass paths, or datasets such as `loader.dataset`")
+    return Dataset(open_index(dataset))
+
+
+def _warn_of_classes(datasets: Sequence[Dataset]) -> None:
+    """Labels that mean different things are legitimate only where nobody looks at them."""
+    named = {tuple(dataset.index.manifest.classes): dataset for dataset in datasets if dataset.index.manifest.classes}
+    if len(named) > 1:
+        told = "; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items())
+        warnings.warn(
+            f"mix() of datasets that name different classes ({told:.400}): each keeps its own labels, so one label means "
+            "several things; convert them with the same classes, or do not use the labels",
+            stacklevel=3,
+        )
 
 
 def _common_fields(datasets: Sequence[Dataset]) -> BatchFields | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from datapipe.checks import whole_number
 from datapipe.cores import num_usable_cores, positive_environment
 from datapipe.errors import OptionError
 from datapipe.loader.columns import BoxesForm
@@ -74,18 +74,11 @@ class LoaderOptions:
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
 
 
-def whole_number(value: int, name: str) -> int:
-    """The int that `value` is, numpy's integers included: states are JSON. Raises OptionError for anything else."""
-    try:
-        return operator.index(value)
-    except TypeError as exc:
-        raise OptionError(f"{name} is {value!r}; it must be a whole number") from exc
-
-
 def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
     """torch's way to seed a loader is a generator: its initial seed counts."""
     if generator is None:
         return whole_number(seed, "seed")
+    _require(isinstance(generator, torch.Generator), f"generator is {generator!r:.60}; pass a torch.Generator, or seed=")
     _require(seed == 0, f"seed={seed} and generator exclude each other; pass one")
     return generator.initial_seed()
 

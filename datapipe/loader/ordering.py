@@ -9,8 +9,9 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.mixing import WeightedSampler, mixed_order
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.loader.trail import Trail
 from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
-from datapipe.plan import Plan, Rank, Tail
+from datapipe.plan import Cursor, Plan, Rank, Tail
 
 
 def open_source(
@@ -20,13 +21,15 @@ def open_source(
     batch_sampler: Iterable[list[int]] | None,
     options: LoaderOptions,
     rank: Rank,
+    resumed: tuple[Cursor, str],
 ) -> PickSource:
-    """Where a pass that begins now takes its picks from."""
+    """Where a pass that begins now takes its picks from. `resumed`: the place and the `Trail` of the state loaded last."""
+    num, trail = len(dataset), Trail(rank, resumed)
     if batch_sampler is not None:
-        return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=len(dataset))
+        return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, trail=trail)
     if sampler is not None and not isinstance(sampler, WeightedSampler):
         drop_last = options.tail is Tail.DROP
-        return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=len(dataset))
+        return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, trail=trail)
     order = _order(dataset, options, rank) if sampler is None else sampler.order(options.seed)
     return Plan(order, options.batch_size, rank, options.tail)
 

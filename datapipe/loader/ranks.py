@@ -6,8 +6,8 @@ import os
 
 import torch.distributed
 
+from datapipe.checks import whole_number
 from datapipe.errors import OptionError
-from datapipe.loader.options import whole_number
 from datapipe.plan import Rank
 
 

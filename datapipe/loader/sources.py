@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import OptionError
+from datapipe.checks import positions_of
+from datapipe.loader.trail import Trail
 from datapipe.plan import Cursor, Picks, Rank
 
 
@@ -33,8 +34,8 @@ class SampledSource:
     """Batches from a `sampler` of positions or a `batch_sampler` of lists of them, as torch defines both.
 
     The sampler decides for this rank alone, as torch's DistributedSampler does. A saved place is a number
-    of batches: resuming asks the sampler again and passes over those, so a sampler resumes exactly if it
-    repeats itself.
+    of batches: resuming asks the sampler again and passes over those, which is exact if it repeats itself, and a StateError
+    if it does not.
     """
 
     batches: Iterable[object]  # a sampler of positions where batch_size is given, else a batch sampler
@@ -42,6 +43,7 @@ class SampledSource:
     rank: Rank
     drop_last: bool
     num_samples: int  # of the dataset
+    trail: Trail | None = None
 
     @property
     def global_batch(self) -> int:
@@ -60,16 +62,24 @@ class SampledSource:
         first = start.samples_done // self.global_batch
         times = np.zeros(self.num_samples, np.int32)  # that each sample came, in this epoch on this rank
         for step, listed in enumerate(self._lists()):
-            positions = _as_positions(listed)
+            positions = positions_of(listed, "the sampler")
+            positions = np.where(positions < 0, positions + self.num_samples, positions)  # counted from the end, as of a list
             occurrences = _counted(positions, times)
+            after = Cursor(start.epoch, (step + 1) * self.global_batch)
+            if self.trail is not None:
+                self.trail.add(positions.tobytes(), after)
             if step >= first:
                 yield Picks(
                     step=step,
-                    after=Cursor(start.epoch, (step + 1) * self.global_batch),
+                    after=after,
                     positions=positions,
                     real=np.ones(len(positions), np.bool_),
                     occurrences=occurrences,
                 )
+
+    def trail_at(self, place: Cursor) -> str:
+        """What a state saved there keeps of the positions up to it."""
+        return "" if self.trail is None else self.trail.at(place)
 
     def is_at_end(self, cursor: Cursor) -> bool:
         """Whether nothing is left of the cursor's epoch; a sampler without a length cannot say so."""
@@ -102,10 +112,3 @@ def _counted(positions: NDArray[np.int64], times: NDArray[np.int32]) -> NDArray[
         counted[row] += seen.get(position, 0)
         seen[position] = seen.get(position, 0) + 1
     return counted
-
-
-def _as_positions(positions: list[object]) -> NDArray[np.int64]:
-    array = np.asarray(positions)
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise OptionError(f"the sampler gave {positions[:3]!r}...; it must give integer positions in the dataset")
-    return array.astype(np.int64)

@@ -11,6 +11,12 @@ from datapipe.errors import StateError
 from datapipe.plan import Cursor
 
 STATE_VERSION = 1
+_ARGUMENTS = {
+    "seed": "seed",
+    "order": "shuffle, sampler, weights or number of samples",
+    "tail": "tail",
+    "num_samples": "select()",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class LoaderState:
     seed: int
     tail: str
     dataset: str  # fingerprint
+    trail: str = ""  # of a sampler's positions, see `Trail`
 
     def to_json(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **dataclasses.asdict(self)}
@@ -51,7 +58,7 @@ class LoaderState:
                 f"the state was saved with batch_size x world_size = {saved['global_batch']}, this loader has "
                 f"{self.global_batch}; choose batch_size so that the product is {saved['global_batch']}"
             )
-        for name, argument in (("seed", "seed"), ("order", "shuffle or sampler"), ("tail", "tail"), ("num_samples", "select()")):
+        for name, argument in _ARGUMENTS.items():
             if saved[name] != getattr(self, name):
                 raise StateError(
                     f"the state was saved with {name}={saved[name]!r}, this loader has {getattr(self, name)!r}; "

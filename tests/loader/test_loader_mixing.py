@@ -61,7 +61,6 @@ def test_images_and_labels_are_those_of_the_sets(sets: list[Path]) -> None:
     assert mixed.targets == [target for path in sets for target in make(path).dataset.targets]
     assert mixed.classes == ["ant", "bee", "cat"]
     assert torch.equal(mixed[80][0], make(sets[2]).dataset[6][0])
-    assert mixed.select([80, 3]).targets == [mixed.targets[80], mixed.targets[3]]
 
 
 def test_what_comes_again_is_cropped_anew(sets: list[Path]) -> None:
@@ -110,10 +109,9 @@ def test_a_mix_resumes_exactly_from_two_onto_four_ranks(sets: list[Path]) -> Non
     for loader in two:
         list(loader)
     assert second_epoch != whole
-    with pytest.raises(dp.StateError, match="order='mixed', this loader has 'shuffled'"):
-        make(dp.mix(sets).select(range(85)), shuffle=True, batch_size=20, seed=5, tail="mask").load_state_dict(
-            state | {"dataset": make(dp.mix(sets).select(range(85))).state_dict()["dataset"], "num_samples": 85}
-        )
+    for other in (dp.mix(sets, [1, 1, 1]), dp.mix(sets, [0.7, 0.2, 0.1], num_samples=20)):
+        with pytest.raises(dp.StateError, match=r"order='mixed .*pass the same .*weights or number of samples"):
+            make(other, shuffle=True, batch_size=20, seed=5, tail="mask").load_state_dict(state)
 
 
 def test_mixes_pickle_and_prefetch_alike(sets: list[Path]) -> None:
@@ -135,8 +133,16 @@ def test_mixes_that_are_refused(sets: list[Path], weights: list[float] | None, n
 def test_mixes_of_mixes_and_of_nothing_are_refused(sets: list[Path]) -> None:
     with pytest.raises(dp.OptionError, match="pass all datasets to one mix"):
         dp.mix([dp.mix(sets), sets[0]])
-    with pytest.raises(dp.OptionError, match="no datasets"):
-        dp.mix([])
+    for nothing in ([], "tar", [3], [make(sets[0])]):
+        with pytest.raises(dp.OptionError, match=r"mix\("):
+            dp.mix(nothing)  # type: ignore[arg-type]
+    for part in (
+        lambda: dp.mix(sets).take(20),
+        lambda: dp.mix(sets).folds(3),
+        lambda: make(sets[0]).dataset.repeat(2).select([0]),
+    ):
+        with pytest.raises(dp.OptionError, match="select from each dataset first"):
+            part()
     with pytest.raises(dp.OptionError, match="both say how often"):
         make(dp.mix(sets), sampler=dp.WeightedSampler(np.ones(85)))
 
@@ -174,7 +180,7 @@ def test_new_weights_count_from_the_next_pass_on(folder: Path) -> None:
     again = make(folder, sampler=dp.WeightedSampler(np.ones(NUM_SAMPLES)), output="dict")
     again.load_state_dict(state)
     assert ids_of(again) == rest
-    with pytest.raises(dp.StateError, match="pass the same shuffle or sampler"):
+    with pytest.raises(dp.StateError, match="pass the same shuffle, sampler, weights"):
         make(folder, sampler=dp.WeightedSampler(only), output="dict").load_state_dict(state)
     with pytest.raises(dp.OptionError, match="one for each of the 37"):
         sampler.update_weights([1.0])
@@ -205,3 +211,38 @@ def test_take_repeat_and_folds(folder: Path) -> None:
         dataset.folds(1)
     with pytest.raises(dp.OptionError, match="an epoch of no samples"):
         dataset.repeat(0.001)
+    for wrong in (
+        lambda: dataset.take(-1), lambda: dataset.take(2.5), lambda: dataset.repeat("a"), lambda: dataset.repeat(float("inf")),
+        lambda: dataset.folds("a"), lambda: dataset.folds(2, seed="a"), lambda: dataset.select(5), lambda: dataset.select(["a"]),
+        lambda: dp.mix([folder], num_samples=1e6), lambda: dp.WeightedSampler(5), lambda: dp.WeightedSampler([1, 2], 5.5),
+    ):  # fmt: skip
+        with pytest.raises(dp.OptionError):
+            wrong()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.arange(NUM_SAMPLES) > 3, np.arange(NUM_SAMPLES) > 3, [True, False]], ids=["torch", "numpy", "list"]
+)
+def test_a_mask_is_not_taken_for_positions(folder: Path, mask: Any) -> None:
+    with pytest.raises(dp.OptionError, match=r"of a mask these are numpy\.flatnonzero"):
+        make(folder).dataset.select(mask)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_each_place_of_a_repeated_sample_is_cropped_anew(folder: Path, sampled: bool) -> None:
+    dataset = make(folder).dataset.select([5, 0, 0, 0, 3, 0])
+    loader = make(dataset, transform=[dp.RandomResizedCrop(16)], batch_size=6, sampler=[1, 1, 2, 3, 5, 5] if sampled else None)
+    alone = make(make(folder).dataset.select([0]), transform=[dp.RandomResizedCrop(16)], batch_size=1)
+    (images, _), (plain, _) = next(iter(loader)), next(iter(alone))
+    of_zero = images if sampled else images[[1, 2, 3, 5]]
+    assert torch.equal(of_zero[0], plain[0])
+    assert len({image.numpy().tobytes() for image in of_zero}) == len(of_zero)
+
+
+def test_mixing_other_classes_warns(folder: Path, tmp_path: Path) -> None:
+    other = make_folder(tmp_path / "other", num=4)
+    (other / "ant").rename(other / "wasp")
+    with pytest.warns(UserWarning, match="different classes .*wasp"):
+        mixed = dp.mix([folder, other])
+    with pytest.raises(AttributeError, match="not the same ones everywhere"):
+        _ = mixed.classes

@@ -51,6 +51,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"transform": None}, "images would differ in size: .* end the geometry with RandomResizedCrop, CenterCrop or Resize"),
     ({"transform": [dp.Resize(20)]}, r"ends with Resize\(20\)?"),
     ({"batch_size": 1, "batch_sampler": [[1, 2]], "transform": None}, "images would differ in size"),
+    ({"generator": 4}, "generator is 4; pass a torch.Generator"),
+    ({"output": "dict", "rename": "x"}, "rename is 'x'; pass a dict"),
+    ({"timeout": "x"}, "timeout is 'x'; it must be a number"),
+    ({"collate_fn": 3}, "collate_fn is 3; it must be a function"),
+    ({"worker_init_fn": 3}, "worker_init_fn is 3; it must be a function"),
+    ({"memory_format": "x"}, "memory_format is 'x'; choose torch.channels_last"),
+    ({"sampler": 5}, "sampler is 5; it must be something to iterate over"),
+    ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be something to iterate over"),
     ({"transform": "flip"}, "is no transform known here, nor can it be called"),
 ]  # fmt: skip
 
@@ -67,6 +75,26 @@ def test_what_cannot_be_honoured_is_refused_at_construction(uneven: Path, argume
 def test_other_datasets_are_refused_saying_what_to_pass(dataset: Any) -> None:
     with pytest.raises(dp.OptionError, match=r"pass the path of a converted dataset, of WebDataset shards or of an image folder"):
         dp.DataLoader(dataset)
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("s3://bucket/x.tar", "URLs is not read: copy it"), ("x-{000..003}.tar", r"a pattern, such as x-\*.tar"), ("", "is empty"),
+])  # fmt: skip
+def test_other_ways_to_name_data_are_told_apart(path: str, said: str) -> None:
+    with pytest.raises(dp.DatapipeError, match=said):
+        dp.DataLoader(path)
+
+
+def test_epochs_and_observers_and_explanations_of_nothing_are_refused(folder: Path) -> None:
+    loader = make(folder)
+    for epoch in (-1, 1.5, "a", None):
+        with pytest.raises(dp.OptionError, match="epoch is"):
+            loader.set_epoch(epoch)  # type: ignore[arg-type]
+    with pytest.raises(dp.OptionError, match="pass a function"):
+        loader.observe(3)  # type: ignore[arg-type]
+    for nothing in ("shards", 3, None):
+        with pytest.raises(dp.OptionError, match="pass a loader"):
+            dp.explain(nothing)
 
 
 def test_images_of_any_size_one_at_a_time(uneven: Path) -> None:

@@ -145,7 +145,7 @@ def test_ranks_may_differ_if_the_global_batch_is_the_same(folder: Path, tail: st
     ({"batch_size": 6}, "choose batch_size so that the product is 5"),
     ({"rank": 0, "world_size": 2}, r"this loader has 10; choose batch_size so that the product is 5"),
     ({"seed": 4}, "seed=3, this loader has 4; pass the same seed"),
-    ({"shuffle": False}, "order='shuffled', this loader has 'sequential'; pass the same shuffle or sampler"),
+    ({"shuffle": False}, "order='shuffled', this loader has 'sequential'; pass the same shuffle, sampler"),
     ({"shuffle": False, "sampler": range(37)}, "this loader has 'sampler'"),
     ({"tail": "drop"}, "tail='pad', this loader has 'drop'; pass the same tail"),
     ({"tail": "mask"}, "tail='pad', this loader has 'mask'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,37 @@ def test_a_samplers_error_comes_after_the_batches_before_it(folder: Path) -> Non
 
 @pytest.mark.parametrize("sampler", [[1.5], ["a"], [[1, 2]], [None]], ids=str)
 def test_samplers_of_something_else_are_refused(folder: Path, sampler: list[Any]) -> None:
-    with pytest.raises(dp.OptionError, match="must give integer positions"):
+    with pytest.raises(dp.OptionError, match="must give whole numbers"):
         list(make(folder, sampler=sampler))
 
 
-@pytest.mark.parametrize("position", [NUM_SAMPLES, -1, 10**9])
+@pytest.mark.parametrize("position", [NUM_SAMPLES, -NUM_SAMPLES - 1, 10**9])
 def test_positions_out_of_range_are_refused(folder: Path, position: int) -> None:
     with pytest.raises(dp.OptionError, match="beyond the dataset's 37 samples"):
         list(make(folder, sampler=[0, position]))
+
+
+def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(folder: Path) -> None:
+    """Nobody knows what is left of its epoch. The last position, as of a list, is -1."""
+
+    def loader(sampler: Any) -> dp.DataLoader:
+        return make(folder, batch_size=4, sampler=sampler, output="dict")
+
+    drawn = torch.utils.data.RandomSampler(range(NUM_SAMPLES), replacement=True, num_samples=12)
+    for first, second, is_same in ((range(12), range(12), True), (drawn, drawn, False), (range(12), [-1, *range(1, 12)], False)):
+        interrupted = loader(first)
+        steps = iter(interrupted)
+        next(steps), next(steps)
+        state = json.loads(json.dumps(interrupted.state_dict()))
+        resumed = loader(second)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        if is_same:
+            assert ids_of(resumed) == [[8, 9, 10, 11]]
+            assert ids_of(resumed) == ids_of(loader(first))
+        else:
+            with pytest.raises(dp.StateError, match="does not give again what it gave"):
+                next(iter(resumed))
 
 
 def test_batches_of_many_sizes_share_their_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

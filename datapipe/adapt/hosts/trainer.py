@@ -28,7 +28,7 @@ class LoaderMixin:
         if not is_ours(self.train_dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
         check_fits(self.accelerator, self.train_dataset)
-        _check_batch_size(self.train_dataset, self._train_batch_size, "per_device_train_batch_size")
+        _check_batches(self.train_dataset, self._train_batch_size, "per_device_train_batch_size")
         return self.train_dataset
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
@@ -50,7 +50,7 @@ class LoaderMixin:
 
     def _prepared(self: Any, loader: OurLoader) -> PreparedLoader:
         check_fits(self.accelerator, loader)
-        _check_batch_size(loader, self.args.eval_batch_size, "per_device_eval_batch_size")
+        _check_batches(loader, self.args.eval_batch_size, "per_device_eval_batch_size")
         return PreparedLoader(loader)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
@@ -59,7 +59,12 @@ class LoaderMixin:
         return super()._prepare_inputs(inputs)  # type: ignore[misc]
 
 
-def _check_batch_size(loader: OurLoader, expected: int, name: str) -> None:
+def _check_batches(loader: Any, expected: int, name: str) -> None:
+    if getattr(loader, "options", None) is not None and loader.options.output != "dict" and loader.collate_fn is None:
+        raise OptionError(
+            "Trainer wants batches by name, and the loader's are tuples; pass output='dict' and, say, "
+            "rename={'image': 'pixel_values', 'label': 'labels'}"
+        )
     if loader.batch_size != expected:
         raise OptionError(
             f"the loader has batch_size={loader.batch_size}, Trainer reckons with {expected} samples per step and process "

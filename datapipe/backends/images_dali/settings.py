@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from datapipe.backends.images_dali.form import CutForm
+from datapipe.checks import real_number, whole_number
 from datapipe.errors import OptionError
 
 
@@ -23,11 +24,10 @@ class Dali:
     hw_decoder_load: float = 0.65
 
     def __post_init__(self) -> None:
-        if self.num_threads is not None and self.num_threads < 1:
-            raise OptionError(f"Dali(num_threads={self.num_threads}): it must be at least 1, or None")
-        if self.num_pipelines < 1:
-            raise OptionError(f"Dali(num_pipelines={self.num_pipelines}): it must be at least 1")
-        if not 0 <= self.hw_decoder_load <= 1:
+        if self.num_threads is not None:
+            whole_number(self.num_threads, "Dali's num_threads", least=1)
+        whole_number(self.num_pipelines, "Dali's num_pipelines", least=1)
+        if not 0 <= real_number(self.hw_decoder_load, "Dali's hw_decoder_load") <= 1:
             raise OptionError(f"Dali(hw_decoder_load={self.hw_decoder_load}): it is a share, 0 to 1")
 
 
