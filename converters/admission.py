@@ -12,7 +12,7 @@ from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError
 from converters.planning import Plan, PlannedShard
 from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
-from datapipe.manifest import BUILDING_NAME, Manifest
+from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
 _SAMPLE_OVERHEAD = 512  # bytes: of the index
 _FIELD_OVERHEAD = 1024  # bytes per sample: header and padding
@@ -26,6 +26,9 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
     """
     if destination.exists() and not destination.is_dir():
         raise OptionError(f"{destination}: is not a directory; choose another destination")
+    outer = next((parent for parent in destination.absolute().parents if (parent / MANIFEST_NAME).is_file()), None)
+    if outer is not None:
+        raise OptionError(f"{destination}: lies within the dataset {outer}, whose files are known; choose a place outside it")
     if options.part is not None and options.overwrite:
         raise OptionError(
             "--overwrite with --part: no part could tell the old dataset from the new; delete the destination first"

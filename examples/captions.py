@@ -1,8 +1,8 @@
 """Match images and captions, as CLIP does: two small towers and a contrastive loss.
 
 python examples/make_scenes.py scenes
-datapipe convert scenes/pairs shards/scenes --to webdataset --from pairs
-python examples/captions.py shards/scenes --text txt
+datapipe convert scenes/pairs scenes-shards --to webdataset --from pairs
+python examples/captions.py scenes-shards --text txt
 """
 
 from __future__ import annotations

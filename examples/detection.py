@@ -1,8 +1,8 @@
 """Detect: boxes are cut, scaled and flipped with their images; those of which the crop leaves nothing are gone.
 
 python examples/make_scenes.py scenes
-datapipe convert scenes/annotations.json shards/boxes --to webdataset --root scenes/pairs
-python examples/detection.py shards/boxes
+datapipe convert scenes/annotations.json boxes-shards --to webdataset --root scenes/pairs
+python examples/detection.py boxes-shards
 """
 
 from __future__ import annotations

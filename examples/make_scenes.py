@@ -1,8 +1,8 @@
 """Draw scenes to try the other examples on: an image with a mask, a caption and a box each, in the forms that are common.
 
 python examples/make_scenes.py scenes --num 400
-datapipe convert scenes/pairs shards/scenes --to webdataset --from pairs
-datapipe convert scenes/annotations.json shards/boxes --to webdataset --root scenes/pairs
+datapipe convert scenes/pairs scenes-shards --to webdataset --from pairs
+datapipe convert scenes/annotations.json boxes-shards --to webdataset --root scenes/pairs
 """
 
 from __future__ import annotations

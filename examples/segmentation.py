@@ -1,8 +1,8 @@
 """Segment: masks are cut, resized and flipped with their images.
 
 python examples/make_scenes.py scenes
-datapipe convert scenes/pairs shards/scenes --to webdataset --from pairs
-python examples/segmentation.py shards/scenes
+datapipe convert scenes/pairs scenes-shards --to webdataset --from pairs
+python examples/segmentation.py scenes-shards
 """
 
 from __future__ import annotations

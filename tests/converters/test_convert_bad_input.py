@@ -231,6 +231,13 @@ def test_a_destination_that_is_a_file(tree: Path, tmp_path: Path) -> None:
         convert(ConvertOptions(tree, tmp_path / "out" / "below"))
 
 
+def test_a_destination_within_a_dataset_is_refused(tree: Path, tmp_path: Path) -> None:
+    convert(ConvertOptions(tree, tmp_path / "out", num_workers=1))
+    with pytest.raises(OptionError, match=r"out/further/more: lies within the dataset .*out, whose files are known"):
+        convert(ConvertOptions(tree, tmp_path / "out" / "further" / "more"))
+    assert not (tmp_path / "out" / "further").exists()
+
+
 # -- resuming -----------------------------------------------------------------------------------
 
 
