@@ -72,7 +72,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Images per second of each loader, by round, and per-image stage times of ours."""
     import datapipe as dp
     from datapipe.cli.torch_baseline import torch_loader
-    from datapipe.loader.options import default_num_workers
+    from datapipe.loader.parsing import default_num_workers
 
     num_workers = default_num_workers() if args.num_workers is None else args.num_workers
     batch_size = min(args.batch_size, len(index))

@@ -156,7 +156,7 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from datapipe.cli.demo_training import TITLES, Comparison, Outcome, make_loaders, rates_alone, train
-    from datapipe.loader.options import default_num_workers
+    from datapipe.loader.parsing import default_num_workers
 
     loaders = make_loaders(photos, shards, num_workers=default_num_workers() if workers is None else workers)
     with tell.step("load") as words:

@@ -41,7 +41,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from datapipe.decode import default_decoder_name
-    from datapipe.loader.options import default_num_workers
+    from datapipe.loader.parsing import default_num_workers
 
     cuda = torch.version.cuda
     facts: dict[str, Any] = {

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from datapipe.backends.kept_images import KeptImages
-from datapipe.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.containers import open_index
 from datapipe.datasets import Unseen, see_through
 from datapipe.errors import OptionError
@@ -27,14 +26,11 @@ from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import (
-    LoaderOptions,
     OnError,
     Output,
-    default_num_workers,
-    parse_tail,
-    resolve_seed,
 )
 from datapipe.loader.ordering import open_source
+from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sources import PickSource, SampledSource
@@ -119,35 +115,13 @@ class DataLoader:
         world_size: int | None = None,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        _check_sampling(batch_size, shuffle, sampler, batch_sampler, drop_last)
-        iterable_or_none(None if isinstance(sampler, WeightedSampler) else sampler, "sampler")
-        iterable_or_none(batch_sampler, "batch_sampler")
-        callable_or_none(worker_init_fn, "worker_init_fn")
-        if memory_format not in (torch.channels_last, torch.contiguous_format):
-            raise OptionError(f"memory_format is {memory_format!r}; choose torch.channels_last or torch.contiguous_format")
-        _check_sampled_tail(tail, sampler, batch_sampler)
+        self.options = parse_options(self._arguments)
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
         self.recipe = Recipe.of(transform)
-        self.options = LoaderOptions(
-            batch_size=whole_number(batch_size, "batch_size"),
-            shuffle=bool(shuffle),
-            tail=parse_tail(tail, drop_last=drop_last),
-            num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
-            prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
-            seed=resolve_seed(seed, generator),
-            on_error=on_error,
-            output=output,
-            rename=_checked_rename(rename),
-            boxes=boxes,
-            pin_memory=pin_memory,
-            timeout_s=real_number(timeout, "timeout"),
-            collate_fn=callable_or_none(collate_fn, "collate_fn"),
-            batch_transform=callable_or_none(batch_transform, "batch_transform"),
-        )
         self._stored_size = self.dataset.index.manifest.image_size
         if isinstance(sampler, WeightedSampler):
             sampler.check_fits(self.dataset)
@@ -356,29 +330,3 @@ def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
 
 def _from_arguments(arguments: dict[str, Any]) -> DataLoader:
     return DataLoader(**arguments)
-
-
-def _check_sampling(
-    batch_size: int | None, shuffle: bool | None, sampler: object, batch_sampler: object, drop_last: bool
-) -> None:
-    """The combinations that torch refuses too."""
-    if batch_size is None:
-        raise OptionError("batch_size=None (no batching) is not available; use loader.dataset for single samples")
-    if sampler is not None and shuffle:
-        raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
-    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-        raise OptionError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides them")
-
-
-def _checked_rename(rename: object) -> Mapping[str, str]:
-    if rename is not None and not isinstance(rename, Mapping):
-        raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
-    return dict(rename or {})
-
-
-def _check_sampled_tail(tail: str | None, sampler: object, batch_sampler: object) -> None:
-    """A sampler's own batches are neither filled up nor, where it makes them itself, left out."""
-    if batch_sampler is not None and tail is not None:
-        raise OptionError(f"batch_sampler excludes tail={tail!r}: it decides what becomes of the last samples")
-    if sampler is not None and not isinstance(sampler, WeightedSampler) and tail == "mask":
-        raise OptionError("sampler excludes tail='mask': what it gives is not filled up; pass tail='pad' or 'drop'")

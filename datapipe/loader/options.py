@@ -6,10 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
-from datapipe.checks import whole_number
-from datapipe.cores import num_usable_cores, positive_environment
 from datapipe.errors import OptionError
 from datapipe.loader.columns import BoxesForm
 from datapipe.plan import Tail
@@ -72,32 +68,6 @@ class LoaderOptions:
             return 1
         blocks_per_batch = -(-self.batch_size // self.block_size_of(self.batch_size))
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
-
-
-def resolve_seed(seed: int, generator: torch.Generator | None) -> int:
-    """torch's way to seed a loader is a generator: its initial seed counts."""
-    if generator is None:
-        return whole_number(seed, "seed")
-    _require(isinstance(generator, torch.Generator), f"generator is {generator!r:.60}; pass a torch.Generator, or seed=")
-    _require(seed == 0, f"seed={seed} and generator exclude each other; pass one")
-    return generator.initial_seed()
-
-
-def default_num_workers() -> int:
-    """Threads for this process: the cores it may use, shared with the other ranks of its node."""
-    return max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1))
-
-
-def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
-    """`drop_last=True` is torch's name for tail="drop"; the two must not disagree."""
-    if tail is None:
-        return Tail.DROP if drop_last else Tail.PAD
-    try:
-        parsed = Tail(tail)
-    except ValueError as exc:
-        raise OptionError(f"tail is {tail!r}; choose one of: {', '.join(member.value for member in Tail)}") from exc
-    _require(not drop_last or parsed is Tail.DROP, f"drop_last=True contradicts tail={tail!r}; pass one of them")
-    return parsed
 
 
 def _require(holds: bool, message: str) -> None:

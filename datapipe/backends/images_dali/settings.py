@@ -25,9 +25,9 @@ class Dali:
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:
-            whole_number(self.num_threads, "Dali's num_threads", least=1)
-        whole_number(self.num_pipelines, "Dali's num_pipelines", least=1)
-        if not 0 <= real_number(self.hw_decoder_load, "Dali's hw_decoder_load") <= 1:
+            whole_number(self.num_threads, "Dali(num_threads=)", least=1)
+        whole_number(self.num_pipelines, "Dali(num_pipelines=)", least=1)
+        if not 0 <= real_number(self.hw_decoder_load, "Dali(hw_decoder_load=)") <= 1:
             raise OptionError(f"Dali(hw_decoder_load={self.hw_decoder_load}): it is a share, 0 to 1")
 
 
