@@ -6,6 +6,7 @@ is known, so that a process that is killed leaves what it had. Here because it c
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import math
@@ -14,14 +15,18 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datapipe.atomic import write_json
-from datapipe.diagnostics.trials.sample import Sample
-from datapipe.diagnostics.trials.timing import Rate, files_of, own_loader, rate_of
+from datapipe.diagnostics.trials.sample import Files, Sample
+from datapipe.diagnostics.trials.shards import Shards
+from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
 from datapipe.errors import DatapipeError
+from datapipe.index import WHOLE_FILE, Entries
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
 _SHARE = 0.1  # of the time, for the passes of one trial
@@ -31,10 +36,13 @@ _LARGER = 1.25  # an image is worth resizing if its shorter side is this many ti
 def main(argv: list[str]) -> int:
     sample_path, result_path, seconds, evicts = Path(argv[0]), Path(argv[1]), float(argv[2]), argv[3] == "1"
     sample: Sample = pickle.loads(sample_path.read_bytes())
-    found: dict[str, Any] = {"rates": {}, "reasons": {}, "resized_to": resized_side(sample), "where": sample.where}
-    write_json(result_path, found)
+    code = {"data": sample.data_code, "transform": sample.transform_code}
+    facts = {"where": sample.where, "batch_size": sample.batch_size, **code}
+    found: dict[str, Any] = {"rates": {}, "reasons": {}, "resized_to": None, **facts}
     until_s = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory(dir=result_path.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=result_path.parent.absolute()) as scratch:
+        found["resized_to"] = resized_side(sample, Path(scratch))
+        write_json(result_path, found)
         for name, attempt in trials(sample, Path(scratch), seconds=_SHARE * seconds, evicts=evicts).items():
             if time.monotonic() > until_s:
                 found["reasons"][name] = "there was no time left to try it"
@@ -53,17 +61,18 @@ class UnmeasurableError(Exception):
 
 def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
     """What is tried, in this order."""
-    paths = sample.paths if evicts else ()
+    data = sample.data
+    paths = data.paths if evicts else ()
 
     def ours() -> Rate:
-        return rate_of(own_loader(sample, files_of(sample)), seconds=seconds, evicts=paths)
+        return rate_of(own_loader(sample, index_of(sample, scratch)), seconds=seconds, evicts=paths)
 
     def cached() -> Rate:
-        loader = own_loader(sample, files_of(sample), cache="ram")
+        loader = own_loader(sample, index_of(sample, scratch), cache="ram")
         rate = rate_of(loader, seconds=seconds)
         stats = loader.cache_stats
         assert stats is not None
-        needed = stats.nbytes / max(1, stats.num_kept) * sample.num_samples
+        needed = stats.nbytes / max(1, stats.num_kept) * num_samples_of(sample, scratch)
         if needed > stats.capacity:
             raise UnmeasurableError(
                 f"the decoded images take {needed / 1e9:,.1f} GB, and {stats.capacity / 1e9:,.1f} GB of memory are to be had"
@@ -71,12 +80,14 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
         return rate
 
     def converted(resize: int | None = None) -> Rate:
-        shards = convert_sample(sample, scratch / ("kept" if resize is None else "resized"), resize)
+        if resize is None and isinstance(data, Shards):
+            raise UnmeasurableError("it lies in WebDataset shards already")
+        shards = convert_sample(sample, scratch, "kept" if resize is None else "resized", resize)
         files = [str(path) for path in shards.iterdir()] if evicts else ()
         return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)
 
     def resized() -> Rate:
-        side = resized_side(sample)
+        side = resized_side(sample, scratch)
         if side is None:
             raise UnmeasurableError("the images are no larger than the crops need, or nothing crops them")
         return converted(side)
@@ -84,21 +95,21 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
     return {OURS: ours, CONVERTED: converted, CACHED: cached, RESIZED: resized}
 
 
-def convert_sample(sample: Sample, destination: Path, resize: int | None) -> Path:
+def convert_sample(sample: Sample, scratch: Path, name: str, resize: int | None) -> Path:
     """The sample as WebDataset shards, made as `datapipe convert` makes them."""
     from converters import ConvertOptions, Limit, OnError, Resize, convert
 
-    manifest = destination.with_suffix(".csv")
-    destination.parent.mkdir(parents=True, exist_ok=True)
+    paths, labels = files_of(sample, scratch)
+    manifest = scratch / f"{name}.csv"
     with manifest.open("w", newline="", errors="surrogateescape") as file:
         rows = csv.writer(file)
         rows.writerow(["image", "label"])
-        rows.writerows(zip(sample.paths, sample.labels, strict=True))
-    root = os.path.commonpath([os.path.dirname(path) for path in sample.paths])
+        rows.writerows(zip(paths, labels, strict=True))
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
     convert(
         ConvertOptions(
             manifest,
-            destination,
+            scratch / name,
             form="manifest",
             root=Path(root),
             resize=None if resize is None else Resize("shorter", resize),
@@ -107,10 +118,46 @@ def convert_sample(sample: Sample, destination: Path, resize: int | None) -> Pat
         ),
         lambda advance: None,
     )
-    return destination
+    return scratch / name
 
 
-def resized_side(sample: Sample) -> int | None:
+def files_of(sample: Sample, scratch: Path) -> tuple[Sequence[str], Sequence[int]]:
+    """The sample's images as files, with their labels; those in shards are copied out of them."""
+    if isinstance(sample.data, Files):
+        return sample.data.paths, sample.data.labels
+    directory, entries = scratch / "members", _entries(sample, scratch)
+    directory.mkdir()
+    paths = [str(directory / f"{number:06}.jpg") for number in range(len(entries.labels))]
+    for path, place in zip(paths, _places(entries), strict=True):
+        Path(path).write_bytes(_read(*place))
+    return paths, entries.labels.tolist()
+
+
+def num_samples_of(sample: Sample, scratch: Path) -> int:
+    """Of the whole dataset; of shards as many as their sizes say."""
+    if isinstance(sample.data, Files):
+        return sample.data.num_samples
+    return round(index_of(sample, scratch).manifest.num_samples / max(sample.data.part, 1e-9))
+
+
+def _entries(sample: Sample, scratch: Path, *, every: int = 1) -> Entries:
+    index = index_of(sample, scratch)
+    return index.look_up(index.ids(np.arange(0, len(index), every, dtype=np.int64)), "image")
+
+
+def _places(entries: Entries) -> Iterable[tuple[str, int, int]]:
+    """Of each: file, offset, bytes."""
+    extents = entries.extents
+    return zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
+
+
+def _read(path: str, offset: int, nbytes: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(None if nbytes == WHOLE_FILE else nbytes)
+
+
+def resized_side(sample: Sample, scratch: Path) -> int | None:
     """To which shorter side the images could be resized, in pixels, as 256 is usual for crops of 224; None: to none."""
     from datapipe.probe import probe
 
@@ -119,12 +166,10 @@ def resized_side(sample: Sample) -> int | None:
         return None
     side = math.ceil(max(size) * 8 / 7)
     shorter = []
-    for path in sample.paths[:: max(1, len(sample.paths) // 20)]:
-        try:
-            header = probe(Path(path).read_bytes())
-        except (DatapipeError, OSError):
-            continue
-        shorter.append(min(header.height, header.width))
+    for place in _places(_entries(sample, scratch, every=max(1, len(index_of(sample, scratch)) // 20))):
+        with contextlib.suppress(DatapipeError, OSError):
+            header = probe(_read(*place))
+            shorter.append(min(header.height, header.width))
     return side if shorter and sorted(shorter)[len(shorter) // 2] >= _LARGER * side else None
 
 

@@ -87,7 +87,8 @@ class Trying:
         if not found:
             return Trials(reasons={"": note})
         missing = dict.fromkeys(("ours", "converted", "cached", "resized"), note)
-        return Trials(found["rates"], {**missing, **found["reasons"]}, found["resized_to"], found["where"])
+        facts = {name: found[name] for name in ("resized_to", "where", "batch_size", "data", "transform")}
+        return Trials(found["rates"], {**missing, **found["reasons"]}, **facts)
 
 
 def _waits_for_storage(found: Examination) -> bool:

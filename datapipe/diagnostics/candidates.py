@@ -6,6 +6,7 @@ could not be tried is left out, with the reason.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.examination import Examination, steady_profiles
+from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS
@@ -28,6 +30,7 @@ _DEEPER = 4
 _MOSTLY_WAITING = 0.5  # of the time to make a batch: more workers than cores make sense
 _MAKING = (Stage.PLAN, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
 _SYNCED = 0.05  # of the steps
+_BELOW = "below the loader's line, with import datapipe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class Trials:
     reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is none
     resized_to: int | None = None  # shorter side, pixels
     where: str = ""  # the dataset's root
+    batch_size: int | None = None  # of the loader's batches, whoever makes them
+    data: str = "loader.dataset"  # in Python, beside the loader: what datapipe.DataLoader takes
+    transform: str = "transform"  # in Python, beside the loader: of its images
 
 
 @dataclass(slots=True)
@@ -95,8 +101,8 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
     _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
-        how = f"do without {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
-        result.remedies.append(Remedy("do not wait for the device", Change(drops_syncs=True), how))
+        note = f"do without {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
+        result.remedies.append(Remedy("do not wait for the device", Change(drops_syncs=True), Instruction(note=note)))
     _add_batch(result, found.loader)
     if is_ours:
         result.left_out["another loader"] = "it is datapipe's loader already"
@@ -108,8 +114,7 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
 def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool) -> None:
     setup, factor = workload.setup, loader.prefetch_factor or 2
     name = f"prefetch_factor={_DEEPER * factor}"
-    how = f"DataLoader(..., {name}){_at(loader)}; now {factor}"
-    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), how))
+    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), _argument(loader, name, factor)))
     if not is_ours:
         result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
 
@@ -129,9 +134,8 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
     for num in sorted(num for num in nums if 0 < num <= most and num != now):
         depth = setup.depth if is_ours else max(1, num * each)
         name = f"num_workers={num}"
-        result.remedies.append(
-            Remedy(name, Change(replace(setup, num_workers=num, depth=depth)), f"DataLoader(..., {name}){_at(loader)}; now {now}")
-        )
+        change = Change(replace(setup, num_workers=num, depth=depth))
+        result.remedies.append(Remedy(name, change, _argument(loader, name, now)))
         if not is_ours:
             result.applied[name] = Applied(loader.site, num_workers=num)
 
@@ -139,29 +143,24 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
     if loader.batch_size and loader.batch_size > 0:
         name = f"batch_size={2 * loader.batch_size}"
-        how = f"DataLoader(..., {name}){_at(loader)}; now {loader.batch_size}, and the training is another one"
+        how = _argument(loader, name, f"{loader.batch_size}, and the training is another one")
         result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
 
 
+def _argument(loader: LoaderFacts, text: str, now: object) -> Instruction:
+    """One argument of the loader's, as it would be."""
+    return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
+
+
 def _add_tried(result: Candidates, found: Examination, workload: Workload, trials: Trials) -> None:
-    loader = found.loader
-    assert loader is not None
-    source, side = trials.where or "SRC", trials.resized_to
-    resize = f" --resize shorter:{side}" if side else ""
+    assert found.loader is not None
+    loader = replace(found.loader, batch_size=found.loader.batch_size or trials.batch_size)
+    side = trials.resized_to
     hows = {
-        OURS: ("datapipe's loader", f'loader = datapipe.from_torch(loader, device="cpu"){_at(loader)}'),
-        CONVERTED: (
-            "datapipe's loader on converted data",
-            f'datapipe convert {source} DST --to webdataset, then datapipe.DataLoader("DST", ...)',
-        ),
-        CACHED: (
-            "datapipe's loader with decoded images in memory",
-            'datapipe.DataLoader(dataset, ..., cache="ram"), from the second epoch on',
-        ),
-        RESIZED: (
-            "datapipe's loader on data converted to smaller images",
-            f'datapipe convert {source} DST --to webdataset{resize}, then datapipe.DataLoader("DST", ...); pixels differ',
-        ),
+        OURS: ("datapipe's loader", _taken_over(loader)),
+        CONVERTED: ("datapipe's loader on converted data", _on_converted(loader, trials)),
+        CACHED: ("datapipe's loader, images in memory", _cached(loader, trials)),
+        RESIZED: ("datapipe's loader on smaller images", _on_converted(loader, trials, side)),
     }
     general = trials.reasons.get("")
     if general is not None:
@@ -191,8 +190,32 @@ def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFa
     )
 
 
-def _at(loader: LoaderFacts) -> str:
-    return f" at {place_of(loader.site)}" if loader.site else ""
+def _taken_over(loader: LoaderFacts) -> Instruction:
+    code = python_call("loader = datapipe.from_torch", "loader", 'device="cpu"')
+    return Instruction((code,), _place(loader), _BELOW)
+
+
+def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) -> Instruction:
+    source, resize = shlex.quote(trials.where or "SRC"), f" --resize shorter:{side}" if side else ""
+    command = Snippet("shell", f"datapipe convert {source} DST --to webdataset{resize}")
+    code = python_call("loader = datapipe.DataLoader", '"DST"', *_arguments(loader), f"transform={trials.transform}")
+    return Instruction((command, code), _place(loader), f"{_BELOW}; pixels differ" if side else _BELOW)
+
+
+def _cached(loader: LoaderFacts, trials: Trials) -> Instruction:
+    transform = [] if trials.data == "loader.dataset" else [f"transform={trials.transform}"]  # a dataset brings its own
+    arguments = [*_arguments(loader), *transform, 'cache="ram"']
+    code = python_call("loader = datapipe.DataLoader", trials.data, *arguments)
+    return Instruction((code,), _place(loader), f"{_BELOW}; helps from the second epoch on")
+
+
+def _arguments(loader: LoaderFacts) -> list[str]:
+    workers = [f"num_workers={loader.num_workers}"] if loader.num_workers else []
+    return [f"batch_size={loader.batch_size or 1}", "shuffle=True", *workers, 'device="cpu"']
+
+
+def _place(loader: LoaderFacts) -> str | None:
+    return place_of(loader.site) if loader.site else None
 
 
 def place_of(site: str) -> str:

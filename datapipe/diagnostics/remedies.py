@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.replay import Floats, Replayed, replay
 from datapipe.diagnostics.workload import Change, Workload, course_of
 from datapipe.errors import OptionError
@@ -22,11 +23,11 @@ WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something a user can do. `how`: the line or the command that does it."""
+    """Something a user can do."""
 
     name: str
     change: Change
-    how: str = ""
+    how: Instruction = field(default_factory=Instruction)
     changes_results: bool = False  # other pixels or other steps: for the user to weigh, and never the best by itself
 
 
@@ -120,7 +121,7 @@ def ranking_as_dict(ranking: Ranking) -> dict[str, Any]:
 
     def as_dict(prediction: Prediction) -> dict[str, Any]:
         intervals = {name: dataclasses.asdict(getattr(prediction, name)) for name in ("step_s", "starvation", "gain")}
-        return {"name": prediction.remedy.name, "how": prediction.remedy.how, **intervals}
+        return {"name": prediction.remedy.name, **prediction.remedy.how.as_dict(), **intervals}
 
     return {
         "best": ranking.best.remedy.name,

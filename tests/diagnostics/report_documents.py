@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.diagnostics.figures import figures_of
+from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy, rank_remedies, ranking_as_dict
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.timeline import STEP, Steps
@@ -98,6 +99,10 @@ def spans_of(num: int, num_workers: int, start_s: float) -> list[dict[str, Any]]
     return spans[:num]
 
 
+def python(text: str, note: str = "") -> Instruction:
+    return Instruction((Snippet("python", text),), "train.py:31", note)
+
+
 def remedies_of(gap_s: float) -> dict[str, Any]:
     """What the real ranking says of two workers that take 136 ms for a batch, beside 42 ms of work."""
     rng = np.random.default_rng(2)
@@ -111,24 +116,28 @@ def remedies_of(gap_s: float) -> dict[str, Any]:
         is_synced=np.zeros(300, bool),
         setup=setup,
     )
+    folder, shards = "/data/imagenet/train", '"/data/imagenet-shards/train"'
+    command = f"datapipe convert {folder} /data/imagenet-shards/train --to webdataset --resize shorter:256 --shard-size 256MB"
+    converted = python_call(
+        "loader = dp.DataLoader", shards, "batch_size=64", "shuffle=True", "num_workers=2", "transform=recipe"
+    )
     remedies = [
-        Remedy("4 workers", Change(Setup(4, 8, num_cores=8)), "DataLoader(..., num_workers=4)"),
-        Remedy("prefetch 8 batches", Change(Setup(2, 16, num_cores=8)), "DataLoader(..., prefetch_factor=8)"),
+        Remedy("4 workers", Change(Setup(4, 8, num_cores=8)), python("num_workers=4", "in DataLoader(...); now 2")),
+        Remedy("prefetch 8 batches", Change(Setup(2, 16, num_cores=8)), python("prefetch_factor=8")),
         Remedy(
             "converted to WebDataset shards",
             Change(production_factor=0.45, production_spread=0.05),
-            "datapipe convert /data/imagenet/train /data/imagenet-shards/train --to webdataset --resize shorter:256, "
-            'then loader = dp.DataLoader("/data/imagenet-shards/train", batch_size=64, shuffle=True, num_workers=2)',
+            Instruction((Snippet("shell", command), converted), "train.py:31", "pixels differ"),
         ),
-        Remedy("datapipe's loader", Change(production_factor=0.4), "loader = dp.from_torch(loader)"),
-        Remedy("cached epoch", Change(production_factor=0.2), 'dp.DataLoader(..., cache="ram")'),
-        Remedy("batches of 128", Change(batch_factor=2.0), "DataLoader(..., batch_size=128)"),
-        Remedy("1 worker", Change(Setup(1, 2, num_cores=8)), "DataLoader(..., num_workers=1)"),
+        Remedy("datapipe's loader", Change(production_factor=0.4), python("loader = dp.from_torch(loader)")),
+        Remedy("cached epoch", Change(production_factor=0.2), python('loader = dp.DataLoader(dataset, cache="ram")')),
+        Remedy("batches of 128", Change(batch_factor=2.0), python("batch_size=128")),
+        Remedy("1 worker", Change(Setup(1, 2, num_cores=8)), python("num_workers=1")),
     ]
     found = ranking_as_dict(rank_remedies(workload, remedies, measured_step_s=0.042 + gap_s))
     worth = [one for one in found["predictions"] if one["gain"]["low"] > 0.02]
     rest = [one for one in found["predictions"] if one not in worth]
-    chosen = [{**one, "needs_edit": "Loader(" in one["how"], "changes_results": "convert" in one["how"]} for one in worth]
+    chosen = [{**one, "needs_edit": "Loader(" in one["how"], "changes_results": "pixels" in one["how"]} for one in worth]
     return {**found, "predictions": chosen, "within_noise": rest}
 
 
@@ -282,7 +291,8 @@ def hostile() -> dict[str, Any]:
     found["attribution"]["stages"][0] |= {"detail": long}
     found["attribution"]["stages"][1] |= {"name": HOSTILE}
     found["attribution"]["reason"] = long
-    found["remedies"]["predictions"][0] |= {"name": long, "how": long}
+    code = [{"language": "shell", "text": f"{long}\n{long}"}, {"language": "python", "text": long}]
+    found["remedies"]["predictions"][0] |= {"name": long, "how": long, "code": code, "where": long, "note": long}
     found["spans"][0] |= {"stage": HOSTILE}
     found["left_out"] = [{"name": HOSTILE, "reason": long}]
     found["syncs"] = {HOSTILE: {"num": 3, "host_s": 0.1}}

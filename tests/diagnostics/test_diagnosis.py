@@ -55,7 +55,8 @@ def test_more_workers_for_a_loader_that_waits() -> None:
     best = found["remedies"]["predictions"][0]
     assert found["remedies"]["best"] == best["name"] == "num_workers=4"
     assert best["step_s"]["value"] == pytest.approx(10.3 * MS, rel=0.05)
-    assert best["how"] == "DataLoader(..., num_workers=4) at /somewhere/train.py:31; now 1"
+    assert best["how"] == "num_workers=4 at /somewhere/train.py:31; in DataLoader(...); now 1"
+    assert best["code"] == [{"language": "python", "text": "num_workers=4"}]
     assert not best["needs_edit"]
 
 
@@ -79,7 +80,8 @@ def test_syncs_are_a_remedy_of_their_own() -> None:
     assert found["verdict"]["kind"] == "sync-exposed"
     assert found["syncs"] == {"Tensor.item": {"num": 60, "host_s": pytest.approx(60 * 5 * MS, rel=0.05)}}
     best = next(one for one in found["remedies"]["predictions"] if one["name"] == "do not wait for the device")
-    assert "Tensor.item" in best["how"]
+    assert "Tensor.item" in best["note"]
+    assert best["code"] == []
 
 
 def test_the_slowest_rank_decides() -> None:
@@ -158,18 +160,25 @@ def examined(**options: Any) -> tuple[Examination, Workload]:
 
 def test_what_was_tried_becomes_a_remedy_and_what_was_not_is_left_out_with_the_reason() -> None:
     found, workload = examined()
-    trials = Trials({"ours": RATE, "resized": RATE}, {"cached": "too large"}, resized_to=256, where="photos")
+    trials = Trials({"ours": RATE, "resized": RATE}, {"cached": "too large"}, resized_to=256, where="my photos")
     candidates = candidates_for(found, workload, trials)
     remedies = {remedy.name: remedy for remedy in candidates.remedies}
-    ours, resized = remedies["datapipe's loader"], remedies["datapipe's loader on data converted to smaller images"]
+    ours, resized = remedies["datapipe's loader"], remedies["datapipe's loader on smaller images"]
     # 8 samples of 1 ms with 2 threads on 2 cores: 16 ms of threads' time, where a torch worker takes 30
     assert ours.change.production_factor == pytest.approx(16 / 30)
     assert (resized.changes_results, ours.changes_results) == (True, False)
-    assert "datapipe convert photos DST --to webdataset --resize shorter:256, then" in resized.how
+    command, python = resized.how.code
+    assert (command.language, command.text) == (
+        "shell",
+        "datapipe convert 'my photos' DST --to webdataset --resize shorter:256",
+    )
+    compile(python.text, "script", "exec")
+    assert max(map(len, python.text.splitlines())) < 95
+    assert (resized.how.where, "pixels differ" in resized.how.note) == (FACTS.site, True)
     assert candidates.applied["datapipe's loader"] == Applied(FACTS.site, from_torch=True)
     assert resized.name not in candidates.applied
     assert candidates.left_out == {
-        "datapipe's loader with decoded images in memory": "too large",
+        "datapipe's loader, images in memory": "too large",
         "datapipe's loader on converted data": "it was not tried",
     }
     assert change_to_ours(workload, RATE, replace(FACTS, batch_size=16)).production_factor == pytest.approx(32 / 30)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies, ranking_as_dict
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.timeline import STEP, Steps
@@ -15,7 +16,9 @@ from datapipe.diagnostics.workload import Change, Workload, workload_of
 from datapipe.errors import OptionError
 
 SETUP = Setup(2, 4)
-DEEPER = Remedy("deeper", Change(replace(SETUP, depth=16)), "prefetch_factor=8")
+DEEPER = Remedy(
+    "deeper", Change(replace(SETUP, depth=16)), Instruction((Snippet("python", "prefetch_factor=8"),), "train.py:3", "now 2")
+)
 WORKERS = Remedy("workers", Change(Setup(4, 8)))
 FASTER = Remedy("faster", Change(production_factor=0.25))
 
@@ -89,7 +92,13 @@ def test_names_must_tell_remedies_apart() -> None:
 def test_a_ranking_is_json() -> None:
     text = json.dumps(ranking_as_dict(rank_remedies(workload(0.060), [DEEPER])), allow_nan=False)
     told = json.loads(text)
-    assert told["predictions"][0]["how"] == "prefetch_factor=8"
+    found = {name: told["predictions"][0][name] for name in ("how", "code", "where", "note")}
+    assert found == {
+        "how": "prefetch_factor=8 at train.py:3; now 2",
+        "code": [{"language": "python", "text": "prefetch_factor=8"}],
+        "where": "train.py:3",
+        "note": "now 2",
+    }
     assert told["measured_step_s"] is None
 
 

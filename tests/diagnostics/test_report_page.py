@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from html.parser import HTMLParser
 
@@ -92,7 +93,7 @@ def test_main_facts_are_text() -> None:
     assert re.search(r"The GPU waits for data 37\.\d% of the time\. .* range 36\.\d% to 38\.\d%", text)
     for fact in (
         "transform RandomResizedCrop 47.0% 5.17 s",
-        "DataLoader(..., num_workers=4)",
+        "in train.py:31 num_workers=4 in DataLoader(...); now 2",
         "37% shorter",
         "waiting for data: 25.1 ms (37%)",
         "train.py:31 torch.utils.data.DataLoader ImageFolder",
@@ -123,6 +124,21 @@ def test_remedies_say_what_they_need_and_what_came_of_them() -> None:
     assert "another format: the training does not wait for data, so nothing was tried" in text
     assert "Tensor.item 48 times, 1.90 s in all" in text
     assert "print of a tensor once" in text
+
+
+def test_what_is_copied_is_code_alone() -> None:
+    """Line by line as it is in the document; where it goes and what else is to be known stand beside it."""
+    copied = re.findall(r"<code[^>]*>(.*?)</code>", page(document("data-bound")))
+    lines = [html.unescape(line) for one in copied for line in one.split("<br>")]
+    code = [one["text"] for outlook in document("data-bound")["remedies"]["predictions"] for one in outlook["code"]]
+    assert len(code) == 5
+    assert {line for text in code for line in text.splitlines()} < set(lines)
+    assert not any("train.py:31" in line or "pixels" in line for line in lines)
+    older = document("data-bound")
+    for outlook in older["remedies"]["predictions"]:
+        outlook["how"] = "a sentence, not code"
+        del outlook["code"], outlook["where"], outlook["note"]
+    assert ">a sentence, not code</small>" in page(older)
 
 
 def test_nothing_measured_is_said_and_not_drawn() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import shlex
 from typing import Any
 
 import pytest
+from diagnosis_schema import faults
 from report_documents import KINDS, document
 
+from benchmarks.diagnose_picture import DOCUMENT, README, with_transcript
 from datapipe.diagnostics.report.screen import MAX_LINES, WIDTH, screen, takes_colours
 
 PAGE = "out/diagnosis.html"
@@ -50,7 +54,7 @@ def test_without_a_gpu_it_says_so_twice() -> None:
 
 def test_stages_are_bars_by_share() -> None:
     text = screen(document("data-bound"))
-    assert "At fault: transform, 55% of the waiting" in text
+    assert "At fault: transform, 55% of waiting" in text
     bars = re.findall(r"^  (\S.*?) +(#*)\.* +([\d.]+)% +(\S+ \S+)$", text, re.MULTILINE)
     assert [(name, share, seconds) for name, _, share, seconds in bars] == [
         ("transform RandomResizedCrop", "47.0", "5.17 s"),
@@ -64,16 +68,26 @@ def test_stages_are_bars_by_share() -> None:
 
 def test_remedies_come_best_first_with_the_line_that_does_them() -> None:
     text = screen(document("data-bound"))
-    assert re.search(r"  1\. 4 workers +42\.\d ms  37% shorter \[\d+%, \d+%\]\n     DataLoader\(\.\.\., num_workers=4\)\n", text)
-    # A command is whole, or not there at all.
-    assert '--resize\n     shorter:256, then loader = dp.DataLoader("/data/imagenet-shards/train", batch_size=64,\n' in text
+    assert re.search(r"  1\. 4 workers +42\.\d ms  37% shorter \[\d+%, \d+%\]\n     num_workers=4  # train\.py:31: in D", text)
+    # A command can be copied, on however many lines, or is not there at all.
+    converted = next(one for one in document("data-bound")["remedies"]["predictions"] if one["name"].startswith("converted"))
+    shell, python = (one["text"] for one in converted["code"])
+    lines = text.partition("     $ ")[2].splitlines()
+    assert lines[0].endswith(" \\")
+    assert shlex.split(lines[0][:-1] + lines[1]) == shlex.split(shell)
+    assert [line.partition("  #")[0] for line in lines[2:4]] == [f"     {line}" for line in python.splitlines()]
+    # All remedies, if need be without how they are done; that of the best is kept longest.
+    assert re.findall(r"^ +(\d)\. ", text, re.MULTILINE) == ["1", "2", "3", "4"]
+    assert "\n     num_workers=4  #" in screen(document("two ranks"), page=PAGE)
     found = document("data-bound")
     found["remedies"]["predictions"] *= 3
     assert re.search(r"^  \d more in the page$", screen(found), re.MULTILINE)
     found = document("data-bound")
     found["remedies"]["best"] = "cached epoch"
-    assert re.search(r"  1\. cached epoch .*\n     dp\.DataLoader\(\.\.\., cache=\"ram\"\)\n", screen(found))
-    found["remedies"]["predictions"][0]["how"] = "x " * 300
+    assert re.search(
+        r"  1\. cached epoch .*\n     loader = dp\.DataLoader\(dataset, cache=\"ram\"\)  # train\.py:31\n", screen(found)
+    )
+    found["remedies"]["predictions"][0]["code"][0]["text"] = "x " * 300
     assert "(how: see the page)" in screen(found)
 
 
@@ -110,6 +124,12 @@ def test_colours_change_no_text(kind: str) -> None:
     assert "\x1b" not in plain
     assert "\x1b[" in painted
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
+
+
+def test_the_readme_shows_the_screen_of_its_document() -> None:
+    found, text = json.loads(DOCUMENT.read_text()), README.read_text()
+    assert faults(found) == []
+    assert with_transcript(text, found) == text, "run python -m benchmarks.diagnose_picture --keep"
 
 
 class _Terminal(io.StringIO):

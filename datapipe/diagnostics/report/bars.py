@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.axis import Axis
-from datapipe.diagnostics.report.document import Applied, Fault, Judgement, WhatIf
 from datapipe.diagnostics.report.markup import Markup, element, join
+from datapipe.diagnostics.report.values import Applied, Fault, Judgement, WhatIf
 
 _SIZE, _HEIGHT = 1000, 20
 STAGES = frozenset(
@@ -134,24 +135,34 @@ def _row(
     gain: str,
     note: str | None,
     *,
-    how: str = "",
+    how: Instruction | None = None,
     is_best: bool = False,
 ) -> Markup:
-    return element(
+    steps = _how(how) if how is not None and (how.code or how.note) else None
+    row = element(
         "tr",
-        element(
-            "th",
-            words.short(name),
-            element("span", "best", class_="badge") if is_best else None,
-            element("code", how) if how else None,
-            _note(note),
-            scope="row",
-        ),
+        element("th", words.short(name), element("span", "best", class_="badge") if is_best else None, _note(note), scope="row"),
         element("td", chart, class_="bar"),
         element("td", words.seconds(value_s) + " " if value_s is not None else None, figure, class_="number"),
         element("td", gain, class_="number"),
-        class_="best" if is_best else None,
+        class_=" ".join(filter(None, ["best" if is_best else None, "explained" if steps else None])) or None,
     )
+    return join(row, steps)
+
+
+def _how(how: Instruction) -> Markup:
+    """How a remedy is carried out, over the whole width."""
+    parts = [part for one in how.code for part in _snippet(one, how.where)]
+    note = element("small", how.note, class_="note") if how.note else None
+    return element("tr", element("td", element("div", parts, note, class_="how"), colspan=4), class_="how")
+
+
+def _snippet(snippet: Snippet, where: str | None) -> tuple[Markup, Markup]:
+    """Where code goes, and the code, which alone is copied; the prompt of a shell is only drawn."""
+    is_shell = snippet.language == "shell"
+    place = "in a shell" if is_shell else f"in {words.short(where)}" if where else "in the script"
+    lines = [part for line in snippet.text.splitlines() for part in (Markup("<br>"), line)][1:]
+    return element("small", place), element("code", lines, class_="shell" if is_shell else None)
 
 
 def _span_bar(

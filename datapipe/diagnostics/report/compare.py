@@ -6,7 +6,8 @@ from typing import Any
 
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.document import VERSION, Diagnosis, Document, read_document
+from datapipe.diagnostics.report.document import VERSION, Document, read_document
+from datapipe.diagnostics.report.values import Diagnosis
 from datapipe.errors import FormatError
 
 _SAME = 0.02  # of a step: less is not called a change

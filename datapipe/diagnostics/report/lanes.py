@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from datapipe.diagnostics.report.document import SpanRow
+from datapipe.diagnostics.report.values import SpanRow
 
 _TOUCH_S = 1e-6  # spans that overlap by less follow each other: their ends were rounded
 

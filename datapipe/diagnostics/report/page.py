@@ -13,11 +13,12 @@ from importlib import resources
 from datapipe.diagnostics.remedies import NOTHING
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.bars import stage_bars, step_parts, what_if_bars
-from datapipe.diagnostics.report.document import Diagnosis, Document, read_document
+from datapipe.diagnostics.report.document import Document, read_document
 from datapipe.diagnostics.report.markup import Child, Markup, element, join
 from datapipe.diagnostics.report.span_chart import span_chart
 from datapipe.diagnostics.report.step_chart import step_chart
 from datapipe.diagnostics.report.tables import environment_table, figures_table, loaders_table, pairs_table, ranks_table
+from datapipe.diagnostics.report.values import Diagnosis
 
 _SYNCS = "Such waits bring to light the waiting for data that the GPU's work would otherwise hide."
 _STEPS = "How long each step took, and the part of it that went by waiting. Shaded steps do not count for the verdict."

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.remedies import NOTHING
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.document import Diagnosis, Document, Outlook, WhatIf, read_document
+from datapipe.diagnostics.report.document import Document, read_document
+from datapipe.diagnostics.report.values import Diagnosis, Outlook, WhatIf
 
 MAX_LINES, WIDTH = 24, 100
-_MAX_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 3, 40, 34
+_MAX_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 4, 40, 36
+_INDENT = " " * 5  # of how a remedy is carried out
 _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
 
 
@@ -87,7 +91,8 @@ def _at_fault(read: Diagnosis, style: _Style) -> list[str]:
 
 
 def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
-    """In `room` lines, the best remedy first. A command is given in full or not at all: a part of it may do harm."""
+    """In `room` lines, the best remedy first: all of them rather than how each is done, and that of the best rather than of
+    the others. A command is given in full or not at all: a part of it may do harm."""
     if what_if is None:
         return []
     if what_if.best == NOTHING:
@@ -99,19 +104,22 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
         now_s = what_if.now.step_s.value
     title += f" (a step takes {words.seconds(now_s)} now)" if now_s is not None and what_if.best != NOTHING else ""
     lines = ["", style.paint(_cut(title), "1")]
-    ordered = what_if.outlooks
-    for number, outlook in enumerate(ordered, 1):
-        how = _wrap(outlook.how, num=_MAX_HOW + 1, indent=5)
-        block = [_outlook(number, outlook), *(how if len(how) <= _MAX_HOW else ["     (how: see the page)"])]
-        is_last = number == len(ordered)
-        if len(lines) + len(block) + (not is_last) > room:
-            lines += [f"  {len(ordered) - number + 1} more in the page"] if len(lines) < room else []
-            break
-        lines += block
-    else:
-        if what_if.within_noise and len(lines) < room:
-            names = ", ".join(words.plain(one.name) for one in what_if.within_noise)
-            lines += _wrap(f"No gain that is sure: {names}", num=1, indent=2)
+    room -= len(lines)
+    hows = [_how(outlook.how) for outlook in what_if.outlooks]
+    hows = [how if len(how) <= _MAX_HOW else [f"{_INDENT}(how: see the page)"] for how in hows]
+    for_titles = room - len(hows[0]) if hows and room - len(hows[0]) >= min(2, len(hows)) else room
+    num_shown = len(hows) if len(hows) <= for_titles else max(0, for_titles - 1)
+    num_more = len(hows) - num_shown
+    spare = room - num_shown - (num_more > 0)
+    for number, (outlook, how) in enumerate(zip(what_if.outlooks[:num_shown], hows, strict=False), 1):
+        how = how if len(how) <= spare else []
+        spare -= len(how)
+        lines += [_outlook(number, outlook), *how]
+    if num_more and room > 0:
+        lines.append(f"  {num_more} more in the page")
+    elif what_if.within_noise and spare > 0:
+        names = ", ".join(words.plain(one.name) for one in what_if.within_noise)
+        lines += _wrap(f"No gain that is sure: {names}", num=1, indent=2)
     return lines
 
 
@@ -119,6 +127,39 @@ def _outlook(number: int, outlook: Outlook) -> str:
     text = f"{number:>3}. {_cut(words.plain(outlook.name), _LABEL):<{_LABEL}} {words.seconds(outlook.step_s.value):>8}"
     text += "" if outlook.gain is None else f"  {words.change(outlook.gain)}"
     return _cut(f"{text}, changes what is trained" if outlook.changes_results else text)
+
+
+def _how(how: Instruction) -> list[str]:
+    """Commands behind a `$`, Python as it is, and what else is to be known as a comment: at the end of the last line, if it
+    fits there."""
+    lines = [line for snippet in how.code for line in _code(snippet)]
+    comment = words.instruction_note(how)
+    if not comment or not lines:
+        return _wrap(comment, num=_MAX_HOW + 1, indent=len(_INDENT)) if comment else []
+    if any(len(line) > WIDTH for line in lines):
+        return lines + [""] * _MAX_HOW  # too much, as it would have to be cut
+    last = f"{lines[-1]}  # {comment}"
+    return [*lines[:-1], last] if len(last) <= WIDTH else [*lines, _cut(f"{_INDENT}# {comment}")]
+
+
+def _code(snippet: Snippet) -> list[str]:
+    if snippet.language == "python":
+        return [_INDENT + words.plain(line) for line in snippet.text.splitlines()]
+    lines = [f"{_INDENT}$"]
+    for word in _words_of(snippet.text):
+        if len(lines[-1]) + len(word) + 3 > WIDTH and lines[-1] != f"{_INDENT}$":
+            lines[-1] += " \\"
+            lines.append(f"{_INDENT} ")
+        lines[-1] += f" {word}"
+    return lines
+
+
+def _words_of(command: str) -> list[str]:
+    """Of a shell: each may stand on a line of its own."""
+    try:
+        return [shlex.quote(words.plain(word)) for word in shlex.split(command)]
+    except ValueError:  # a quotation that does not end
+        return [words.plain(command)]
 
 
 def _applied(read: Diagnosis) -> list[str]:

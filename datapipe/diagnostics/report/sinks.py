@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from datapipe.diagnostics.report.document import Diagnosis, Document, read_document
+from datapipe.diagnostics.report.document import Document, read_document
+from datapipe.diagnostics.report.values import Diagnosis
 from datapipe.diagnostics.report.words import plain
 from datapipe.errors import DependencyError
 

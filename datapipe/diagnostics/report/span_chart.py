@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.axis import Axis
 from datapipe.diagnostics.report.bars import legend, stage_class
-from datapipe.diagnostics.report.document import SpanRow
 from datapipe.diagnostics.report.lanes import Lane, lanes_of, worker_name
 from datapipe.diagnostics.report.markup import Markup, element, join
 from datapipe.diagnostics.report.plot import WIDTH, plot
+from datapipe.diagnostics.report.values import SpanRow
 
 _LANE, _MARGIN = 20, 8  # heights: of a lane, and between workers
 _MAX_LANES, _MAX_WORKERS = 12, 32

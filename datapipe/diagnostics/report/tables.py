@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.document import Judgement, RankRow
 from datapipe.diagnostics.report.markup import Child, Markup, element
+from datapipe.diagnostics.report.values import Judgement, RankRow
 
 _WITHIN = "\u2003"  # wide spaces, for parts of what stands above
 # Of a verdict's figures: what each is, for people. Seconds, shares, counts.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from datapipe.diagnostics.report.document import Diagnosis, Document, StepRow, read_document
+from datapipe.diagnostics.report.document import Document, read_document
 from datapipe.diagnostics.report.lanes import Lane, lanes_of, worker_name
+from datapipe.diagnostics.report.values import Diagnosis, StepRow
 from datapipe.diagnostics.report.words import plain
 
 _LOOP, _LOADER = 1, 2  # processes of the trace: what the training saw, and what was done for it

@@ -10,7 +10,8 @@ import unicodedata
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
-from datapipe.diagnostics.report.document import Applied, Diagnosis, Fault, Judgement, StageOfWait
+from datapipe.diagnostics.instruction import Instruction
+from datapipe.diagnostics.report.values import Applied, Diagnosis, Fault, Judgement, StageOfWait
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
 
 HOST_CLOCK = (
@@ -143,7 +144,7 @@ def fault_line(attribution: Fault) -> str:
     same = [stage for stage in attribution.stages if stage.name == attribution.fault]
     share = sum(stage.share or 0.0 for stage in same)
     what = meaning(attribution.fault)
-    line = f"{plain(attribution.fault)}, {share:.0%} of the waiting" if same else plain(attribution.fault)
+    line = f"{plain(attribution.fault)}, {share:.0%} of waiting" if same else plain(attribution.fault)
     return line if what is None else f"{line} ({what})"
 
 
@@ -174,6 +175,11 @@ def applied_line(applied: Applied) -> str:
         return line + "not measured" + _because(applied.reason)
     share = "" if applied.starvation is None else f", waiting for data {percent(applied.starvation.value)} of the time"
     return f"{line}measured {seconds(applied.measured_step_s)}{share}"
+
+
+def instruction_note(how: Instruction) -> str:
+    """Where code goes, and what else is to be known."""
+    return plain(": ".join(filter(None, [how.where if how.code else None, how.note])))
 
 
 def when(started_at: str | None) -> str:

@@ -1,7 +1,8 @@
-"""Which files a torch loader reads and what becomes of them, for a later trial: noted without reading any."""
+"""What a torch loader reads and what becomes of it, for a later trial: noted without reading any of it."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from dataclasses import dataclass
@@ -9,21 +10,33 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.trials.shards import Shards, shards_of
+
 MAX_SAMPLES = 1000
 _CONTAINERS = ("torch.utils.data.dataset.Subset", "torch.utils.data.dataset.ConcatDataset")
+_HUGGING_FACE = ("datasets.arrow_dataset", "datasets.iterable_dataset")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Some files of a folder of images, drawn at random."""
+
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]  # -1 where there are none
+    num_samples: int  # of the whole dataset
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some samples of a folder of images, drawn at random, and a loader's recipe. Pickles without anything of the user's."""
+    """Some of the data, and a loader's recipe. Pickles without anything of the user's."""
 
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]  # -1 where there are none
+    data: Files | Shards
     recipe: Any  # transforms.Recipe
-    num_samples: int  # of the whole dataset
     batch_size: int
     num_workers: int
     where: str  # the dataset's root, as far as it has one
+    data_code: str = "loader.dataset"  # in Python, beside the loader: what datapipe.DataLoader takes
+    transform_code: str = "transform"  # in Python, beside the loader: of its images
 
 
 def pickled_sample(loader: Any) -> bytes | str:
@@ -39,20 +52,23 @@ def sample_of(loader: Any) -> Sample | str:
         return "it is datapipe's loader already"
     if dataset is None:
         return "it has no dataset of its own"
-    if not _is_torchvisions(dataset):
-        return f"its dataset, {type(dataset).__qualname__}, is none of torchvision's folders of images"
-    if _maps_targets(dataset):
-        return "its dataset has a target_transform, which is Python code of its own"
-    collate, default = getattr(loader, "collate_fn", None), _default_collates()
-    if collate not in default:
+    is_stream = type(dataset).__module__.startswith("webdataset.")
+    if not is_stream and (reason := _why_no_files(dataset)):
+        return reason
+    if getattr(loader, "collate_fn", None) not in _default_collates():
+        collate = getattr(loader, "collate_fn", None)
         return f"its collate_fn is Python code of its own ({getattr(collate, '__qualname__', type(collate).__qualname__)})"
+    return _of_stream(loader, dataset) if is_stream else _of_folders(loader, dataset)
+
+
+def _of_folders(loader: Any, dataset: Any) -> Sample | str:
     from datapipe.datasets import Seen, see_through
     from datapipe.transforms import Recipe
 
     seen = see_through(dataset)
     if not isinstance(seen, Seen):
         return f"its dataset cannot be seen through: {seen.reason}"
-    recipe = Recipe.of(seen.transform)
+    recipe = Recipe.of(seen.transform, input_kind="pil")
     if recipe.rest:
         return f"its transforms: {recipe.rest_reason}"
     batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -61,25 +77,55 @@ def sample_of(loader: Any) -> Sample | str:
     num = min(MAX_SAMPLES, len(seen.index))
     chosen = np.sort(np.random.default_rng(0).choice(len(seen.index), num, replace=False))  # not the script's random state
     entries = seen.index.look_up(seen.index.ids(chosen), "image")
+    files = Files(tuple(map(os.path.abspath, entries.extents.paths)), tuple(entries.labels.tolist()), len(seen.index))
     return Sample(
-        paths=tuple(map(os.path.abspath, entries.extents.paths)),
-        labels=tuple(entries.labels.tolist()),
-        recipe=recipe,
-        num_samples=len(seen.index),
-        batch_size=batch_size,
-        num_workers=loader.num_workers,
-        where=str(getattr(dataset, "root", "")),
+        files,
+        recipe,
+        batch_size,
+        loader.num_workers,
+        where=str(getattr(_parts(dataset)[0], "root", "")),
+        transform_code=f"loader.dataset{_way_to_first(dataset)}.transform",
     )
 
 
-def _is_torchvisions(dataset: Any) -> bool:
+def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
+    from datapipe.transforms import Recipe
+
+    found = shards_of(pipeline)
+    if isinstance(found, str):
+        return found
+    shards, stream = found
+    recipe = Recipe.of(stream.transform, input_kind="pil")
+    if recipe.rest:
+        return f"its transforms: {recipe.rest_reason}"
+    if (loader.batch_size is None) == (stream.batch_size is None):
+        return "its batches are made neither by the loader nor by the pipeline, or by both"
+    batch_size = loader.batch_size or stream.batch_size or 1
+    code = json.dumps(shards.directory or "SRC", ensure_ascii=False)
+    return Sample(shards, recipe, batch_size, loader.num_workers, where=shards.directory, data_code=code)
+
+
+def _why_no_files(dataset: Any) -> str | None:
     """By names alone, so that nothing is imported for a dataset that is surely another one."""
-    kinds = [type(one) for one in _parts(dataset)]
-    return all(any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__) for kind in kinds)
+    for part in _parts(dataset):
+        kind = type(part)
+        if kind.__module__ in _HUGGING_FACE:
+            made_by = "Python code of the script's own (set_transform, or the collate_fn)"
+            return f"what becomes of the images of its Hugging Face dataset is {made_by}"
+        if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
+            return f"datapipe sees no files in {kind.__qualname__}"
+        if getattr(part, "target_transform", None) is not None:
+            return "its dataset has a target_transform, which is Python code of its own"
+    return None
 
 
-def _maps_targets(dataset: Any) -> bool:
-    return any(getattr(one, "target_transform", None) is not None for one in _parts(dataset))
+def _way_to_first(dataset: Any) -> str:
+    """In Python, from a dataset to the first of those that it consists of."""
+    if _parts(dataset) == [dataset]:
+        return ""
+    if hasattr(dataset, "datasets"):
+        return f".datasets[0]{_way_to_first(dataset.datasets[0])}"
+    return f".dataset{_way_to_first(dataset.dataset)}"
 
 
 def _parts(dataset: Any, depth: int = 0) -> list[Any]:

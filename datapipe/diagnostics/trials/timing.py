@@ -7,12 +7,18 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datapipe.diagnostics.trials.sample import Sample
+from datapipe.containers import open_index
+from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample
+from datapipe.diagnostics.trials.shards import Shards
 from datapipe.errors import OptionError
+from datapipe.index import SampleIndex
+from datapipe.joint import AnyIndex
 from datapipe.listed import ListedFiles
 from datapipe.loader import DataLoader, Dataset
 
@@ -49,23 +55,35 @@ def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -
     return Rate(statistics.median(times[1:]) / num_samples, max(_FLOOR, error), loader.num_workers, num_samples)
 
 
-def files_of(sample: Sample) -> ListedFiles:
-    """The sample's files as they are."""
-    labels = None if min(sample.labels) < 0 else np.array(sample.labels, np.int64)
-    return ListedFiles(list(sample.paths), labels, where=sample.where)
+def index_of(sample: Sample, scratch: Path) -> ListedFiles | SampleIndex:
+    """The sample as it is. Of shards an index is made, once, in `scratch`."""
+    data = sample.data
+    if isinstance(data, Shards):
+        directory = scratch / "linked"
+        names = tuple(f"{number:06}.tar" for number in range(len(data.paths)))
+        if not directory.exists():
+            directory.mkdir()
+            for name, path in zip(names, data.paths, strict=True):
+                (directory / name).symlink_to(path)
+        index = open_foreign(ForeignSet("tar", directory, names))
+        return index.select(np.arange(min(MAX_SAMPLES, len(index)), dtype=np.int64))
+    labels = None if min(data.labels) < 0 else np.array(data.labels, np.int64)
+    return ListedFiles(list(data.paths), labels, where=sample.where)
 
 
-def own_loader(sample: Sample, data: Any, **options: Any) -> DataLoader:
+def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoader:
     """As `from_torch` would make it, over `data`: an index, or a path."""
+    dataset = Dataset(open_index(data) if isinstance(data, str) else data)
     return DataLoader(
-        data if isinstance(data, str) else Dataset(data),
-        batch_size=max(1, min(sample.batch_size, len(sample.paths) // 8)),  # so that a pass has several
+        dataset,
+        batch_size=max(1, min(sample.batch_size, len(dataset) // 8)),  # so that a pass has several
         shuffle=True,
         num_workers=sample.num_workers or None,
         transform=sample.recipe,
         device="cpu",
         backend="images_cpu",
         on_error="skip",
+        fields=sample.data.fields if isinstance(sample.data, Shards) else None,
         **options,
     )
 

@@ -1,0 +1,101 @@
+"""Make what README.md shows of `datapipe diagnose`: the screen as text, the page as a picture, both of one document.
+
+python -m benchmarks.diagnose_picture                 # diagnose anew (two minutes), and write all three
+python -m benchmarks.diagnose_picture --keep          # draw the committed document again
+python -m benchmarks.diagnose_picture --keep --check  # exit 1 if README.md says anything else than that document
+
+The document is `docs/images/diagnosis.json`. The picture needs Chromium (CHROMIUM names another).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import ROOT
+from datapipe.diagnostics.report.page import page
+from datapipe.diagnostics.report.screen import screen
+from datapipe.samples import make_image_folder
+
+DOCUMENT, PICTURE, README = (ROOT / name for name in ("docs/images/diagnosis.json", "docs/images/diagnosis.png", "README.md"))
+BEGIN, END = "<!-- diagnosis:begin -->", "<!-- diagnosis:end -->"
+_NUM_IMAGES, _TRIALS_S = 600, 30
+_WIDTH = 1200  # pixels
+_NUM_COLOURS = 256
+_LAST = "What would help"  # section of the page that the picture ends with
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnose_picture")
+    parser.add_argument("--keep", action="store_true", help="do not diagnose anew: take the committed document")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if README.md differs")
+    arguments = parser.parse_args()
+    if not arguments.keep:
+        diagnose(DOCUMENT)
+    document = json.loads(DOCUMENT.read_text())
+    text = README.read_text()
+    updated = with_transcript(text, document)
+    if arguments.check:
+        if updated != text:
+            raise SystemExit(f"README.md: its diagnosis is not {DOCUMENT}; run python -m benchmarks.diagnose_picture --keep")
+        return
+    README.write_text(updated)
+    draw(document, PICTURE)
+    print(f"wrote {README} and {PICTURE} ({PICTURE.stat().st_size / 1e3:.0f} kB)")
+
+
+def diagnose(destination: Path) -> None:
+    """Run the script over generated photographs, under `datapipe diagnose`."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        make_image_folder(directory / "photos", num_images=_NUM_IMAGES, scale="imagenet")
+        shutil.copy(ROOT / "benchmarks/diagnosed_train.py", directory / "train.py")
+        options = ["--out", "out", "--no-html", "--trials", str(_TRIALS_S)]
+        command = [sys.executable, "-m", "datapipe", "diagnose", *options, "train.py", "photos"]
+        subprocess.run(command, cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+        destination.parent.mkdir(exist_ok=True)
+        shutil.copy(directory / "out/diagnosis.json", destination)
+
+
+def with_transcript(readme: str, document: dict[str, Any]) -> str:
+    """`readme` with the document's screen between its markers. Raises SystemExit where it has none."""
+    head, begin, rest = readme.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md: has no lines `{BEGIN}` and `{END}`; put them where the transcript belongs")
+    shown = screen(document, page="diagnosis/diagnosis.html")
+    return f"{head}{BEGIN}\n```\n$ datapipe diagnose --out diagnosis {' '.join(document['command'])}\n{shown}\n```\n{END}{tail}"
+
+
+def draw(document: dict[str, Any], picture: Path) -> None:
+    """The page as it looks by day, down to what would help, as a PNG. Raises SystemExit where there is no Chromium."""
+    from PIL import Image
+
+    sys.path.insert(0, str(ROOT / "tests" / "diagnostics"))  # where Chromium is driven for the tests of the page
+    driver: Any = importlib.import_module("report_chromium")
+    chromium = driver.find_chromium()
+    if chromium is None:
+        raise SystemExit(f"none of {', '.join(driver.NAMES)} is installed; install one, or name it in CHROMIUM")
+    end = f"[...document.querySelectorAll('section')].find((one) => one.innerText.startsWith('{_LAST}')).getBoundingClientRect()"
+    with tempfile.TemporaryDirectory() as name, driver.browser(chromium) as tab:
+        html, whole = Path(name) / "page.html", Path(name) / "page.png"
+        html.write_text(page(document), encoding="utf-8")
+        tab.open(html, width=_WIDTH)
+        bottom = round(tab.value(f"{end}.bottom + window.scrollY"))
+        tab.screenshot(whole)
+        with Image.open(whole) as image:
+            image.convert("RGB").crop((0, 0, _WIDTH, bottom + 12)).quantize(_NUM_COLOURS, dither=Image.Dither.NONE).save(
+                picture, optimize=True
+            )
+
+
+if __name__ == "__main__":
+    main()
