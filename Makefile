@@ -53,7 +53,9 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.images --set raw $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set dali $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set dali-uint8 $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.images --set from-torch $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.containers
+	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.million
 	$(BIN)/python -m benchmarks.open_large
@@ -61,6 +63,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stages --set photos
 	$(BIN)/python -m benchmarks.stages --set 256
 	$(BIN)/python -m benchmarks.parity
+	$(BIN)/python -m benchmarks.attach_cost
+	$(BIN)/python -m benchmarks.diagnostics virtual
+	$(BIN)/python -m benchmarks.diagnostics real
+	$(BIN)/python -m benchmarks.diagnose_picture
 	$(BIN)/python -m benchmarks.table
 
 # The machine's own Python is meant, with its own torch: GPU_PYTHON=python3. Nothing is installed.
