@@ -1,11 +1,13 @@
-"""Is the diagnosis right? Starvation against a device's own log, verdicts, and predictions against what came of them.
+"""Is the diagnosis right? Starvation against a device's own log, verdicts, the stage that is blamed against the one with
+the planted fault, and predictions against what came of them.
 
-    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: two minutes
-    python -m benchmarks.diagnostics real            # forty cells and the controls in real time: four minutes, on an idle machine
+    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: three minutes
+    python -m benchmarks.diagnostics real            # nearly fifty cells and the controls in real time: five minutes
 
 Every cell is run and measured; from that, what each remedy would bring is predicted and written to a file. Only then
 are the remedies applied, to loaders whose jitter is drawn anew. A run in virtual time is exact and the same on any
-machine; in real time torch's DataLoader runs with real workers, and what else the machine does is in the result.
+machine; in real time torch's DataLoader runs with real workers, and what else the machine does is in the result:
+it should be idle.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def main() -> None:
     print(
         f"measured right {result['num_measured_right']} of {result['num_cells']}, "
         f"judged right {result['num_judged_right']}, false without a stall {result['num_false_without_stall']}; "
+        f"stage right {result['num_stage_right']} of {result['num_staged']}; "
         f"top remedy {result['num_top_right']} of {result['num_ranked']}"
     )
     for title in ("predictions", "of_starved"):

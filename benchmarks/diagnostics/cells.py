@@ -15,10 +15,15 @@ from datapipe.diagnostics.replay import Setup
 PLACES = ("read", "decode", "augment", "collate", "transfer", "python", "sync", "rank")
 STALLS_MS = (0, 1, 5, 20, 100)
 JITTERS = ("none", "periodic", "heavy")
+_IN_WORKERS = ("read", "decode", "augment", "collate")
+_BARELY_SHORT = ((2, 17.5), (4, 39))  # workers, stall_ms
 
 DEVICE_S = 10e-3  # of work per step
 LAUNCH_S = 1e-3  # of the host, to ask for it
-_STALL_S, _CPU_S, _DELIVERY_S = 1e-3, 3e-3, 50e-6  # a batch before anything goes wrong
+CROP, COLOR = "RandomResizedCrop", "ColorJitter"  # transforms; a stall in `augment` is the second's
+_HEALTHY = BatchCost(  # a batch before anything goes wrong
+    read_s=1e-3, decode_s=0.8e-3, delivery_s=50e-6, transforms_s=((CROP, 0.8e-3), (COLOR, 0.2e-3)), collate_s=1.2e-3
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +51,30 @@ class Cell:
         return self.place == "sync"
 
     @property
+    def is_mostly_stall(self) -> bool:
+        """Whether the stall takes longer than all that making a batch takes without it."""
+        return self.stall_ms * 1e-3 > _HEALTHY.stall_s + _HEALTHY.cpu_s
+
+    @property
     def python_s(self) -> float:
         """Of the host in each step, beside launching."""
         return self.stall_ms * 1e-3 if self.place == "python" else 0.0
 
 
 def matrix() -> list[Cell]:
-    """All of it: 8 places x 5 stalls x (0 workers, and 2 or 4 with 3 depths) x 3 jitters; and a few with few cores."""
+    """All of it: 8 places x 5 stalls x (0 workers, and 2 or 4 with 3 depths) x 3 jitters; a few with few cores, and a few
+    in which the loader is short by so little that waits are shorter than any stage."""
     loaders = [(0, 1), *itertools.product((2, 4), (1, 2, 8))]
     cells = [
         Cell(place, stall, workers, prefetch, jitter)
         for place, stall, (workers, prefetch), jitter in itertools.product(PLACES, STALLS_MS, loaders, JITTERS)
     ]
     crowded = itertools.product((5, 20, 100), (2, 4), (2.0, 3.0), ("none", "heavy"))
-    return cells + [Cell("decode", stall, workers, 2, jitter, cores) for stall, workers, cores, jitter in crowded]
+    cells += [Cell("decode", stall, workers, 2, jitter, cores) for stall, workers, cores, jitter in crowded]
+    return cells + [
+        Cell(place, stall, workers, prefetch, "none")
+        for place, (workers, stall), prefetch in itertools.product(_IN_WORKERS, _BARELY_SHORT, (1, 2))
+    ]
 
 
 def costs_of(cell: Cell, *, seed: int, num_batches: int, factor: float = 1.0) -> Callable[[int], BatchCost]:
@@ -68,19 +83,20 @@ def costs_of(cell: Cell, *, seed: int, num_batches: int, factor: float = 1.0) ->
     draws = np.random.default_rng([zlib.crc32(cell.name.encode()), seed])
     jitter = _jitter(cell.jitter, num_batches, draws)
 
+    def planted(*places: str) -> float:
+        return stall_s if cell.place in places else 0.0
+
     def cost_of(number: int) -> BatchCost:
-        waits, works, delivery = _STALL_S, _CPU_S, _DELIVERY_S
-        if cell.place in ("read", "rank", "sync"):
-            waits += stall_s
-        elif cell.place in ("decode", "augment"):
-            works += stall_s
         uneven = float(jitter[number])
-        waits, works = waits * uneven * factor, works * uneven * factor
-        if cell.place == "collate":  # once per batch, whatever its samples
-            works += stall_s * factor
-        elif cell.place == "transfer":
-            delivery += stall_s * uneven
-        return BatchCost(waits, works, delivery)
+        making = uneven * factor
+        crop_s, color_s = (taken_s for _, taken_s in _HEALTHY.transforms_s)
+        return BatchCost(
+            (_HEALTHY.read_s + planted("read", "rank", "sync")) * making,
+            (_HEALTHY.decode_s + planted("decode")) * making,
+            _HEALTHY.delivery_s + planted("transfer") * uneven,
+            transforms_s=((CROP, crop_s * making), (COLOR, (color_s + planted("augment")) * making)),
+            collate_s=_HEALTHY.collate_s * making + planted("collate") * factor,  # once per batch, whatever its samples
+        )
 
     return cost_of
 

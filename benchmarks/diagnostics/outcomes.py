@@ -12,10 +12,11 @@ import numpy as np
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
-from datapipe.diagnostics.figures import figures_of
+from benchmarks.diagnostics.stages import blamed_stage, in_short, planted_stage
+from datapipe.diagnostics.examination import examine
 from datapipe.diagnostics.remedies import Remedy
-from datapipe.diagnostics.steady import find_steady
-from datapipe.diagnostics.verdict import MODERATE, Kind, Verdict, judge, judge_ranks
+from datapipe.diagnostics.torch_stages.makeup import Stage
+from datapipe.diagnostics.verdict import MODERATE, Kind, Verdict, judge_ranks
 
 _ABOUT_DATA = (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
 _ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05
@@ -34,6 +35,17 @@ class Finding:
     tail_step_s: float
     slow_rank: int
     forecast: Forecast | None
+    planted: Stage | None  # that is at fault; None: no planted fault makes it wait
+    blamed: Stage | None  # by the diagnosis
+
+    @property
+    def is_starved(self) -> bool:
+        return self.tail >= MODERATE
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a stage is to be blamed: a planted fault starves the device, and enough was measured to tell anything."""
+        return self.is_starved and self.planted is not None and self.measured_s is not None
 
     @property
     def is_measured_right(self) -> bool | None:
@@ -71,8 +83,10 @@ class Applied:
 def find(cell: Cell, runs: Sequence[Run]) -> Finding:
     """`runs`: of all ranks, the one with the fault first."""
     run = runs[0]
-    verdicts = [judge(figures_of(one.steps, num_workers=cell.num_workers), one.context) for one in runs]
-    chosen = find_steady(run.steps).chosen
+    examined = [examine(one.process) for one in runs]
+    verdicts = [one.verdict for one in examined]
+    slow_rank = judge_ranks(verdicts).rank
+    chosen = examined[0].steady
     measured = run.steps["gap_s"] + np.nan_to_num(run.steps["copy_s"])
     return Finding(
         cell=cell,
@@ -81,8 +95,10 @@ def find(cell: Cell, runs: Sequence[Run]) -> Finding:
         logged_s=float(run.truth_s[chosen].mean()) if chosen.any() else None,
         tail=run.tail_starvation(),
         tail_step_s=run.tail_step_s(),
-        slow_rank=judge_ranks(verdicts).rank,
+        slow_rank=slow_rank,
         forecast=forecast(cell, run),
+        planted=planted_stage(cell, run.waited_s),
+        blamed=blamed_stage(examined[slow_rank].attribution),
     )
 
 
@@ -115,7 +131,7 @@ def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str,
     for one in applied:
         of_cell.setdefault(one.cell.name, []).append(one)
     tops = {f.cell.name: is_top_right(f, of_cell[f.cell.name]) for f in findings if f.cell.name in of_cell}
-    starved = {f.cell.name for f in findings if f.tail >= MODERATE}
+    starved = {f.cell.name for f in findings if f.is_starved}
     unsettled = [f.cell.name for f in findings if f.is_measured_right is None]
     return {
         "num_cells": len(findings),
@@ -132,12 +148,14 @@ def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str,
         "verdicts": dict(sorted(Counter(f.verdict.kind.value for f in findings).items())),
         "predictions": _errors(applied),
         "of_starved": _errors([one for one in applied if one.cell.name in starved]),
+        **_stages(findings),
         "num_ranked": len(tops),
         "num_top_right": sum(tops.values()),
         "misses": {
             "unsettled": unsettled,
             "measured": [_told(f) for f in findings if f.is_measured_right is False],
             "judged": [_told(f) for f in findings if not f.is_judged_right],
+            "stage": [f"{f.cell.name}: {in_short(f.blamed)}" for f in findings if f.is_staged and f.blamed != f.planted],
             "top_remedy": [name for name, is_right in tops.items() if not is_right],
             "predicted, by more than 20%": [
                 f"{one.cell.name}: {one.remedy} {one.predicted_s * 1e3:.1f} ms, was {one.true_s * 1e3:.1f}"
@@ -145,6 +163,26 @@ def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str,
                 if abs(one.error) > 0.2
             ],
         },
+    }
+
+
+def confusion(findings: Sequence[Finding]) -> dict[str, dict[str, int]]:
+    """Planted stage -> blamed stage -> cells."""
+    counts: dict[str, Counter[str]] = {}
+    for one in sorted((one for one in findings if one.is_staged), key=lambda one: in_short(one.planted)):
+        counts.setdefault(in_short(one.planted), Counter())[in_short(one.blamed)] += 1
+    return {planted: dict(blamed) for planted, blamed in counts.items()}
+
+
+def _stages(findings: Sequence[Finding]) -> dict[str, Any]:
+    staged = [f for f in findings if f.is_staged]
+    starved = [f for f in findings if f.is_starved]
+    return {
+        "num_staged": len(staged),
+        "num_stage_right": sum(f.blamed == f.planted for f in staged),
+        "num_starved_without_a_planted_fault": sum(f.planted is None for f in starved),
+        "num_starved_but_unsettled": sum(f.planted is not None and f.measured_s is None for f in starved),
+        "stages": confusion(findings),
     }
 
 

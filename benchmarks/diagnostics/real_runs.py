@@ -15,16 +15,22 @@ import numpy as np
 from benchmarks.diagnostics.cells import Cell, costs_of
 from benchmarks.diagnostics.fifo_device import FifoDevice
 from benchmarks.diagnostics.real_loader import RealLoader
-from benchmarks.diagnostics.runs import Run, finish, loop
+from benchmarks.diagnostics.runs import Run, finish, loop, loop_over
+from datapipe.cores import num_usable_cores
+from datapipe.diagnostics.attach.here import attach_here
+from datapipe.diagnostics.attach.recording import Recording
+from datapipe.diagnostics.attach.watching import Watch
 from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+from datapipe.diagnostics.recorded import process_of
 
 NUM_BATCHES = 150
 
+_COMPUTING = ("decode", "augment", "collate")  # places in which a core is kept busy
 CONTROLS = ("wrapped twice", "inner loader in a thread", "outermost over a thread")
 
 
 def real_cells() -> list[Cell]:
-    """Forty of the matrix's."""
+    """Nearly fifty, of the matrix's kind: each place in real time."""
     loaders = [(0, 1), (2, 1), (2, 2), (4, 1), (4, 8)]
     cells = [
         Cell("read", stall, workers, prefetch, jitter)
@@ -33,6 +39,8 @@ def real_cells() -> list[Cell]:
     cells += [Cell("sync", stall, workers, 2, "none") for stall, workers in itertools.product((0, 20), (0, 2))]
     cells += [Cell("transfer", stall, 2, 2, "none") for stall in (5, 20)]
     cells += [Cell("python", stall, 2, 2, "none") for stall in (5, 20)]
+    cores = float(num_usable_cores())
+    cells += [Cell(place, 20, workers, 2, "none", cores) for place, workers in itertools.product(_COMPUTING, (0, 2))]
     return [*cells, Cell("read", 20, 2, 2, "periodic"), Cell("transfer", 20, 4, 2, "heavy")]
 
 
@@ -46,24 +54,35 @@ def run_real(
     seed: int = 0,
     num_batches: int = NUM_BATCHES,
 ) -> Run:
-    """The cell, or with a remedy applied: another number of workers, a deeper buffer, cheaper batches, no syncs."""
+    """The cell under the attachment of `datapipe diagnose`; or with a remedy applied: another number of workers, a deeper
+    buffer, cheaper batches, no syncs."""
     device = FifoDevice()
+    bracket = Bracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
+    recording = Recording(bracket)
     try:
         loader = RealLoader(
             costs_of(cell, seed=seed, num_batches=num_batches, factor=factor),
             num_batches=num_batches,
             num_workers=cell.num_workers if num_workers is None else num_workers,
             prefetch=cell.prefetch if prefetch is None else prefetch,
+            computes=cell.place in _COMPUTING,
         )
-        bracket = Bracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
-        for _ in loop(device, loader, bracket, python_s=cell.python_s, syncs=cell.is_synced and not drops_syncs):
-            pass
+        syncs = cell.is_synced and not drops_syncs
+        with attach_here(lambda hooks: Watch(bracket, recording)):
+            for _ in loop_over(loader, device, bracket, python_s=cell.python_s, syncs=syncs):
+                pass
         run = finish(device, loader, bracket)
     finally:
         device.close()
-    production = np.array(loader.production_s)
-    # Sleeping takes no core; that the workers measured no CPU time is therefore no simplification.
-    return replace(run, production_s=production, production_cpu_s=np.zeros(len(production)))
+    process = process_of(recording.to_json())
+    made = [profile.made for profile in process.profiles]
+    return replace(
+        run,
+        process=process,
+        production_s=np.array([one.ready_ns - one.start_ns for one in made]) * 1e-9,
+        production_cpu_s=np.array([one.dataset_cpu_ns + one.collate_cpu_ns for one in made]) * 1e-9,
+        waited_s=loader.spent_s,
+    )
 
 
 def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Run:

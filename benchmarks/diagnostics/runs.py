@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,10 +13,14 @@ from benchmarks.diagnostics.cells import DEVICE_S, LAUNCH_S, Cell, costs_of
 from benchmarks.diagnostics.device_log import Busy, DeviceLog
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import VirtualLoader
+from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
 from datapipe.diagnostics.bracket import Bracket, Hooks, watch
 from datapipe.diagnostics.clock import Clock
+from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.timeline import Context, Steps
+from datapipe.diagnostics.torch_stages.makeup import Stage
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 NUM_BATCHES = 600  # of a virtual run
 
@@ -50,12 +54,20 @@ class Loader(Protocol):
 class Run:
     """What the bracket saw of a loop, and what the device and the loader logged."""
 
-    steps: Steps
-    context: Context
+    process: Process
     truth_s: NDArray[np.float64]  # (n,) per step: the device idle while the host was in next(), and copies
     step_ends: NDArray[np.float64]  # (n,) when the device was done with each
     production_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     production_cpu_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    waited_s: Mapping[Stage, float] = field(default_factory=dict)  # by what batches were going through, as the loader knows
+
+    @property
+    def steps(self) -> Steps:
+        return self.process.steps
+
+    @property
+    def context(self) -> Context:
+        return self.process.context
 
     def tail_step_s(self) -> float:
         """Mean step of the second half."""
@@ -71,7 +83,15 @@ def loop(
     world: World, loader: Loader, bracket: Bracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
 ) -> Iterator[None]:
     """The user's loop; yields where ranks meet, after the work of a step was launched."""
-    for _ in watch(loader, bracket, count_ready=loader.num_ready):
+    watched = watch(loader, bracket, count_ready=loader.num_ready)
+    return loop_over(watched, world, bracket, python_s=python_s, copy_s=copy_s, syncs=syncs)
+
+
+def loop_over(
+    batches: Iterable[Any], world: World, bracket: Bracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
+) -> Iterator[None]:
+    """The same over batches that are measured already."""
+    for _ in batches:
         if copy_s:
             bracket.begin_copy()
             world.launch(copy_s, "copy")
@@ -85,41 +105,64 @@ def loop(
             bracket.note_sync("Tensor.item", world.synchronize())
 
 
-def finish(world: World, loader: Loader, bracket: Bracket) -> Run:
+def finish(
+    world: World, loader: Loader, bracket: Bracket, *, num_workers: int = 0, profiles: tuple[BatchProfile, ...] = ()
+) -> Run:
     """What came of a loop that is over."""
     bracket.finish()
     world.synchronize()
     windows = np.array(loader.windows)
     after = np.column_stack([windows[:, 1], np.append(windows[1:, 0], world.now)])
     truth = world.log.idle_within(windows) + world.log.copies_within(after)
-    return Run(bracket.timeline.steps(), bracket.context(), truth, world.log.step_ends())
+    process = Process(
+        rank=0,
+        pid=0,
+        loaders={0: facts_of(num_workers)},
+        steps=bracket.timeline.steps(),
+        context=bracket.context(),
+        profiles=profiles,
+        events=(),
+        troubles=(),
+        environment={},
+        sources={},
+    )
+    return Run(process, truth, world.log.step_ends())
 
 
 def run_virtual(cell: Cell, *, setup: Setup | None = None, factor: float = 1.0, drops_syncs: bool = False, seed: int = 0) -> Run:
-    """The cell in virtual time; of its ranks, if it has two, the one with the fault."""
-    return run_ranks(cell, setup=setup, factor=factor, drops_syncs=drops_syncs, seed=seed)[0]
+    """The cell in virtual time, without a look inside; of its ranks, if it has two, the one with the fault."""
+    return run_ranks(cell, setup=setup, factor=factor, drops_syncs=drops_syncs, seed=seed, looks_inside=False)[0]
 
 
 def run_ranks(
-    cell: Cell, *, setup: Setup | None = None, factor: float = 1.0, drops_syncs: bool = False, seed: int = 0
+    cell: Cell,
+    *,
+    setup: Setup | None = None,
+    factor: float = 1.0,
+    drops_syncs: bool = False,
+    seed: int = 0,
+    looks_inside: bool = True,
 ) -> list[Run]:
-    """All ranks of the cell; the first has the fault."""
+    """All ranks of the cell; the first has the fault. `looks_inside`: with profiles of its batches."""
     num_ranks = 2 if cell.place == "rank" else 1
     worlds = [VirtualWorld() for _ in range(num_ranks)]
     brackets = [Bracket(world, hooks=Hooks(syncs=True, copies=True, updates=True)) for world in worlds]
     loaders, loops = [], []
     for rank, (world, bracket) in enumerate(zip(worlds, brackets, strict=True)):
         own = cell if rank == 0 else Cell("read", 0, cell.num_workers, cell.prefetch, cell.jitter, cell.num_cores)
-        costs = costs_of(own, seed=seed, num_batches=NUM_BATCHES, factor=factor)
-        loader = VirtualLoader(world, setup or cell.setup, costs, num_batches=NUM_BATCHES)
+        cost_of = costs_of(own, seed=seed, num_batches=NUM_BATCHES, factor=factor)
+        costs = [cost_of(number) if looks_inside else cost_of(number).joined() for number in range(NUM_BATCHES)]
+        loader = VirtualLoader(world, setup or cell.setup, costs.__getitem__, num_batches=NUM_BATCHES)
         loaders.append(loader)
         loops.append(loop(world, loader, bracket, python_s=cell.python_s, syncs=cell.is_synced and not drops_syncs))
     for _ in zip(*loops, strict=True):
         meet(worlds)
     runs = []
     for world, loader, bracket in zip(worlds, loaders, brackets, strict=True):
-        run, profile = finish(world, loader, bracket), loader.profile
-        runs.append(replace(run, production_s=np.array(profile.wall_s), production_cpu_s=np.array(profile.cpu_s)))
+        profiles = profiles_of(loader) if looks_inside else ()
+        run, profile = finish(world, loader, bracket, num_workers=loader.num_workers, profiles=profiles), loader.profile
+        production, cpu = np.array(profile.wall_s), np.array(profile.cpu_s)
+        runs.append(replace(run, production_s=production, production_cpu_s=cpu, waited_s=profile.waited_s))
     return runs
 
 

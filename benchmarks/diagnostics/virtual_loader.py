@@ -7,23 +7,53 @@ event, with the cores shared out exactly.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from datapipe.diagnostics.replay import Delivery, Setup
+from datapipe.diagnostics.torch_stages.makeup import COLLATE, CORES, DECODE, READ, Stage
 
 _TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """Seconds, with the cores to itself."""
+    """Seconds, with the cores to itself. A batch is read, decoded, transformed and collated, in this order."""
 
-    stall_s: float
-    cpu_s: float
+    read_s: float  # waiting, not on a core
+    decode_s: float
     delivery_s: float  # the caller's part
+    transforms_s: tuple[tuple[str, float], ...] = ()
+    collate_s: float = 0.0
+
+    @property
+    def stall_s(self) -> float:
+        return self.read_s
+
+    @property
+    def cpu_s(self) -> float:
+        return self.decode_s + sum(taken_s for _, taken_s in self.transforms_s) + self.collate_s
+
+    def joined(self) -> BatchCost:
+        """The same with all that is computed in one piece: it takes as long, and is sooner simulated."""
+        return BatchCost(self.read_s, self.cpu_s, self.delivery_s)
+
+    def phases(self) -> list[tuple[Stage, float]]:
+        """What making it consists of, in order."""
+        transforms = [(("transform", name), taken_s) for name, taken_s in self.transforms_s]
+        return [(READ, self.read_s), (DECODE, self.decode_s), *transforms, (COLLATE, self.collate_s)]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One phase of one batch, done."""
+
+    stage: Stage
+    start_s: float
+    end_s: float
+    cpu_s: float
 
 
 @dataclass(slots=True)
@@ -31,24 +61,41 @@ class _Piece:
     """A batch, or a worker's part of one."""
 
     batch: int
-    stall_s: float
-    cpu_s: float
+    phases: list[tuple[Stage, float]]  # to come, the next one last
     began: float = math.nan
+    stage: Stage = READ  # the phase under way,
+    stage_began: float = math.nan
+    needs_s: float = 0.0  # in all,
+    left_s: float = 0.0  # and still
+
+    def take_up(self, now: float) -> bool:
+        """Begin the next phase; whether there is one."""
+        if not self.phases:
+            return False
+        self.stage, self.needs_s = self.phases.pop()
+        self.stage_began, self.left_s = now, self.needs_s
+        return True
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.stage == READ
 
 
 @dataclass(slots=True)
 class Profile:
-    """What workers report: per batch, the time it took on one worker, and on a core."""
+    """What workers report, per batch, and what the loader itself knows of where the time went."""
 
-    wall_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float]  # on one worker
+    cpu_s: list[float]
+    work: list[list[Work]]  # in order
+    waited_s: defaultdict[Stage, float]  # the caller, by what the worker that it waited for did at each moment
 
 
 class VirtualLoader:
     """One pass of `num_batches`. `cost_of(k)`: what batch k costs."""
 
     def __init__(self, world: VirtualWorld, setup: Setup, cost_of: Callable[[int], BatchCost], *, num_batches: int) -> None:
-        self.profile = Profile([0.0] * num_batches, [0.0] * num_batches)
+        self.profile = Profile([0.0] * num_batches, [0.0] * num_batches, [[] for _ in range(num_batches)], defaultdict(float))
         self.windows: list[tuple[float, float]] = []  # of the host in next(), by the loader's own count
         self._world, self._setup, self._num_batches = world, setup, num_batches
         self._costs = [cost_of(number) for number in range(num_batches)]
@@ -58,6 +105,10 @@ class VirtualLoader:
         self._common: deque[_Piece] = deque()
         self._at: list[_Piece | None] = [None] * setup.num_workers
         self._time = world.now
+
+    @property
+    def num_workers(self) -> int:
+        return self._setup.num_workers
 
     def num_ready(self) -> int:
         """Batches that could be handed out now, in order."""
@@ -81,8 +132,8 @@ class VirtualLoader:
                 self._issue()
             else:
                 self._num_handed_out += 1
-                self._world.spend(cost.stall_s + cost.cpu_s + cost.delivery_s)
-                self.profile.wall_s[number], self.profile.cpu_s[number] = cost.stall_s + cost.cpu_s, cost.cpu_s
+                self._make_here(number)
+                self._world.spend(cost.delivery_s)
             self.windows.append((entered, self._world.now))
             yield number
 
@@ -95,7 +146,8 @@ class VirtualLoader:
             num_pieces = num_workers if is_shared else 1
             self._left[number] = num_pieces
             for _ in range(num_pieces):
-                piece = _Piece(number, cost.stall_s / num_pieces, cost.cpu_s / num_pieces)
+                phases = [(stage, taken_s / num_pieces) for stage, taken_s in reversed(cost.phases()) if taken_s]
+                piece = _Piece(number, phases)
                 is_own = self._setup.delivery is Delivery.ROUND_ROBIN
                 (self._own[number % num_workers] if is_own else self._common).append(piece)
             self._num_issued += 1
@@ -106,14 +158,38 @@ class VirtualLoader:
             if piece is None:
                 queue = self._own[worker] or self._common
                 if queue:
-                    self._at[worker] = queue.popleft()
-                    self._at[worker].began = self._time  # type: ignore[union-attr]
+                    taken = self._at[worker] = queue.popleft()
+                    taken.began = self._time
+                    taken.take_up(self._time)
+
+    def _make_here(self, number: int) -> None:
+        """The host makes the batch itself."""
+        cost, now = self._costs[number], self._world.now
+        for stage, taken_s in cost.phases():
+            self._note_work(number, Work(stage, now, now + taken_s, 0.0 if stage == READ else taken_s))
+            self.profile.waited_s[stage] += taken_s
+            now += taken_s
+        self._world.spend(cost.stall_s + cost.cpu_s)
+        self.profile.wall_s[number], self.profile.cpu_s[number] = cost.stall_s + cost.cpu_s, cost.cpu_s
 
     def _make(self, number: int) -> None:
         """The host waits until the batch is there."""
         while self._left[number]:
-            self._advance(self._time + self._until_next(host=0.0), host=0.0)
+            span = self._until_next(host=0.0)
+            self._note_waiting(number, span)
+            self._advance(self._time + span, host=0.0)
         self._world.now = max(self._world.now, self._time)
+
+    def _note_waiting(self, number: int, span: float) -> None:
+        """Of workers that take turns: what the one whose turn it is does meanwhile, without a core as far as it shares one."""
+        piece = self._at[number % self._setup.num_workers]
+        if piece is not None:
+            pace = 1.0 if piece.is_stalled else self._pace(0.0)
+            self.profile.waited_s[piece.stage] += span * pace
+            self.profile.waited_s[CORES] += span * (1 - pace)
+
+    def _note_work(self, number: int, work: Work) -> None:
+        self.profile.work[number].append(work)
 
     def _advance(self, until: float, *, host: float) -> None:
         """Move all work along. `host`: cores that the caller takes meanwhile."""
@@ -124,20 +200,24 @@ class VirtualLoader:
             for worker, piece in enumerate(self._at):
                 if piece is None:
                     continue
-                if piece.stall_s > 0:
-                    piece.stall_s = piece.stall_s - span if piece.stall_s - span > _TINY else 0.0
-                else:
-                    piece.cpu_s = piece.cpu_s - span * pace if piece.cpu_s - span * pace > _TINY else 0.0
-                if not piece.stall_s and not piece.cpu_s:
-                    self._left[piece.batch] -= 1
-                    self.profile.wall_s[piece.batch] += self._time - piece.began
-                    self.profile.cpu_s[piece.batch] = self._costs[piece.batch].cpu_s
-                    self._at[worker] = None
+                left_s = piece.left_s - span * (1.0 if piece.is_stalled else pace)
+                piece.left_s = left_s if left_s > _TINY else 0.0
+                if not piece.left_s:
+                    self._end_phase(worker, piece)
             self._take_up()
+
+    def _end_phase(self, worker: int, piece: _Piece) -> None:
+        cpu_s = 0.0 if piece.is_stalled else piece.needs_s
+        self._note_work(piece.batch, Work(piece.stage, piece.stage_began, self._time, cpu_s))
+        if not piece.take_up(self._time):
+            self._left[piece.batch] -= 1
+            self.profile.wall_s[piece.batch] += self._time - piece.began
+            self.profile.cpu_s[piece.batch] = self._costs[piece.batch].cpu_s
+            self._at[worker] = None
 
     def _until_next(self, *, host: float) -> float:
         pace = self._pace(host)
-        spans = [piece.stall_s or piece.cpu_s / pace for piece in self._at if piece is not None]
+        spans = [piece.left_s / (1.0 if piece.is_stalled else pace) for piece in self._at if piece is not None]
         return min(spans, default=math.inf)
 
     def _pace(self, host: float) -> float:
@@ -145,5 +225,5 @@ class VirtualLoader:
         cores = self._setup.num_cores
         if cores is None:
             return 1.0
-        wanted = sum(1 for piece in self._at if piece is not None and not piece.stall_s) + host
+        wanted = sum(1 for piece in self._at if piece is not None and not piece.is_stalled) + host
         return min(1.0, cores / max(wanted, _TINY))

@@ -64,28 +64,43 @@ def of_wait(found: Attribution) -> dict[str, float]:
     return {share.name or share.stage: round(share.of_wait or 0, 6) for share in found.shares if share.of_wait}
 
 
-def test_a_wait_is_charged_with_what_the_batch_went_through() -> None:
-    # waited from 10 to 40: made until 20 (dataset from 0), collated until 26, on the way until 36, pinned until 40
+def test_a_wait_for_a_batch_in_the_making_is_charged_with_its_whole_way() -> None:
+    # made until 26, on the way until 36, pinned until 40; what came before it was asked for, at 10, made it late as well
     found = attribute([profile(0, 0, dataset=20, collate=6, transfer=10, pin=4, asked=10)])
-    assert of_wait(found) == pytest.approx({"read": 10 / 30, "collate": 6 / 30, "transfer": 10 / 30, "pin": 4 / 30}, abs=1e-6)
+    assert of_wait(found) == pytest.approx({"read": 0.5, "collate": 0.15, "transfer": 0.25, "pin": 0.1}, abs=1e-6)
     assert found.wait_s == pytest.approx(0.030)
     assert found.num_batches == 1
 
 
+def test_a_wait_for_a_batch_that_is_made_is_charged_with_what_it_goes_through() -> None:
+    # made until 26, asked for at 30, on the way until 36, pinned until 40
+    found = attribute([profile(0, 0, dataset=20, collate=6, transfer=10, pin=4, asked=30)])
+    assert of_wait(found) == pytest.approx({"transfer": 0.6, "pin": 0.4})
+
+
 def test_work_that_nobody_waited_for_is_charged_to_nobody() -> None:
-    # batch 0: a dataset of 90 ms beside the training; the wait of 10 ms is collating
-    found = attribute([profile(0, 0, dataset=90, collate=10, asked=90)])
-    assert (found.stage, of_wait(found)) == ("collate", {"collate": 1.0})
-    assert [(share.stage, share.of_work) for share in found.shares] == [("collate", 0.1), ("read", 0.9)]
+    # batch 0 is there in time; batch 1 is collated for longer than it is waited for
+    early = profile(0, 0, dataset=90, asked=100)
+    found = attribute([early, profile(1, 90, dataset=5, collate=15, asked=101)])
+    assert of_wait(found) == pytest.approx({"collate": 0.75, "read": 0.25})
+    assert {share.stage: round(share.of_work or 0, 3) for share in found.shares} == {"collate": 0.136, "read": 0.864}
 
 
-def test_before_its_turn_a_batch_is_charged_with_what_its_worker_did() -> None:
-    # the worker collates batch 0 until 50; batch 1 begins then, and is waited for from 20
+def test_what_comes_last_is_not_blamed_for_what_came_before() -> None:
+    # one worker, always busy, 2 ms slower than the training: each batch is waited for while it is being collated
+    batches = [profile(step, 22 * step, dataset=19, collate=3, asked=22 * step + 20) for step in range(8)]
+    found = attribute(batches)
+    assert found.wait_s == pytest.approx(8 * 0.002)
+    assert (found.stage, of_wait(found)) == ("read", pytest.approx({"read": 19 / 22, "collate": 3 / 22}, abs=1e-6))
+
+
+def test_before_its_turn_a_batch_is_charged_with_what_its_worker_made() -> None:
+    # the worker makes batch 0 until 50; batch 1 begins then, and is waited for from 20
     first = profile(0, 0, dataset=10, collate=40, asked=15)
     second = profile(1, 50, dataset=10, collate=0, asked=20)
     found = attribute([first, second], waits=[(20 * MS, 60 * MS)])
-    assert of_wait(found) == pytest.approx({"collate": 30 / 40, "read": 10 / 40})
-    third = attribute([profile(0, 0, dataset=10, collate=40, asked=0), second], waits=[(51 * MS, 60 * MS)])
+    assert of_wait(found) == pytest.approx({"collate": 24 / 40, "read": 16 / 40})
+    third = attribute([first, second], waits=[(51 * MS, 60 * MS)])
     assert of_wait(third) == {"read": 1.0}
 
 

@@ -1,8 +1,10 @@
 """Which stage of a torch DataLoader is at fault for the time its consumer waited. Pure.
 
-The rule: a wait is charged with what the batch that was waited for was going through at each moment of it, and
-before its turn had come, with what its worker was doing instead. So a stage is charged only for what somebody
-waited for, and not for work that went on unnoticed beside the training.
+The rule: a batch that was not made when it was asked for is late by all that it went through: a millisecond less of
+any of it is a millisecond less of waiting, whatever came last. So the wait is charged with its whole way, in
+proportion, and before its turn had come, with the batch that its worker was making instead. Where the batch had been
+made, the wait is charged with what it was going through at each moment. Batches that were there in time are charged
+with nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from datapipe.diagnostics.torch_stages.charging import Span, SpanIndex, charge
@@ -25,7 +27,7 @@ PIN: Stage = ("pin", None)
 SAMPLER: Stage = ("sampler", None)
 _SLOW_WORKER = 1.5  # times the median of the others
 _MOST = 0.5
-_DATASET, _COLLATE = "dataset", "collate"
+_DATASET, _COLLATE, _MAKING, _WAY = "dataset", "collate", "making", "way"
 
 
 def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Attribution:
@@ -37,7 +39,7 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
     makeup = Makeup(profiles)
     by_worker = _by_worker(profiles)
-    made_by = {key: SpanIndex(_making_spans(of)) for key, of in by_worker.items()}
+    made_by = {key: SpanIndex(_making_span(profile.made) for profile in of) for key, of in by_worker.items()}
     wait_ns: defaultdict[Stage, float] = defaultdict(float)
     waited_for: list[tuple[Wait, BatchProfile]] = []
     taken = [profile.taken_ns for profile in profiles]
@@ -50,7 +52,10 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
         key = _worker_key(profile.made)
         first_ns = by_worker[key][0].made.start_ns
         rest = STARTUP if wait[0] < first_ns and profile.made.worker is not None else IDLE
-        layers = [_way_of(profile), made_by[key].during(*wait)]
+        way = _way_of(profile)
+        if profile.made.ready_ns > profile.asked_ns:
+            way = [Span((_WAY, profile), way[0].start_ns, way[-1].end_ns)]
+        layers = [way, made_by[key].during(*wait)]
         for what, charged_ns in charge(*wait, layers, rest).items():
             _expand(wait_ns, what, charged_ns, makeup)
     shares = shares_of(wait_ns, _work_ns(profiles, makeup))
@@ -83,20 +88,24 @@ def _by_worker(profiles: Sequence[BatchProfile]) -> dict[tuple[int, int], list[B
     return {key: sorted(of, key=lambda profile: profile.made.start_ns) for key, of in grouped.items()}
 
 
-def _making_spans(profiles: Sequence[BatchProfile]) -> Iterator[Span]:
-    for profile in profiles:
-        made = profile.made
-        yield Span((_DATASET, made), made.start_ns, made.collate_start_ns)
-        yield Span((_COLLATE, made), made.collate_start_ns, made.ready_ns)
+def _making_span(made: Making) -> Span:
+    return Span((_MAKING, made), made.start_ns, made.ready_ns)
+
+
+def _parts_of_making(made: Making) -> list[Span]:
+    return [
+        Span((_DATASET, made), made.start_ns, made.collate_start_ns),
+        Span((_COLLATE, made), made.collate_start_ns, made.ready_ns),
+    ]
 
 
 def _way_of(profile: BatchProfile) -> list[Span]:
-    """What one batch went through, up to its handing out."""
+    """What one batch went through, up to its handing out, in order."""
     made, moved, pinned = profile.made, profile.moved, profile.pinned
-    spans = list(_making_spans([profile]))
+    spans = _parts_of_making(made)
     if moved is None:  # made by the consumer: what is before and after is around the loader
         arrived_ns = made.ready_ns
-        spans.append(Span(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
+        spans.insert(0, Span(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
     else:
         arrived_ns = moved.open_end_ns
         spans.append(Span(TRANSFER, made.ready_ns, arrived_ns))
@@ -111,7 +120,12 @@ def _expand(into: defaultdict[Stage, float], what: Hashable, nanoseconds: float,
     """Charge the stages that a span consists of."""
     assert isinstance(what, tuple)
     kind, detail = what
-    if isinstance(detail, Making):
+    if kind in (_WAY, _MAKING):
+        spans = _way_of(detail) if kind == _WAY else _parts_of_making(detail)
+        total_ns = sum(span.end_ns - span.start_ns for span in spans)
+        for span in spans:
+            _expand(into, span.what, nanoseconds * (span.end_ns - span.start_ns) / total_ns, makeup)
+    elif isinstance(detail, Making):
         parts: Parts = makeup.of_dataset(detail) if kind == _DATASET else makeup.of_collate(detail)
         for stage, share in parts.items():
             into[stage] += nanoseconds * share
