@@ -50,6 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write a page to look at (default)")
     parser.add_argument("--trace", action="store_true", help="write trace.json, for chrome://tracing or ui.perfetto.dev")
     parser.add_argument(
+        "--nvtx",
+        action="store_true",
+        help="put NVTX ranges around each next() and each step, and around what workers do, for Nsight Systems: "
+        "nsys profile datapipe diagnose --nvtx SCRIPT",
+    )
+    parser.add_argument(
         "--profile", action="store_true", help="have torch.profiler look at 10 steps, which are not measured then"
     )
     parser.add_argument(
@@ -82,6 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Diagnose, or compare. Raises OptionError for options that do not go together."""
     from datapipe.diagnostics.fail_if import Condition
+    from datapipe.diagnostics.torch_stages.ranges import open_recorder
     from datapipe.errors import OptionError
 
     conditions = [Condition.parse(text) for text in args.fail_if]
@@ -94,9 +101,11 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--steps is {args.steps}; it must be at least 1")
     if not 0 <= args.trials < float("inf"):
         raise OptionError(f"--trials is {args.trials}; it is a number of seconds, or 0")
+    if args.nvtx and command[0] != "--":  # another command may come with another Python, whose processes see for themselves
+        open_recorder()
     out = _fresh_directory(args.out)
     diagnosis, outcome = diagnose_command(
-        command, out, trials_s=args.trials, max_steps=args.steps, profile=args.profile, quiet=args.json
+        command, out, trials_s=args.trials, max_steps=args.steps, profile=args.profile, nvtx=args.nvtx, quiet=args.json
     )
     document = diagnosis.document
     if args.apply:
@@ -142,6 +151,7 @@ def diagnose_command(
     trials_s: float,
     max_steps: int | None = None,
     profile: bool = False,
+    nvtx: bool = False,
     quiet: bool = False,
 ) -> tuple[Diagnosis, Outcome]:
     """Run a script or a command and diagnose it; `quiet`: what it prints goes to standard error."""
@@ -150,7 +160,9 @@ def diagnose_command(
     from datapipe.diagnostics.diagnosis import Command, diagnose
     from datapipe.diagnostics.recorded import read_processes
 
-    settings = Settings(max_steps=max_steps, keeps_samples=trials_s > 0, profile=str(out.resolve()) if profile else None)
+    settings = Settings(
+        nvtx=nvtx, max_steps=max_steps, keeps_samples=trials_s > 0, profile=str(out.resolve()) if profile else None
+    )
     started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     with _scratch(out) as scratch:
         outcome = _run(command, scratch, settings, quiet=quiet)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from datapipe.diagnostics.attach import cuda_hooks
 from datapipe.diagnostics.attach.environment import child_environment
+from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
 from datapipe.diagnostics.torch_stages import install as seam
 from datapipe.diagnostics.torch_stages.after_import import after_import
 from datapipe.diagnostics.torch_stages.counters import ThreadCounters, between, thread_counters
@@ -214,6 +215,7 @@ def test_counters_count_reading(tmp_path: Path) -> None:
     read = between(before, counters.after())
     assert read.read_nbytes is not None
     assert 300_000 <= read.read_nbytes <= 301_000
+    assert between(counters.before(with_reading=False), counters.after(with_reading=False)).read_nbytes is None
     elsewhere: list[Any] = []
     thread = threading.Thread(target=lambda: elsewhere.append(thread_counters()))
     thread.start()
@@ -229,6 +231,37 @@ def test_counters_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) 
     none = ThreadCounters().before()
     assert (none.read_nbytes, none.storage_nbytes, none.blocked_ns, none.queued_ns) == (None, None, None, None)
     assert between(none, none) == none
+
+
+def test_the_rank_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert rank_here() is None
+    monkeypatch.setenv("RANK", "0")
+    assert rank_here() == 0
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 3)
+    assert rank_here() == 3  # accelerate's debug_launcher calls all of them 0
+
+
+@pytest.mark.parametrize(
+    ("cuda", "is_available", "is_used", "gpu"),
+    [
+        (None, False, False, "none (this torch is built without CUDA)"),
+        ("12.8", False, False, "none"),
+        ("12.8", True, False, "none in use"),
+        ("12.8", True, True, "H200"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_told_from_one_that_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, is_available: bool, is_used: bool, gpu: str
+) -> None:
+    for name, value in (("is_available", is_available), ("is_initialized", is_used), ("get_device_name", "H200")):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.version.hip", None)
+    assert surroundings()["gpu"] == gpu
+    monkeypatch.setattr("torch.cuda.is_available", lambda: 1 / 0)
+    assert (surroundings()["gpu"] is None) == (cuda is not None)
 
 
 def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:

@@ -190,27 +190,24 @@ def test_processes_below_are_attached_and_workers_are_none_of_them(scripts: Scri
     assert found["loaders"][0]["start_method"] == "spawn"
 
 
-def test_ranks_under_torchrun(scripts: Scripts) -> None:
+def test_ranks_under_accelerate_launch(scripts: Scripts) -> None:
+    """With `--multi_gpu` it starts as many, also without a GPU; what it starts them with is torchrun."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
     scripts.write(
         "train.py",
         LOOP
         + textwrap.dedent("""
-        torch.distributed.init_process_group("gloo")
-        train()
-        torch.distributed.destroy_process_group()
+        from accelerate import Accelerator
+        accelerator = Accelerator(cpu=True)
+        loader = accelerator.prepare(DataLoader(Numbers(), batch_size=2))
+        print(sum(batch.sum().item() for batch in loader))
+        accelerator.end_training()
         """),
     )
-    argv = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(scripts.directory / "train.py"),
-    ]
-    assert run_command(argv, scripts.results) == Outcome(0)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    assert run_command([*launch, str(scripts.directory / "train.py")], scripts.results) == Outcome(0)
     assert [(one["process"]["rank"], one["training"]["num_steps"]) for one in scripts.found()] == [(0, 3), (1, 3)]
+    assert {facts["kind"] for one in scripts.found() for facts in one["loaders"]} == {"accelerate.data_loader.DataLoaderShard"}
 
 
 def test_a_sitecustomize_that_was_there_is_run(scripts: Scripts) -> None:

@@ -14,6 +14,7 @@ from torchvision_reference import torchvision_v2
 
 from datapipe.diagnostics.torch_stages.attribution import attribute
 from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.torch_stages.timing import Schedule
 
 WAYS: dict[str, dict[str, Any]] = {
     "in the consumer": {},
@@ -32,6 +33,11 @@ def batches_of(dataset: Any, *, num_passes: int = 1, **options: Any) -> tuple[li
 def fault_of(dataset: Any, **options: Any) -> Attribution:
     _, calls = batches_of(dataset, **({"num_workers": 2, "multiprocessing_context": "fork"} | options))
     return attribute([profile for profile in calls.profiles if profile.step >= 2])
+
+
+def blamed(found: Attribution) -> tuple[str, str | None]:
+    """What is waited for most, beside cores, which whatever else runs on the machine may take away."""
+    return next((share.stage, share.name) for share in found.shares if share.stage != "cores")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -53,7 +59,7 @@ def test_every_batch_has_its_profile(way: str) -> None:
             moved = profile.moved
             times = [made.ready_ns, moved.pickle_start_ns, moved.pickle_end_ns, moved.open_start_ns, moved.open_end_ns]
             assert times == sorted(times)
-        if num_workers or profile.step == 0:  # the consumer itself is not held up for that with every batch
+        if profile.pass_id == 0 and profile.step < max(1, num_workers):  # the first of each who makes them; later on some
             assert made.transforms is not None
         if made.transforms is not None:
             assert {transform.name for transform in made.transforms} == {"Chain", "Add"}
@@ -98,7 +104,7 @@ def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
     dataset, options, expected = FAULTS[fault]
     context = {"multiprocessing_context": "fork" if num_workers else None}
     found = fault_of(dataset, **options, **context, num_workers=num_workers)
-    assert (found.stage, found.name) == expected, found
+    assert blamed(found) == expected, found
     assert found.worker is None
     assert sum(share.of_wait or 0 for share in found.shares) == pytest.approx(1)
     assert sum(share.of_work or 0 for share in found.shares) == pytest.approx(1)
@@ -111,8 +117,8 @@ def test_busy_getitem_is_told_from_a_waiting_one() -> None:
 
 
 def test_one_slow_worker_is_named() -> None:
-    found = fault_of(data.Numbers(stall_s=2 * data.STALL_S, only=1))
-    assert (found.stage, found.worker) == ("read", 1)
+    found = fault_of(data.Numbers(stall_s=2 * data.STALL_S, only=1, num=128))
+    assert (blamed(found), found.worker) == (("read", None), 1)
     assert found.head_of_line_s is not None
     assert found.head_of_line_s > 0.3 * found.wait_s  # worker 0 has long been ready
     assert "in_order=False" in found.reason
@@ -120,7 +126,7 @@ def test_one_slow_worker_is_named() -> None:
 
 def test_heavy_transfer_is_found() -> None:
     found = fault_of(data.Blobs(12_000_000), batch_size=2, collate_fn=data.as_they_are)
-    assert found.stage == "transfer", found
+    assert blamed(found)[0] == "transfer", found
 
 
 class SlowSampler(Sampler[int]):
@@ -141,7 +147,7 @@ def test_slow_sampler_is_found(num_workers: int) -> None:
     dataset = data.Numbers(num=96)
     context = {"multiprocessing_context": "fork" if num_workers else None}
     found = fault_of(dataset, sampler=SlowSampler(dataset), num_workers=num_workers, **context)
-    assert found.stage == "sampler", found
+    assert blamed(found)[0] == "sampler", found
 
 
 def test_the_dataset_is_as_it_was() -> None:
@@ -170,8 +176,10 @@ def test_errors_come_as_they_would_alone(num_workers: int, transform: Any) -> No
         loader = DataLoader(data.Failing(transform), batch_size=8, num_workers=num_workers, multiprocessing_context=context)
         try:
             list(loader)
-        except Exception:
-            return traceback.format_exc()
+        except Exception as exc:
+            told = traceback.format_exc()
+            traceback.clear_frames(exc.__traceback__)  # torch's workers, found by the garbage collector, would be waited for
+            return told
         raise AssertionError("nothing was raised")
 
     alone = error()
@@ -179,13 +187,40 @@ def test_errors_come_as_they_would_alone(num_workers: int, transform: Any) -> No
         assert error() == alone
 
 
+def test_batches_to_time_are_drawn_evenly_and_rarely() -> None:
+    """Every third batch costs more: on average that is seen, and timing takes what it may."""
+    schedule = Schedule(seed=0)
+    timed, cost_ns = [], 0
+    for batch in range(30_000):
+        clock = schedule.clock()
+        if clock is not None:
+            timed.append(batch)
+            for _ in range(100):
+                if clock.is_due("f"):
+                    clock.call_timed(f, "f", f)
+                else:
+                    clock.call(f)
+            cost_ns += clock.cost_ns()
+        schedule.note(1_000_000, clock, is_worker=False)
+    assert 5_000 < cost_ns / 30_000 < 15_000
+    shares = [sum(batch % 3 == rest for batch in timed) / len(timed) for rest in range(3)]
+    assert all(0.28 < share < 0.39 for share in shares), shares
+    assert timed[0] == 0
+    assert any(1 < batch < 6 for batch in timed)  # of short passes too
+
+
+def f() -> None: ...
+
+
 def test_torchvision_compose_is_seen_wherever_it_is_held() -> None:
     v2 = torchvision_v2()
     from torchvision import transforms as v1
 
+    methods = v1.Compose.__call__, v2.Compose.forward
     for compose in (v1.Compose([data.Add(1), data.Slow()]), v2.Compose([data.Add(1), data.Slow()])):
         found = fault_of(Held(compose), num_workers=0, multiprocessing_context=None)
-        assert (found.stage, found.name) == ("transform", "Slow")
+        assert blamed(found) == ("transform", "Slow")
+    assert methods == (v1.Compose.__call__, v2.Compose.forward)
 
 
 class Held(data.Numbers):

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from datapipe.atomic import atomic_writer, write_json
 from datapipe.diagnostics.attach.complaints import complain
 from datapipe.diagnostics.attach.environment import RESULTS
+from datapipe.diagnostics.attach.ranged import RangedMeter
 from datapipe.diagnostics.attach.settings import Settings, settings_from
 from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
 from datapipe.diagnostics.attach.taps import ProfilerWindow, Tap, TappedMeter, until
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 from datapipe.observe import StageEvent
 
 if TYPE_CHECKING:  # numpy, too, is imported where there is something to measure
@@ -42,6 +44,7 @@ class Recording:
         self._sources: dict[int, dict[str, Any]] = {}
         self._samples: dict[int, bytes] = {}
         self._is_written = False
+        self._rank = rank_here()  # a process group may be gone at the end
         self.window: ProfilerWindow | None = None
 
     def note_loader(self, facts: LoaderFacts) -> None:
@@ -61,7 +64,7 @@ class Recording:
 
     def look_at(self, facts: LoaderFacts, loader: Any) -> None:
         """Note some of the files that the loader reads, on the first rank, where that is wanted and can be told."""
-        if not self._keeps_samples or rank_here() not in (None, 0):
+        if not self._keeps_samples or self._rank not in (None, 0):
             return
         try:
             from datapipe.diagnostics.trials.sample import pickled_sample
@@ -84,7 +87,7 @@ class Recording:
         if self.window is not None:
             self.window.close()
         self._bracket.finish()
-        rank, pid = rank_here(), os.getpid()
+        rank, pid = self._rank, os.getpid()
         for key, data in self._samples.items():
             name = f"sample-{pid}-{key}.pickle"
             with atomic_writer(self._directory / name) as file:
@@ -105,7 +108,7 @@ class Recording:
             events = [(key, event) for key, event in self._events if loader in (None, key)]
             return {
                 "schema": SCHEMA,
-                "process": {"pid": os.getpid(), "rank": rank_here(), "argv": sys.argv},
+                "process": {"pid": os.getpid(), "rank": self._rank, "argv": sys.argv},
                 "environment": surroundings(),
                 "context": context_as_dict(self._bracket.context()),
                 "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],
@@ -124,7 +127,8 @@ def open_recording(hooks: Hooks) -> Watch:
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
     recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples)
-    return Watch(_tapped(bracket, recording, settings), recording, recording.look_at)
+    meter = _ranged(bracket) if settings.nvtx else bracket
+    return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 
 
 def open_bracket(hooks: Hooks) -> Bracket:
@@ -136,7 +140,18 @@ def open_bracket(hooks: Hooks) -> Bracket:
     return Bracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
 
 
-def _tapped(bracket: Bracket, recording: Recording, settings: Settings) -> Meter:
+def _ranged(meter: Meter) -> Meter:
+    """With NVTX ranges, also in workers; without, where this process has none."""
+    try:
+        recorder = open_recorder()
+    except Exception as exc:
+        complain("there are no NVTX ranges", exc)
+        return meter
+    set_recorder(recorder)
+    return RangedMeter(meter, recorder)
+
+
+def _tapped(meter: Meter, recording: Recording, settings: Settings) -> Meter:
     taps: list[Tap] = []
     if settings.profile is not None and rank_here() in (None, 0):
         recording.window = ProfilerWindow(Path(settings.profile))
@@ -145,7 +160,7 @@ def _tapped(bracket: Bracket, recording: Recording, settings: Settings) -> Meter
         taps.append(until(settings.max_steps, recording.finish))
     if settings.ends_after is not None:
         taps.append(until(settings.ends_after, recording.finish))
-    return TappedMeter(bracket, taps, ends_after=settings.ends_after) if taps else bracket
+    return TappedMeter(meter, taps, ends_after=settings.ends_after) if taps else meter
 
 
 def _event_as_dict(loader: int, event: StageEvent) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Applied:
 class Settings:
     """The defaults change nothing."""
 
+    nvtx: bool = False  # NVTX ranges around what is measured
     max_steps: int | None = None  # training steps to measure; the script goes on after that
     ends_after: int | None = None  # training steps ; at the batch after these the script is ended, as by `sys.exit(0)`
     keeps_samples: bool = False  # note which files a loader reads, so that remedies can be tried on some of them

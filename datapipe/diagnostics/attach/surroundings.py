@@ -13,25 +13,35 @@ from datapipe.cores import num_usable_cores, positive_environment
 
 
 def rank_here() -> int | None:
-    """What the launcher says; None: nothing."""
-    try:
+    """What torch's process group says, if there is one yet, or else the launcher; None: nothing."""
+    with suppress(Exception):
+        distributed = sys.modules["torch.distributed"]
+        if distributed.is_initialized():  # accelerate's debug_launcher calls all ranks 0 in the environment
+            return int(distributed.get_rank())
+    with suppress(KeyError, ValueError):
         return int(os.environ["RANK"])
-    except (KeyError, ValueError):
-        return None
+    return None
 
 
 def surroundings() -> dict[str, Any]:
     """JSON-safe. `cores`: that this process may use, beside the other ranks of the machine."""
     torch = sys.modules.get("torch")
-    gpu = None
-    with suppress(Exception):
-        if torch is not None and torch.cuda.is_initialized():
-            gpu = torch.cuda.get_device_name()
     return {
         "python": platform.python_version(),
         "torch": getattr(torch, "__version__", None),
         "cores": max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1)),
-        "gpu": gpu,
+        "gpu": None if torch is None else _gpu(torch),
         "host": socket.gethostname(),
         "platform": platform.platform(),
     }
+
+
+def _gpu(torch: Any) -> str | None:
+    """In words; None: not known. Makes no CUDA context where the script has made none."""
+    with suppress(Exception):
+        if not (torch.version.cuda or torch.version.hip):
+            return "none (this torch is built without CUDA)"
+        if not torch.cuda.is_available():
+            return "none"
+        return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else "none in use"
+    return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from datapipe.diagnostics.torch_stages.after_import import after_import
 from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS
-from datapipe.diagnostics.torch_stages.lending import timed_method
+from datapipe.diagnostics.torch_stages.lending import add_compose
 from datapipe.diagnostics.torch_stages.probe import CollateProbe, new_iterator_key, probed
 from datapipe.diagnostics.torch_stages.profile import Pinning
 from datapipe.diagnostics.torch_stages.traces import forget_us
@@ -68,14 +68,13 @@ def _install_fetchers(fetch: ModuleType) -> None:
         if not hasattr(fetcher.fetch, "_datapipe_probes"):
             fetcher.fetch = _marked(probed(fetcher.fetch))
     for module, method in _COMPOSES.items():
-        after_import(module, functools.partial(_time_compose, method=method))
+        after_import(module, functools.partial(_add_compose, method=method))
 
 
-def _time_compose(module: ModuleType, method: str) -> None:
+def _add_compose(module: ModuleType, method: str) -> None:
     compose = getattr(module, "Compose", None)
-    own = vars(compose).get(method) if isinstance(compose, type) else None
-    if own is not None and not hasattr(own, "_datapipe_probes"):
-        setattr(compose, method, _marked(timed_method(own)))
+    if isinstance(compose, type) and method in vars(compose):
+        add_compose(compose, method)
 
 
 def _probing(init: Callable[..., None]) -> Callable[..., None]:

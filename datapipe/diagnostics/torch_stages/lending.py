@@ -3,7 +3,7 @@
 An object is lent by giving it a class of our own, derived from its class, in which only `__call__` differs: it
 keeps its identity, state and behaviour. A function is replaced in the attribute or list where it is held. All of
 it is taken back before the batch is put together. Classes of torch are left alone: compiled code checks for them.
-torchvision's Compose, which may be held anywhere, is patched where it is defined.
+torchvision's Compose may be held anywhere, so its class is lent: a method of it is replaced.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _MAX_PARTS = 64
 _MAX_OWNERS = 64
 _HEAP_TYPE = 1 << 9
 _current = threading.local()
+_composes: dict[type, tuple[str, Callable[..., Any], Callable[..., Any]]] = {}  # the method's name, itself, and timed
+_borrowers: set[object] = set()  # batches under way for which these are lent
 
 
 def set_clock(clock: TransformClock | None) -> TransformClock | None:
@@ -60,6 +62,30 @@ def lend_slots(slots: list[Slot], undos: list[Undo]) -> None:
             undos += [undo for undo in _lend_all(value) if undo is not None]
         elif (undo := _lend(value, held, name)) is not None:
             undos.append(undo)
+
+
+def add_compose(compose: type, method: str) -> None:
+    """A class that `lend_composes` lends from now on, which has this method of its own."""
+    if compose not in _composes:
+        own = vars(compose)[method]
+        _composes[compose] = method, own, timed_method(own)
+
+
+def lend_composes(undos: list[Undo]) -> None:
+    """Have calls of these classes timed where there is a clock; in other threads they do what they did."""
+    borrower = object()
+    _borrowers.add(borrower)
+    for compose, (name, own, timed) in _composes.items():
+        if vars(compose).get(name) is own:
+            setattr(compose, name, timed)
+
+    def undo() -> None:
+        _borrowers.discard(borrower)
+        for compose, (name, own, timed) in _composes.items():
+            if not _borrowers and vars(compose).get(name) is timed:
+                setattr(compose, name, own)
+
+    undos.append(undo)
 
 
 def take_back(undos: list[Undo]) -> None:

@@ -21,13 +21,12 @@ from typing import Any
 
 from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS, Arrival
 from datapipe.diagnostics.torch_stages.counters import between, thread_counters
-from datapipe.diagnostics.torch_stages.lending import Slot, Undo, find_slots, lend_slots, set_clock, take_back
+from datapipe.diagnostics.torch_stages.lending import Slot, Undo, find_slots, lend_composes, lend_slots, set_clock, take_back
 from datapipe.diagnostics.torch_stages.profile import Making, Passage
-from datapipe.diagnostics.torch_stages.timing import BUDGET_NS, Target, TransformClock
+from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder, set_recorder
+from datapipe.diagnostics.torch_stages.timing import Schedule, TransformClock
 from datapipe.diagnostics.torch_stages.traces import forget_us
 
-_WORKER_BUDGET = 0.005  # of the time a worker takes for a batch, for its transforms, beside BUDGET_NS
-_CONSUMER_NS = 15_000  # for the same of a batch that the consumer makes itself, on average
 _MAX_LEAVES = 64  # of a batch, looked at for their size
 _numbers = itertools.count()
 _local = threading.local()
@@ -44,11 +43,8 @@ class CollateProbe:
     def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int]) -> None:
         self.function = function
         self.iterator = iterator
-        self.targets: dict[str, Target] = {}
+        self.schedule = Schedule()
         self.slots: list[Slot] | None = None
-        self.num_batches = 0
-        self.last_ns = 0  # that a batch took
-        self.next_timed = 0  # batch of which the transforms are timed
 
     def __call__(self, samples: Any) -> Any:
         fetching: Fetching | None = getattr(_local, "fetching", None)
@@ -66,15 +62,17 @@ class CollateProbe:
         return getattr(self.function, name)
 
     def __reduce__(self) -> tuple[Callable[..., CollateProbe], tuple[Any, ...]]:
-        return restore_probe, (self.function, self.iterator)
+        return restore_probe, (self.function, self.iterator, recorder() is not None)
 
 
-def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int]) -> CollateProbe:
+def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has_ranges: bool) -> CollateProbe:
     """In a worker that was not forked: what a forked one inherits has to be put there first."""
     try:
         from datapipe.diagnostics.torch_stages.install import install_in_worker
 
         install_in_worker()
+        if has_ranges and recorder() is None:
+            set_recorder(open_recorder())
     except Exception:
         pass  # then nothing is measured in this worker
     return CollateProbe(function, iterator)
@@ -91,20 +89,21 @@ class Fetching:
         self._is_worker = os.getpid() != probe.iterator[0]
         if probe.slots is None:
             probe.slots = find_slots(dataset, sys.modules["torch.utils.data"].Dataset)
-        self._clock: TransformClock | None = None
-        if probe.num_batches >= probe.next_timed:
-            budget_ns = BUDGET_NS + (int(_WORKER_BUDGET * probe.last_ns) if self._is_worker else 0)
-            self._clock = TransformClock(probe.targets, probe.num_batches, budget_ns)
+        self._clock: TransformClock | None = probe.schedule.clock()
         self._clock_before: TransformClock | None = None
         self._undos: list[Undo] = []
-        self.counters = thread_counters().before()
+        self._recorder = recorder()
+        self.counters = thread_counters().before(with_reading=self._clock is not None)
         self.process_cpu_ns = time.process_time_ns() if self._is_worker else 0
         self.collate_start_ns = self.collate_cpu_start_ns = 0
         self.start_ns, self.start_cpu_ns = 0, 0
 
     def begin(self) -> None:
         _local.fetching = self
+        if self._recorder is not None:
+            self._recorder.push("dataset")
         if self._clock is not None:
+            lend_composes(self._undos)
             lend_slots(self.probe.slots or [], self._undos)
         self._clock_before = set_clock(self._clock)
         self.start_ns, self.start_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
@@ -114,19 +113,19 @@ class Fetching:
             self.collate_cpu_start_ns, self.collate_start_ns = time.thread_time_ns(), time.perf_counter_ns()
             self.is_collating = True
             self._give_back()
+            if self._recorder is not None:
+                self._recorder.pop()
+                self._recorder.push("collate")
             self.num_samples = len(samples) if isinstance(samples, (list, tuple)) else None
 
     def end(self, batch: Any, *, has_samples: bool) -> Any:
         """The batch as it goes on: itself, or in an envelope."""
         ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        after = thread_counters().after()
+        after = thread_counters().after(with_reading=self._clock is not None)
         self._leave()
         probe = self.probe
         clock = self._clock
-        if clock is not None and not self._is_worker:  # the consumer waits: on average it shall not for long
-            probe.next_timed = probe.num_batches + max(1, round(clock.cost_ns() / _CONSUMER_NS))
-        probe.num_batches += 1
-        probe.last_ns = ready_ns - self.start_ns
+        probe.schedule.note(ready_ns - self.start_ns, clock, is_worker=self._is_worker)
         if not self.is_collating:
             return batch  # a fetcher of another kind
         process_cpu_ns = time.process_time_ns() - self.process_cpu_ns if self._is_worker else None
@@ -160,6 +159,8 @@ class Fetching:
         take_back(self._undos)
 
     def _leave(self) -> None:
+        if self._recorder is not None:
+            self._recorder.pop()
         _local.fetching = self._before
         if not self.is_collating:
             self._give_back()

@@ -1,20 +1,26 @@
 """How long transforms take, of one batch: exclusive times by name, from a few calls of each.
 
-Each outermost call is timed as a whole. Timing what is called within it as well costs tens of microseconds, and a
-batch makes hundreds of calls; so that is done for some, spread over the batch, and extrapolated to all.
+Only some batches are timed, so many that it costs little on average. Of these each outermost call is timed as a
+whole. Timing what is called within it as well costs tens of microseconds, and a batch makes hundreds of calls; so
+that is done for some, spread over the batch, and extrapolated to all.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 from datapipe.diagnostics.torch_stages.profile import TransformTime
+from datapipe.diagnostics.torch_stages.ranges import recorder
 
-_CALL_COST_NS = 1_000  # of timing one call as a whole, about
+_BATCH_COST_NS = 20_000  # of having a batch timed at all, about
+_CALL_COST_NS = 1_000  # of timing one call as a whole
 _PART_COST_NS = 6_000  # of timing it in detail, for each thing that is called, with lending that
-BUDGET_NS = 50_000  # for timing calls in detail, of a batch
+_DETAIL_NS = 50_000  # for timing calls in detail, of a batch that is timed
+_AVERAGE_NS = 10_000  # for timing, of any batch on average
+_WORKER_SHARE = 0.005  # beside both, of the time that a worker takes for a batch
 
 
 class Target:
@@ -43,6 +49,35 @@ class Target:
         self.num_calls += 1
         self.num_timed += due
         return due
+
+
+class Schedule:
+    """Which of the batches that one iterator makes here are timed. They come at random: a pattern is not missed for ever."""
+
+    __slots__ = ("_draw", "_num_batches", "_num_left", "_share_ns", "_targets")
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._draw = random.Random(seed).random  # the script's own generator stays as it is
+        self._targets: dict[str, Target] = {}
+        self._num_batches = 0
+        self._num_left = 0  # batches before the next one that is timed
+        self._share_ns = 0
+
+    def clock(self) -> TransformClock | None:
+        """For the batch that comes next; None: it is not timed."""
+        batch, self._num_batches = self._num_batches, self._num_batches + 1
+        if self._num_left:
+            self._num_left -= 1
+            return None
+        return TransformClock(self._targets, batch, _DETAIL_NS + self._share_ns)
+
+    def note(self, made_ns: int, clock: TransformClock | None, *, is_worker: bool) -> None:
+        """A batch was made in so long, and timed by `clock`."""
+        self._share_ns = int(_WORKER_SHARE * made_ns) if is_worker else 0  # a consumer waits meanwhile
+        if clock is not None:
+            spacing = max(1, round(clock.cost_ns() / (_AVERAGE_NS + self._share_ns)))
+            wait = int(self._draw() * (2 * spacing - 1))  # spacing - 1 on average
+            self._num_left = min(wait, self._num_batches)  # at first more often: a pass may be short
 
 
 class TransformClock:
@@ -85,6 +120,9 @@ class TransformClock:
     def call_timed(self, called: object, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call that is due."""
         within = [0, 0]
+        ranges = recorder()
+        if ranges is not None:
+            ranges.push(name)
         self._stack.append((called, within))
         start_ns, start_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         try:
@@ -92,6 +130,8 @@ class TransformClock:
         finally:
             cpu_ns = time.thread_time_ns() - start_cpu_ns
             wall_ns = time.perf_counter_ns() - start_ns
+            if ranges is not None:
+                ranges.pop()
             self._stack.pop()
             self._add(name, wall_ns, cpu_ns, within)
 
@@ -115,7 +155,7 @@ class TransformClock:
         """What timing them has cost, about."""
         targets = self._targets.values()
         num_parts = sum(num for target in targets for _, _, num in target.times.values())
-        return _CALL_COST_NS * sum(target.num_calls for target in targets) + _PART_COST_NS * num_parts
+        return _BATCH_COST_NS + _CALL_COST_NS * sum(target.num_calls for target in targets) + _PART_COST_NS * num_parts
 
     def _add(self, name: str, wall_ns: int, cpu_ns: int, within: list[int]) -> None:
         assert self._outermost is not None
