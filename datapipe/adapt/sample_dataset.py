@@ -14,6 +14,7 @@ from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, BatchFields
 from datapipe.loader.policy import located
 from datapipe.plan import Picks
+from datapipe.repeats import Repeats
 from datapipe.transforms import Recipe
 
 
@@ -25,9 +26,11 @@ class Key(NamedTuple):
     occurrence: int
 
 
-def keys_of(picks: Picks) -> list[Key]:
+def keys_of(picks: Picks, repeats: Repeats | None) -> list[Key]:
     """The keys of a batch."""
     occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
+    if repeats is not None:
+        occurrences = repeats.occurrences(picks.positions, occurrences)
     pairs = zip(picks.positions.tolist(), occurrences.tolist(), strict=True)
     return [Key(position, picks.after.epoch, occurrence) for position, occurrence in pairs]
 

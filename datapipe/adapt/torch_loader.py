@@ -6,21 +6,23 @@ state says, and notes the place behind every batch that is handed out.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.utils.data
 
+from datapipe.adapt.arguments import length_of, sampler_of
+from datapipe.adapt.loaders import TorchsLoader, arguments_kept
 from datapipe.errors import OptionError
 from datapipe.loader.iteration import Epochs
-from datapipe.loader.sources import PickSource
+from datapipe.loader.sources import PickSource, SampledSource
 from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
-from datapipe.plan import Cursor, Picks
+from datapipe.loader.trail import Trail
+from datapipe.plan import Cursor, Picks, Rank
 
 
 class KeySource(Protocol):
@@ -41,6 +43,10 @@ class KeySource(Protocol):
 
     def is_at_end(self, cursor: Cursor, /) -> bool: ...
 
+    @property
+    def trail(self) -> Trail | None:
+        """Of a sampler of the user's."""
+
 
 @dataclass(frozen=True)
 class GivenKeys:
@@ -48,16 +54,21 @@ class GivenKeys:
 
     batch_sampler: Iterable[list[Any]]
     global_batch: int
+    rank: Rank
     order: str = "sampler"
+    trail: Trail = field(default_factory=Trail)
 
     @property
     def num_steps(self) -> int:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def keys(self, start: Cursor) -> Iterator[tuple[list[Any], Cursor]]:
-        first = start.samples_done // self.global_batch
-        for step, listed in enumerate(itertools.islice(self.batch_sampler, first, None), first):
-            yield list(listed), Cursor(start.epoch, (step + 1) * self.global_batch)
+        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
+        for step, listed in enumerate(self.batch_sampler):
+            keys, after = list(listed), Cursor(start.epoch, (step + 1) * self.global_batch)
+            walk.add(repr(keys).encode(), after)
+            if step >= first:
+                yield keys, after
 
     def is_at_end(self, cursor: Cursor) -> bool:
         return cursor.samples_done // self.global_batch >= self.num_steps
@@ -79,6 +90,10 @@ class PickedKeys:
     def global_batch(self) -> int:
         return self.source.global_batch
 
+    @property
+    def trail(self) -> Trail | None:
+        return self.source.trail if isinstance(self.source, SampledSource) else None
+
     def keys(self, start: Cursor) -> Iterator[tuple[list[Any], Cursor]]:
         for picks in self.source.steps(start):
             yield self.key_of(picks), picks.after
@@ -87,33 +102,37 @@ class PickedKeys:
         return self.source.is_at_end(cursor)
 
 
+def places_of(picks: Picks) -> list[int]:
+    """The positions of a batch, as keys of a dataset of the user's."""
+    return picks.positions.tolist()  # type: ignore[no-any-return]
+
+
 class TorchLoader:
     """torch's batches, with epochs, `state_dict` and `load_state_dict` as `datapipe.DataLoader` has them.
 
     `inner`: the loader whose arguments are taken over. `dataset`: read in place of its own, if not the same. Not to be shared
-    between threads. Two passes at once are as good as with torch: not where workers persist.
+    between threads. Two passes at once are as good as with torch: not where workers persist. Pickles as its arguments.
     """
 
     def __init__(
         self,
-        inner: torch.utils.data.DataLoader[Any],
+        inner: TorchsLoader,
         *,
         dataset: Any,
         source: KeySource,
         seed: int,
         fingerprint: str,
-        set_sampler_epoch: Callable[[int], None],
+        origin: str = "",
     ) -> None:
         self._inner = inner
+        self._dataset = dataset
         self._source = source
         self._seed = seed
         self._fingerprint = fingerprint
-        self._set_sampler_epoch = set_sampler_epoch
-        self.origin = ""  # what was taken over, and how, for `explain`
-        self.batch_sampler = OwnBatches(self)  # nobody is to make a torch loader of this one
+        self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(source)
-        self._loader = torch.utils.data.DataLoader(dataset, batch_sampler=self._batches, **_taken_over(inner))
+        self._loader = torch.utils.data.DataLoader(dataset, batch_sampler=self._batches, **arguments_kept(inner))
 
     def __iter__(self) -> Iterator[Any]:
         return self._pass()
@@ -127,6 +146,14 @@ class TorchLoader:
             raise AttributeError(f"'TorchLoader' object has no attribute {name!r}")
         return getattr(self._inner, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._inner, self._dataset, self._source, self._seed, self._fingerprint, self.origin)
+
+    @property
+    def batch_sampler(self) -> OwnBatches:
+        """As long as the loader, without positions: nobody is to make a torch loader of this one."""
+        return OwnBatches(self)
+
     @property
     def device(self) -> torch.device:
         """Where batches come: `prefetch` takes them further."""
@@ -135,7 +162,9 @@ class TorchLoader:
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""
         self._epochs.set_epoch(epoch)
-        self._set_sampler_epoch(epoch)
+        tell = getattr(sampler_of(self._inner), "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last batch handed out: small, JSON-safe."""
@@ -144,6 +173,8 @@ class TorchLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there. Raises StateError for a state that this loader would not continue exactly."""
         cursor = self._state().cursor_from(state)
+        if self._source.trail is not None:
+            self._source.trail.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor, is_at_end=self._source.is_at_end(cursor))
 
     def _pass(self) -> Iterator[Any]:
@@ -163,6 +194,7 @@ class TorchLoader:
             seed=self._seed,
             tail="drop" if self._inner.drop_last else "pad",
             dataset=self._fingerprint,
+            trail="" if self._source.trail is None else self._source.trail.at(self._epochs.last),
         )
 
 
@@ -184,19 +216,12 @@ class _Batches:
         return self._source.num_steps
 
 
-_TAKEN_OVER = (
-    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
-    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
-)  # fmt: skip
-
-
-def _taken_over(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-    """The arguments of a loader, but for what is read and in which order."""
-    return {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
-
-
 def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except TypeError as exc:
-        raise OptionError(f"dataset is a {type(dataset).__qualname__} without a length; a place in it cannot be saved") from exc
+    length = length_of(dataset)
+    if length is None:
+        raise OptionError(f"dataset is a {type(dataset).__qualname__} without a length; a place in it cannot be saved")
+    return length
+
+
+def _restore(inner: TorchsLoader, dataset: Any, source: KeySource, seed: int, fingerprint: str, origin: str) -> TorchLoader:
+    return TorchLoader(inner, dataset=dataset, source=source, seed=seed, fingerprint=fingerprint, origin=origin)

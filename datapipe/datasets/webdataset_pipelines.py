@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.datasets.labels import leaves_as_it_is
 from datapipe.errors import DatapipeError
 from datapipe.index import SampleIndex
 
@@ -72,9 +71,9 @@ class _Stages:
             raise _UnseenError("does not decode('pil') images and to_tuple() them")
         if len({name.parent for name in self.names}) != 1:
             raise _UnseenError("reads shards of several directories")
+        if len(self.wanted) > 1 and len(self.maps) > 1 and not leaves_as_it_is(self.maps[1]):
+            raise _UnseenError("maps labels to others")
         index = open_foreign(ForeignSet("tar", self.names[0].parent, tuple(name.name for name in self.names)))
-        if len(self.wanted) > 1 and len(self.maps) > 1 and self.maps[1] is not None:
-            self._check_identity(self.maps[1], index)
         transform = self.maps[0] if self.maps else None
         return SeenStream(
             index=index,
@@ -87,9 +86,15 @@ class _Stages:
         )
 
     def _take(self, stage: Any) -> None:
-        name = getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__)
+        function = getattr(stage, "f", stage)
+        name = getattr(function, "__name__", type(stage).__name__)
         arguments: Sequence[Any] = getattr(stage, "args", ())
         options: dict[str, Any] = getattr(stage, "kw", {})
+        handler = options.get("handler", getattr(stage, "handler", None))
+        if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
+            raise _UnseenError(f"deals with errors by a handler ({getattr(handler, '__name__', type(handler).__name__)})")
+        if not str(getattr(function, "__module__", "")).startswith("webdataset."):
+            raise _UnseenError(f"has a stage that cannot be seen through ({name})")
         if self.batch_size is not None:
             raise _UnseenError(f"does more than batch its samples ({name})")
         if name == "SimpleShardList":
@@ -100,7 +105,7 @@ class _Stages:
             self.splits_by_node = True
         elif name == "_map" and not self.decodes:
             self._take_decoder(arguments[0])
-        elif name == "_to_tuple" and not self.wanted:
+        elif name == "_to_tuple" and not self.wanted and options.get("missing_is_error", True):
             self._take_fields(arguments)
         elif name == "_map_tuple" and not self.maps:
             self.maps = tuple(arguments)
@@ -110,11 +115,11 @@ class _Stages:
             raise _UnseenError(f"has a stage that cannot be seen through ({name})")
 
     def _take_decoder(self, decoder: Any) -> None:
-        specs = [handler.imagespec for handler in getattr(decoder, "handlers", ()) if hasattr(handler, "imagespec")]
-        if type(decoder).__name__ != "Decoder" or len(specs) != 1 or specs[0] not in _PIL:
-            raise _UnseenError(
-                f"maps samples by {getattr(decoder, '__name__', type(decoder).__name__)}, which is no decode('pil')"
-            )
+        handlers = [getattr(one, "imagespec", getattr(one, "__name__", "")) for one in getattr(decoder, "handlers", ())]
+        alone = [["gzfilter", spec, "basichandlers"] for spec in _PIL]
+        if type(decoder).__name__ != "Decoder" or handlers not in alone or decoder.only is not None:
+            name = getattr(decoder, "__name__", type(decoder).__name__)
+            raise _UnseenError(f"maps samples by {name}, which is no decode('pil') alone")
         self.decodes = True
 
     def _take_fields(self, arguments: Sequence[Any]) -> None:
@@ -130,10 +135,6 @@ class _Stages:
             raise _UnseenError("collates batches by a function of its own")
         self.batch_size = arguments[0] if arguments else 20
         self.drop_last = not options.get("partial", True)
-
-    def _check_identity(self, mapped: Callable[[Any], Any], index: SampleIndex) -> None:
-        if any(mapped(label) != label for label in np.unique(index.labels()).tolist()):
-            raise _UnseenError("maps labels to others")
 
 
 def _local(url: Any) -> Path:

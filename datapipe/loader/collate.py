@@ -90,6 +90,8 @@ class Collator:
         if self.fields.has_image:
             columns[IMAGE] = self._kept(batch, images, good)
         if self.options.collate_fn is not None:
+            if self.fields.has_image and not self.recipe.rest and self.memory_format is not torch.channels_last:
+                columns[IMAGE] = [image.contiguous() for image in columns[IMAGE]]
             rows = zip(*columns.values(), strict=True)
             return self.options.collate_fn([self._output(dict(zip(columns, row, strict=True))) for row in rows])
         if self.fields.has_image:

@@ -33,11 +33,12 @@ from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.loader.sources import PickSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
+from datapipe.loader.trail import Trail
 from datapipe.observe import Observer, null_observer
-from datapipe.plan import Cursor, Plan, Rank, Tail
+from datapipe.plan import Plan, Rank, Tail
 from datapipe.transforms import Recipe
 
 
@@ -151,7 +152,7 @@ class DataLoader:
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None
         self._kept: KeptImages | None = None
-        self._resumed = Cursor(), ""
+        self._trail = Trail()
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
         self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
@@ -206,7 +207,8 @@ class DataLoader:
         Raises StateError for a state that this loader would not continue exactly.
         """
         cursor = self._state().cursor_from(state)
-        self._resumed, self._latest = (cursor, str(state.get("trail", ""))), None
+        self._trail.resume(cursor, str(state.get("trail", "")))
+        self._latest = None
         self._epochs.resume(cursor, is_at_end=self._source().is_at_end(cursor))
 
     def observe(self, observer: Observer) -> None:
@@ -274,7 +276,7 @@ class DataLoader:
             batch_sampler=self._arguments["batch_sampler"],
             options=self.options,
             rank=self._frozen_rank(),
-            resumed=self._resumed,
+            trail=self._trail,
         )
 
     def _batch_maker(self) -> BatchMaker:
@@ -303,7 +305,7 @@ class DataLoader:
             global_batch=source.global_batch,
             num_samples=len(self.dataset),
             order=source.order.kind if isinstance(source, Plan) else "sampler",
-            trail=source.trail_at(last) if isinstance(source, SampledSource) else "",
+            trail="" if isinstance(source, Plan) else self._trail.at(last),
             seed=self.options.seed,
             tail=self.options.tail.value,
             dataset=self.dataset.index.fingerprint,

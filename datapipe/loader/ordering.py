@@ -11,7 +11,7 @@ from datapipe.loader.options import LoaderOptions
 from datapipe.loader.sources import PickSource, SampledSource
 from datapipe.loader.trail import Trail
 from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
-from datapipe.plan import Cursor, Plan, Rank, Tail
+from datapipe.plan import Plan, Rank, Tail
 
 
 def open_source(
@@ -21,10 +21,10 @@ def open_source(
     batch_sampler: Iterable[list[int]] | None,
     options: LoaderOptions,
     rank: Rank,
-    resumed: tuple[Cursor, str],
+    trail: Trail,
 ) -> PickSource:
-    """Where a pass that begins now takes its picks from. `resumed`: the place and the `Trail` of the state loaded last."""
-    num, trail = len(dataset), Trail(rank, resumed)
+    """Where a pass that begins now takes its picks from. `trail`: that of the loader's own sampler."""
+    num = len(dataset)
     if batch_sampler is not None:
         return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, trail=trail)
     if sampler is not None and not isinstance(sampler, WeightedSampler):

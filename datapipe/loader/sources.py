@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ class SampledSource:
     rank: Rank
     drop_last: bool
     num_samples: int  # of the dataset
-    trail: Trail | None = None
+    trail: Trail = field(default_factory=Trail)
 
     @property
     def global_batch(self) -> int:
@@ -59,15 +59,14 @@ class SampledSource:
         return full + (left > 0 and not self.drop_last)
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
-        first = start.samples_done // self.global_batch
+        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
         times = np.zeros(self.num_samples, np.int32)  # that each sample came, in this epoch on this rank
         for step, listed in enumerate(self._lists()):
             positions = positions_of(listed, "the sampler")
             positions = np.where(positions < 0, positions + self.num_samples, positions)  # counted from the end, as of a list
             occurrences = _counted(positions, times)
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
-            if self.trail is not None:
-                self.trail.add(positions.tobytes(), after)
+            walk.add(positions.tobytes(), after)
             if step >= first:
                 yield Picks(
                     step=step,
@@ -76,10 +75,6 @@ class SampledSource:
                     real=np.ones(len(positions), np.bool_),
                     occurrences=occurrences,
                 )
-
-    def trail_at(self, place: Cursor) -> str:
-        """What a state saved there keeps of the positions up to it."""
-        return "" if self.trail is None else self.trail.at(place)
 
     def is_at_end(self, cursor: Cursor) -> bool:
         """Whether nothing is left of the cursor's epoch; a sampler without a length cannot say so."""

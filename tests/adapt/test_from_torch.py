@@ -28,6 +28,7 @@ import datapipe as dp
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")
+v1: Any = importlib.import_module("torchvision.transforms")
 CROP = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
 CENTRE = [dp.CenterCrop(24)]
 
@@ -105,9 +106,10 @@ def test_parts_and_sums_are_seen_through(root: Path, part: str) -> None:
 
 
 def test_target_transforms_relabel(root: Path) -> None:
-    folder = folders.ImageFolder(root, transform=CENTRE, target_transform=lambda label: 10 - label)
-    labels = torch.cat([labels for _, labels in dp.from_torch(theirs(folder))])
-    assert labels.tolist() == [10 - label for label in folder.targets]
+    folder = folders.ImageFolder(root, transform=CENTRE, target_transform=[10, 9, 8].__getitem__)
+    ours = dp.from_torch(theirs(folder))
+    assert isinstance(ours, dp.DataLoader)
+    assert torch.cat([labels for _, labels in ours]).tolist() == [10 - label for label in folder.targets]
 
 
 def own_getitem(root: Path) -> Any:
@@ -127,7 +129,7 @@ def odd_targets(root: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(own_getitem, "__getitem__"), (other_loader, "not torchvision's loader"), (odd_targets, "no class number")],
+    [(own_getitem, "__getitem__"), (other_loader, "not torchvision's loader"), (odd_targets, "Python code of its own")],
 )
 def test_what_is_not_torchvisions_own_is_left_to_torch(
     root: Path, make: Any, reason: str, capsys: pytest.CaptureFixture[str]
@@ -210,6 +212,26 @@ def test_a_shuffle_is_ours_and_resumes(num_workers: int) -> None:
         dp.from_torch(theirs(Numbers(), shuffle=True), seed=4).load_state_dict(state)
 
 
+@pytest.mark.parametrize("own_batches", [True, False])
+def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(own_batches: bool) -> None:
+    drawn = WeightedRandomSampler([1.0] * 23, 17, generator=torch.Generator().manual_seed(4))
+    arguments: dict[str, Any] = {"batch_sampler": BatchSampler(drawn, 4, False)} if own_batches else {"sampler": drawn}
+    ours = dp.from_torch(torch.utils.data.DataLoader(Numbers(), **arguments))
+    steps = iter(ours)
+    next(steps), next(steps)
+    again = dp.from_torch(torch.utils.data.DataLoader(Numbers(), **arguments))
+    again.load_state_dict(ours.state_dict())
+    with pytest.raises(dp.StateError, match="does not give again what it gave"):
+        next(iter(again))
+
+
+@pytest.mark.parametrize("transform", [[], [torch.nn.Identity()], [torch.clone]], ids=["ours", "nothing", "torch's workers"])
+def test_each_place_of_a_repeated_sample_is_cropped_anew(root: Path, transform: list[Any]) -> None:
+    chain = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor(), *transform])
+    images, _ = next(iter(dp.from_torch(torch.utils.data.DataLoader(Subset(folders.ImageFolder(root, chain), [0] * 6), 6))))
+    assert len({image.numpy().tobytes() for image in images}) == 6
+
+
 def test_a_generator_is_the_seed(root: Path) -> None:
     folder = folders.ImageFolder(root, transform=CENTRE)
     ours = dp.from_torch(theirs(folder, shuffle=True, generator=torch.Generator().manual_seed(9)))
@@ -274,7 +296,7 @@ def test_errors_of_the_dataset_come_through() -> None:
                 raise KeyError("seven")
             return super().__getitem__(number)
 
-    steps = iter(dp.from_torch(theirs(Failing(), num_workers=2)))
+    steps = iter(dp.from_torch(theirs(Failing())))
     next(steps)
     with pytest.raises(KeyError, match="seven"):
         next(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same(label: int) -> int:
     return label
+
+
+def split_by_node(shards: Any) -> Any:
+    return itertools.islice(shards, 1)
 
 
 def pipeline(shards: Path, **arguments: Any) -> Any:
@@ -67,6 +72,16 @@ REASONS: dict[str, tuple[Any, str]] = {
     "no tuples": (lambda shards: pipeline(shards).decode("pil"), "to_tuple"),
     "other fields": (lambda shards: pipeline(shards).decode("pil").to_tuple("jpg", "json"), "not an image and perhaps cls"),
     "other labels": (lambda shards: classification(shards).map_tuple(CENTRE, lambda label: label + 1), "maps labels to others"),
+    "labels that look the same": (lambda shards: classification(shards).map_tuple(CENTRE, float), "maps labels to others"),
+    "a handler": (lambda shards: classification(shards, handler=wds.ignore_and_continue), "by a handler (ignore_and_continue)"),
+    "labels decoded otherwise": (
+        lambda shards: pipeline(shards).decode(wds.handle_extension("cls", float), "pil").to_tuple("jpg", "cls"),
+        "no decode('pil') alone",
+    ),
+    "a splitter of that name": (
+        lambda shards: pipeline(shards, nodesplitter=split_by_node).decode("pil").to_tuple("jpg", "cls"),
+        "cannot be seen through (split_by_node)",
+    ),
     "a filter": (lambda shards: classification(shards).select(lambda sample: True), "cannot be seen through"),
     "work behind batches": (lambda shards: classification(shards).batched(4).map(same), "more than batch its samples"),
     "resampled": (lambda shards: pipeline(shards, resampled=True).decode("pil").to_tuple("jpg", "cls"), ""),
@@ -93,3 +108,36 @@ def test_transforms_that_are_not_ours_are_left_to_webdataset(shards: Path) -> No
     stream = classification(shards).map_tuple(lambda image: torch.tensor(image.size), same)
     batch = next(iter(dp.from_torch(loader_of(stream, 4))))
     assert batch[0].shape == (4, 2)
+
+
+def test_a_collate_fn_behind_batches_is_given_them(shards: Path) -> None:
+    batches = classification(shards).map_tuple(CENTRE, same).batched(4)
+    loader = dp.from_torch(loader_of(batches, None, collate_fn=len))
+    assert not isinstance(loader, dp.DataLoader)
+    assert "takes the batches that the webdataset pipeline has made" in loader.origin  # type: ignore[attr-defined]
+
+
+def test_a_webloader_is_what_it_wraps(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = classification(shards).shuffle(10).map_tuple(CENTRE, same).batched(4)
+    ours = dp.from_torch(wds.WebLoader(batches, batch_size=None, num_workers=2))
+    assert isinstance(ours, dp.DataLoader)
+    assert sum(len(labels) for _, labels in ours) == NUM_SAMPLES
+    dp.explain(ours)
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.endswith(
+        "WebDataset: seen through to its files; its buffered shuffle became one of all samples, which resumes exactly; "
+        "batches are made of all shards together, not of those of each worker"
+    )
+    with pytest.raises(dp.OptionError, match=r"pass torch.utils.data.DataLoader\(dataset, batch_size=None"):
+        dp.from_torch(wds.WebLoader(batches, batch_size=None).shuffle(10))
+
+
+def test_ranks_share_a_stream_where_asked(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = classification(shards).map_tuple(CENTRE, same).batched(4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    taken = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        ours = dp.from_torch(loader_of(batches, None), share_among_ranks=True)
+        taken.append(sum(len(labels) for _, labels in ours))
+    assert taken == [19, 19]

@@ -1,0 +1,79 @@
+"""Which loaders can be taken over: torch's own, and those of others that are known to do no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, IterableDataset
+
+from datapipe.errors import OptionError
+
+TorchsLoader = torch.utils.data.DataLoader[Any]
+
+_DECIDES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")  # what batches come, and how many
+_REPEATS = "timm.data.loader.MultiEpochsDataLoader"
+_TAKEN_OVER = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "pin_memory_device",
+)  # fmt: skip
+
+
+def torchs_loader(loader: Any) -> TorchsLoader:
+    """The torch loader that `loader` is or stands for.
+
+    Raises OptionError, with the remedy, for what is none, and for one whose class decides itself what batches it gives.
+    """
+    kind = type(loader)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("webdataset.") and kind.__name__ == "WebLoader":
+        return _behind_webloader(loader)
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        raise OptionError(
+            f"from_torch takes a torch.utils.data.DataLoader, got a {name}; "
+            "for a dataset: datapipe.DataLoader(dataset, ...), for other loaders: datapipe.prefetch(loader)"
+        )
+    if name == _REPEATS:
+        return _without_repeats(loader)
+    own = [what for what in _DECIDES if getattr(kind, what) is not getattr(torch.utils.data.DataLoader, what)]
+    if own:
+        raise OptionError(
+            f"from_torch: {name} has a {own[0]} of its own, which datapipe would pass over; "
+            "pass a torch.utils.data.DataLoader, or call datapipe.prefetch(loader), which leaves it as it is"
+        )
+    return loader
+
+
+def arguments_kept(loader: TorchsLoader) -> dict[str, Any]:
+    """The arguments of a loader, but for what is read, in which order, and `in_order`: a place needs batches in order."""
+    return {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
+
+
+def has_collate_fn(loader: TorchsLoader) -> bool:
+    """Whether a function of the user's puts batches together."""
+    torchs = torch.utils.data.default_convert if loader.batch_size is None and loader.batch_sampler is None else None
+    return loader.collate_fn is not (torchs or torch.utils.data.default_collate)
+
+
+def _behind_webloader(loader: Any) -> TorchsLoader:
+    stages = loader.pipeline
+    if len(stages) != 1 or loader.repetitions != 1 or loader.nsamples != -1:
+        raise OptionError(
+            "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run behind its batches; pass "
+            "torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...), with shuffle() and batched() in the dataset"
+        )
+    return torchs_loader(stages[0])
+
+
+def _without_repeats(loader: TorchsLoader) -> TorchsLoader:
+    """timm's loader that keeps its workers from epoch to epoch by a sampler without end: the same with the sampler in it."""
+    kept = {**arguments_kept(loader), "persistent_workers": loader.num_workers > 0}
+    if loader.batch_sampler is None:
+        sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler.sampler  # type: ignore[attr-defined]
+        return torch.utils.data.DataLoader(loader.dataset, batch_size=None, sampler=sampler, **kept)
+    batches = loader.batch_sampler.sampler  # type: ignore[attr-defined]
+    if type(batches) is not BatchSampler:
+        return torch.utils.data.DataLoader(loader.dataset, batch_sampler=batches, **kept)
+    return torch.utils.data.DataLoader(
+        loader.dataset, batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last, **kept
+    )
