@@ -78,7 +78,7 @@ REASONS: dict[str, tuple[Any, str]] = {
         lambda shards: loader_of(type("Dataset", (Numbers,), {"__module__": "datasets.arrow_dataset"})(), 4),
         "what becomes of the images of its Hugging Face dataset is Python code of the script's own",
     ),
-    "maps of labels": (lambda shards: loader_of(stream(shards, CROP, never), 4), "maps labels by Python code of its own"),
+    "maps of labels": (lambda shards: loader_of(stream(shards, CROP, never), 4), "maps labels to others"),
     "transforms of one's own": (lambda shards: loader_of(stream(shards, never), 4), "its transforms: "),
     "a pipe": (lambda shards: loader_of(wds.WebDataset("pipe:cat x.tar", shardshuffle=False)), "which is no local file"),
     "batches by nobody": (lambda shards: loader_of(stream(shards, CROP)), "neither by the loader nor by the pipeline"),

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.adapt.loaders import torchs_loader
 from datapipe.diagnostics.trials.shards import Shards, shards_of
+from datapipe.errors import OptionError
 
 MAX_SAMPLES = 1000
 _CONTAINERS = ("torch.utils.data.dataset.Subset", "torch.utils.data.dataset.ConcatDataset")
@@ -55,6 +57,10 @@ def sample_of(loader: Any) -> Sample | str:
     is_stream = type(dataset).__module__.startswith("webdataset.")
     if not is_stream and (reason := _why_no_files(dataset)):
         return reason
+    try:
+        loader = torchs_loader(loader)
+    except OptionError as exc:
+        return str(exc).removeprefix("from_torch: ")
     if getattr(loader, "collate_fn", None) not in _default_collates():
         collate = getattr(loader, "collate_fn", None)
         return f"its collate_fn is Python code of its own ({getattr(collate, '__qualname__', type(collate).__qualname__)})"
@@ -114,8 +120,6 @@ def _why_no_files(dataset: Any) -> str | None:
             return f"what becomes of the images of its Hugging Face dataset is {made_by}"
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
             return f"datapipe sees no files in {kind.__qualname__}"
-        if getattr(part, "target_transform", None) is not None:
-            return "its dataset has a target_transform, which is Python code of its own"
     return None
 
 

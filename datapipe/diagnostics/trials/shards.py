@@ -46,9 +46,6 @@ def shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
         return f"its webdataset pipeline reads {far}, which is no local file"
     if len({os.path.dirname(os.path.abspath(url)) for url in urls}) != 1:
         return "its webdataset pipeline reads shards of several directories"
-    mapping = next((stage for stage in stages if getattr(getattr(stage, "f", None), "__name__", "") == "_map_tuple"), None)
-    if mapping is not None and any(one is not None for one in mapping.args[1:]):
-        return "its webdataset pipeline maps labels by Python code of its own"
     with tempfile.TemporaryDirectory() as scratch:
         stages[place] = copy.copy(stages[place])
         stages[place].urls = [_stand_in(Path(scratch))]
