@@ -56,6 +56,10 @@ def _taken_over(ours: str, rival: str) -> Callable[[Found], float]:
     return lead
 
 
+def _attached(loop: str) -> Callable[[Found], float]:
+    return lambda found: float(found["attach-cost"]["loops"][loop]["wall_us"]["cost"])
+
+
 BARS = (
     Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
     Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
@@ -107,10 +111,14 @@ BARS = (
         True,
         lambda found: float(found["gil"]["median"]["at_most_us_per_image"]),
     ),
+    *(
+        Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
+        for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
+    ),
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
-    "containers", "images-from-torch",
+    "containers", "images-from-torch", "attach-cost",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Write the figures of README.md and benchmarks/README.md from the committed results, never by hand.
+"""Write the figures of README.md, benchmarks/README.md and docs/diagnose.md from the committed results, never by hand.
 
-python -m benchmarks.table            # between the markers in both
-python -m benchmarks.table --check    # exit 1 if either says anything else
+python -m benchmarks.table            # between the markers in each
+python -m benchmarks.table --check    # exit 1 if one of them says anything else
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bars
+from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS
 
@@ -22,13 +23,10 @@ _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--aims", type=Path, default=ROOT / "benchmarks" / "README.md", help="where aims are set beside figures")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README differs")
     arguments = parser.parse_args()
-    found = read_results(arguments.results)
-    for path, table in ((arguments.readme, as_markdown(found)), (arguments.aims, bars.as_markdown(found))):
+    for path, table in tables(read_results(arguments.results)).items():
         text = path.read_text()
         updated = replace_between(text, table, where=str(path))
         if arguments.check and updated != text:
@@ -36,6 +34,15 @@ def main() -> None:
         if not arguments.check:
             path.write_text(updated)
             print(f"wrote {path}")
+
+
+def tables(found: dict[str, Any]) -> dict[Path, str]:
+    """What stands between the markers of each file."""
+    return {
+        ROOT / "README.md": as_markdown(found),
+        ROOT / "benchmarks" / "README.md": bars.as_markdown(found),
+        ROOT / "docs" / "diagnose.md": diagnostics.as_markdown(found),
+    }
 
 
 def read_results(results: Path) -> dict[str, Any]:
@@ -63,6 +70,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "images-dali", lambda result: _dali_sentence(result, found.get("images-dali-uint8"))),
         _sentence(found, "images-from-torch", _taken_over_sentence),
         _sentence(found, "containers", _containers_sentence),
+        _sentence(found, "cache", _cache_sentence),
         _sentence(found, "convert", _convert_sentence),
         _sentence(found, "open-large", _open_sentence),
         _sentence(found, "gil", _gil_sentence),
@@ -124,6 +132,19 @@ def _conditions(result: dict[str, Any]) -> str:
 
 def _sentence(found: dict[str, Any], name: str, sentence: Any) -> str:
     return str(sentence(found[name])) if name in found else ""
+
+
+def _cache_sentence(result: dict[str, Any]) -> str:
+    def gains(recipe: str) -> str:
+        variants = [result["variants"][f"{recipe}, {place}"] for place in ("ram", "disk")]
+        ram, disk = (_interval(variant["later_to_none"]) for variant in variants)
+        return f"{ram} in memory and {disk} on disk"
+
+    again = _interval(result["variants"]["whole, none-again"]["later_to_none"])
+    return (
+        f"Decoded images kept by `cache=`, epochs from the second on against the same loader without: {gains('whole')} of whole "
+        f"photographs, {gains('resized')} of photographs resized to 256 px; without against itself {again}."
+    )
 
 
 def _dali_sentence(result: dict[str, Any], in_uint8: dict[str, Any] | None) -> str:

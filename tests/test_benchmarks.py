@@ -10,10 +10,9 @@ import pytest
 from benchmarks import bars, gil
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
-from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS, save, summarise
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.table import BEGIN, END, as_markdown, read_results, replace_between
+from benchmarks.table import BEGIN, END, as_markdown, read_results, replace_between, tables
 from benchmarks.task import Task
 
 
@@ -61,7 +60,7 @@ def test_table_comes_from_results(tmp_path: Path) -> None:
 
 def test_published_figures_are_those_of_the_results() -> None:
     found = read_results(RESULTS)
-    for path, table in ((ROOT / "README.md", as_markdown(found)), (ROOT / "benchmarks/README.md", bars.as_markdown(found))):
+    for path, table in tables(found).items():
         text = path.read_text()
         assert replace_between(text, table, where=str(path)) == text, f"{path}: run python -m benchmarks.table"
 

@@ -96,7 +96,7 @@ def find(cell: Cell, runs: Sequence[Run]) -> Finding:
         tail=run.tail_starvation(),
         tail_step_s=run.tail_step_s(),
         slow_rank=slow_rank,
-        forecast=forecast(cell, run),
+        forecast=forecast(cell, examined[0]),
         planted=planted_stage(cell, run.waited_s),
         blamed=blamed_stage(examined[slow_rank].attribution),
     )

@@ -10,8 +10,6 @@ from dataclasses import replace
 from queue import Queue
 from typing import Any
 
-import numpy as np
-
 from benchmarks.diagnostics.cells import Cell, costs_of
 from benchmarks.diagnostics.fifo_device import FifoDevice
 from benchmarks.diagnostics.real_loader import RealLoader
@@ -74,15 +72,7 @@ def run_real(
         run = finish(device, loader, bracket)
     finally:
         device.close()
-    process = process_of(recording.to_json())
-    made = [profile.made for profile in process.profiles]
-    return replace(
-        run,
-        process=process,
-        production_s=np.array([one.ready_ns - one.start_ns for one in made]) * 1e-9,
-        production_cpu_s=np.array([one.dataset_cpu_ns + one.collate_cpu_ns for one in made]) * 1e-9,
-        waited_s=loader.spent_s,
-    )
+    return replace(run, process=process_of(recording.to_json()), waited_s=loader.spent_s)
 
 
 def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Run:

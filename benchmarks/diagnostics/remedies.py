@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.runs import Run, run_virtual
-from datapipe.diagnostics.figures import figures_of
+from datapipe.diagnostics.candidates import workload_from
+from datapipe.diagnostics.examination import Examination
 from datapipe.diagnostics.remedies import NOTHING, Ranking, Remedy, rank_remedies
-from datapipe.diagnostics.workload import Change, workload_of
+from datapipe.diagnostics.workload import Change
 
 _CONVERTED = 0.3  # of the time to make a batch, as if measured on a converted part of the data
 
@@ -39,13 +40,13 @@ def remedies_for(cell: Cell) -> list[Remedy]:
     return remedies
 
 
-def forecast(cell: Cell, run: Run) -> Forecast | None:
-    """None where too little was measured."""
-    figures = figures_of(run.steps, num_workers=cell.num_workers)
-    workload = workload_of(run.steps, cell.setup, production_s=run.production_s, production_cpu_s=run.production_cpu_s)
-    if workload is None:
+def forecast(cell: Cell, found: Examination) -> Forecast | None:
+    """As `datapipe diagnose` predicts; None where too little was measured."""
+    workload = workload_from(found)
+    if isinstance(workload, str):
         return None
-    return Forecast(cell, rank_remedies(workload, remedies_for(cell), measured_step_s=figures.step_s))
+    workload = replace(workload, setup=cell.setup)  # cores are the cell's, not those of this machine
+    return Forecast(cell, rank_remedies(workload, remedies_for(cell), measured_step_s=found.of_loader.step_s))
 
 
 def apply(remedy: Remedy, cell: Cell, *, seed: int) -> Run:

@@ -57,8 +57,6 @@ class Run:
     process: Process
     truth_s: NDArray[np.float64]  # (n,) per step: the device idle while the host was in next(), and copies
     step_ends: NDArray[np.float64]  # (n,) when the device was done with each
-    production_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    production_cpu_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     waited_s: Mapping[Stage, float] = field(default_factory=dict)  # by what batches were going through, as the loader knows
 
     @property
@@ -160,9 +158,8 @@ def run_ranks(
     runs = []
     for world, loader, bracket in zip(worlds, loaders, brackets, strict=True):
         profiles = profiles_of(loader) if looks_inside else ()
-        run, profile = finish(world, loader, bracket, num_workers=loader.num_workers, profiles=profiles), loader.profile
-        production, cpu = np.array(profile.wall_s), np.array(profile.cpu_s)
-        runs.append(replace(run, production_s=production, production_cpu_s=cpu, waited_s=profile.waited_s))
+        run = finish(world, loader, bracket, num_workers=loader.num_workers, profiles=profiles)
+        runs.append(replace(run, waited_s=loader.profile.waited_s))
     return runs
 
 

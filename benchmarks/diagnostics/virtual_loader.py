@@ -62,7 +62,6 @@ class _Piece:
 
     batch: int
     phases: list[tuple[Stage, float]]  # to come, the next one last
-    began: float = math.nan
     stage: Stage = READ  # the phase under way,
     stage_began: float = math.nan
     needs_s: float = 0.0  # in all,
@@ -83,10 +82,8 @@ class _Piece:
 
 @dataclass(slots=True)
 class Profile:
-    """What workers report, per batch, and what the loader itself knows of where the time went."""
+    """What the loader itself knows of where the time went: per batch, and of the waiting."""
 
-    wall_s: list[float]  # on one worker
-    cpu_s: list[float]
     work: list[list[Work]]  # in order
     waited_s: defaultdict[Stage, float]  # the caller, by what the worker that it waited for did at each moment
 
@@ -95,7 +92,7 @@ class VirtualLoader:
     """One pass of `num_batches`. `cost_of(k)`: what batch k costs."""
 
     def __init__(self, world: VirtualWorld, setup: Setup, cost_of: Callable[[int], BatchCost], *, num_batches: int) -> None:
-        self.profile = Profile([0.0] * num_batches, [0.0] * num_batches, [[] for _ in range(num_batches)], defaultdict(float))
+        self.profile = Profile([[] for _ in range(num_batches)], defaultdict(float))
         self.windows: list[tuple[float, float]] = []  # of the host in next(), by the loader's own count
         self._world, self._setup, self._num_batches = world, setup, num_batches
         self._costs = [cost_of(number) for number in range(num_batches)]
@@ -159,7 +156,6 @@ class VirtualLoader:
                 queue = self._own[worker] or self._common
                 if queue:
                     taken = self._at[worker] = queue.popleft()
-                    taken.began = self._time
                     taken.take_up(self._time)
 
     def _make_here(self, number: int) -> None:
@@ -170,7 +166,6 @@ class VirtualLoader:
             self.profile.waited_s[stage] += taken_s
             now += taken_s
         self._world.spend(cost.stall_s + cost.cpu_s)
-        self.profile.wall_s[number], self.profile.cpu_s[number] = cost.stall_s + cost.cpu_s, cost.cpu_s
 
     def _make(self, number: int) -> None:
         """The host waits until the batch is there."""
@@ -211,8 +206,6 @@ class VirtualLoader:
         self._note_work(piece.batch, Work(piece.stage, piece.stage_began, self._time, cpu_s))
         if not piece.take_up(self._time):
             self._left[piece.batch] -= 1
-            self.profile.wall_s[piece.batch] += self._time - piece.began
-            self.profile.cpu_s[piece.batch] = self._costs[piece.batch].cpu_s
             self._at[worker] = None
 
     def _until_next(self, *, host: float) -> float:

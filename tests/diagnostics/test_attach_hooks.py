@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from datapipe.diagnostics.attach import cuda_hooks
 from datapipe.diagnostics.attach.environment import child_environment
+from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
 from datapipe.diagnostics.torch_stages import install as seam
 from datapipe.diagnostics.torch_stages.after_import import after_import
@@ -287,3 +288,25 @@ def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:
     """
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, check=True, timeout=60)
+
+
+# -- NVML -------------------------------------------------------------------------------------------
+
+
+def test_how_busy_nvml_calls_the_gpu_is_a_mean_of_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake: none of this has met NVML itself on a machine without a GPU."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.utilization", lambda: said.pop())
+    said, done = [40, 80, 60, 100], threading.Event()
+
+    def read() -> float | None:
+        share = read_busy()
+        if not said:
+            done.set()
+            raise ModuleNotFoundError("nvidia-ml-py")
+        return share
+
+    sampler = BusySampler(read, period_s=0.001)
+    assert done.wait(10)
+    assert sampler.mean() == pytest.approx((1.0 + 0.6 + 0.8) / 3)
+    assert BusySampler(lambda: None, period_s=0.001).mean() is None

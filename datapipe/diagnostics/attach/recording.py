@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.atomic import atomic_writer, write_json
 from datapipe.diagnostics.attach.complaints import complain
 from datapipe.diagnostics.attach.environment import RESULTS
+from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ranged import RangedMeter
 from datapipe.diagnostics.attach.settings import Settings, settings_from
 from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
@@ -32,10 +33,18 @@ SCHEMA = 2
 class Recording:
     """A `Sink`. Thread-safe. Without a directory, `to_json` is all there is to be had."""
 
-    def __init__(self, bracket: Bracket, directory: Path | None = None, *, keeps_samples: bool = False) -> None:
+    def __init__(
+        self,
+        bracket: Bracket,
+        directory: Path | None = None,
+        *,
+        keeps_samples: bool = False,
+        busy: BusySampler | None = None,
+    ) -> None:
         self._bracket = bracket
         self._directory = directory
         self._keeps_samples = keeps_samples
+        self._busy = busy
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
         self._profiles: dict[int, deque[BatchProfile]] = {}
@@ -86,6 +95,8 @@ class Recording:
         self._is_written = True
         if self.window is not None:
             self.window.close()
+        if self._busy is not None:
+            self._busy.stop()
         self._bracket.finish()
         rank, pid = self._rank, os.getpid()
         for key, data in self._samples.items():
@@ -109,7 +120,7 @@ class Recording:
             return {
                 "schema": SCHEMA,
                 "process": {"pid": os.getpid(), "rank": self._rank, "argv": sys.argv},
-                "environment": surroundings(),
+                "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
                 "context": context_as_dict(self._bracket.context()),
                 "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],
                 "sources": {str(key): source for key, source in self._sources.items()},
@@ -124,9 +135,12 @@ class Recording:
 
 def open_recording(hooks: Hooks) -> Watch:
     """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`, as the environment says."""
+    from datapipe.diagnostics.cuda_clock import open_clock
+
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
-    recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples)
+    busy = None if open_clock().device is None else BusySampler(read_busy)
+    recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples, busy=busy)
     meter = _ranged(bracket) if settings.nvtx else bracket
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 

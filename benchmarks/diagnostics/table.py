@@ -1,0 +1,39 @@
+"""The table of docs/diagnose.md: how right the diagnosis is, from the committed results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_RESULTS = ("diagnostics-virtual", "diagnostics-real")
+_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("waiting measured to 0.5 ms or 5 %", lambda found: _of(found, "num_measured_right", "num_cells", unsettled=True)),
+    ("verdicts right", lambda found: _of(found, "num_judged_right", "num_cells")),
+    ("false blame without a stall", lambda found: _of(found, "num_false_without_stall", "num_without_stall")),
+    ("stage at fault right, of starved runs", lambda found: _of(found, "num_stage_right", "num_staged")),
+    ("predicted step, median error", lambda found: _percent(found["of_starved"]["median_error"])),
+    ("90th percentile", lambda found: _percent(found["of_starved"]["p90_error"])),
+    ("worst", lambda found: _percent(found["of_starved"]["worst_error"])),
+    (
+        "truth within the predicted interval",
+        lambda found: _percent(found["of_starved"]["num_within_interval"] / found["of_starved"]["num"]),
+    ),
+    ("best remedy right", lambda found: _of(found, "num_top_right", "num_ranked")),
+)
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """`found`: results by name. Errors of predictions are those of starved runs."""
+    results = [found[name] for name in _RESULTS]
+    lines = ["| | virtual clock | torch's loader in real time, 2 cores |", "|---|--:|--:|"]
+    lines += [f"| {title} | {' | '.join(cell(result) for result in results)} |" for title, cell in _ROWS]
+    return "\n".join(lines)
+
+
+def _of(found: dict[str, Any], part: str, whole: str, *, unsettled: bool = False) -> str:
+    left = found["num_unsettled"] if unsettled else 0
+    return f"{found[part]} of {found[whole] - left}" + (f" ({left} did not settle)" if left else "")
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %" if share < 0.995 else "100 %"
