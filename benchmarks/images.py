@@ -4,6 +4,7 @@ python -m benchmarks.images --set photos --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set raw
 python -m benchmarks.images --set from-torch
+python -m benchmarks.images --set from-torch-own --rounds 16
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ _LINE_UPS = {
     "dali": ("ours-dali", "ours-dali-again", "dali-file", "dali-webdataset"),
     "dali-uint8": ("ours-dali-uint8", "ours-dali-uint8-again", "dali-file-uint8", "dali-webdataset-uint8"),
     "from-torch": (
-        "from-torch", "from-torch-again", "ours-folder", "torch",
-        "from-torch-own-chain", "torch-own-chain", "from-torch-own-dataset", "torch-own-dataset",
+        "from-torch",
+        "from-torch-again",
+        "ours-folder",
+        "torch",
+        "from-torch-own-chain",
+        "torch-own-chain",
+        "from-torch-own-dataset",
+        "torch-own-dataset",
     ),
+    "from-torch-own": ("from-torch-own-dataset", "torch-own-dataset"),  # side by side, as they differ by little
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
 # The set's images, where they are another's.
-_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos", "from-torch": "photos"}
+_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos", "from-torch": "photos", "from-torch-own": "photos"}
 _TITLES = {
     "photos": "Photographs of ImageNet's sizes",
     "256": "The same at 256 pixels, JPEG",
@@ -41,6 +49,7 @@ _TITLES = {
     "dali-uint8": "Photographs, by DALI on the CPU, uint8",
     "raw": "The same at 256 pixels, decoded in advance",
     "from-torch": "Photographs, by a torch loader taken over",
+    "from-torch-own": "Photographs, by a Dataset of one's own, taken over",
 }
 
 

@@ -68,7 +68,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _peers(found),
         _raw(found),
         _sentence(found, "images-dali", lambda result: _dali_sentence(result, found.get("images-dali-uint8"))),
-        _sentence(found, "images-from-torch", _taken_over_sentence),
+        _sentence(found, "images-from-torch", lambda result: _taken_over_sentence(result, found.get("images-from-torch-own"))),
         _sentence(found, "containers", _containers_sentence),
         _sentence(found, "cache", _cache_sentence),
         _sentence(found, "convert", _convert_sentence),
@@ -159,13 +159,14 @@ def _dali_sentence(result: dict[str, Any], in_uint8: dict[str, Any] | None) -> s
     )
 
 
-def _taken_over_sentence(result: dict[str, Any]) -> str:
+def _taken_over_sentence(result: dict[str, Any], beside: dict[str, Any] | None) -> str:
+    own = None if beside is None else _interval(beside["ratios"]["from-torch-own-dataset / torch-own-dataset"])
+    dataset = "" if own is None else f", with a Dataset of one's own {own} of torch's"
     rates = {name: f"{entry['median']:,.0f}" for name, entry in result["contenders"].items()}
     return (
         f"`from_torch(DataLoader(ImageFolder(...)))` with the ImageNet recipe: {rates['from-torch']} images/s, where our loader "
         f"over the folder reaches {rates['ours-folder']} and torch's own {rates['torch']} in the same run. With a function of "
-        f"one's own in the chain {rates['from-torch-own-chain']} against {rates['torch-own-chain']}, with a Dataset of one's "
-        f"own {rates['from-torch-own-dataset']} against {rates['torch-own-dataset']}."
+        f"one's own in the chain {rates['from-torch-own-chain']} against {rates['torch-own-chain']}{dataset}."
     )
 
 
