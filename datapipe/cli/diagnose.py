@@ -234,7 +234,7 @@ def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: D
         figures = found[ranked.rank].of_loader
         measured_s = figures.step_s if figures.is_settled else None
         starvation = None if figures.starvation is None else dataclasses.asdict(figures.starvation)
-        reason = reason or (None if measured_s is not None else ranked.reason)
+        reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")
         troubles = [f"with {chosen['name']}: {text}" for one in found for text in one.process.troubles]
     else:
         reason, troubles = reason or "no loader was iterated", []

@@ -309,4 +309,6 @@ def test_how_busy_nvml_calls_the_gpu_is_a_mean_of_what_it_says(monkeypatch: pyte
     sampler = BusySampler(read, period_s=0.001)
     assert done.wait(10)
     assert sampler.mean() == pytest.approx((1.0 + 0.6 + 0.8) / 3)
-    assert BusySampler(lambda: None, period_s=0.001).mean() is None
+    silent = BusySampler(lambda: None, period_s=0.001)
+    silent.stop()
+    assert silent.mean() is None
