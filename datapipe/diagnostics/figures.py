@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,8 +121,3 @@ def _exposed(rows: Steps, data: NDArray[np.float64], num_workers: int | None) ->
 
 def _mean(values: NDArray[Any]) -> float | None:
     return float(values.mean()) if len(values) else None
-
-
-def figures_as_dict(figures: Figures) -> dict[str, Any]:
-    """JSON-safe."""
-    return dataclasses.asdict(figures)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.diagnostics.attach.complaints import complain
+from datapipe.diagnostics.attach.passing_on import PassingMeter, PassingPass
 from datapipe.diagnostics.attach.watching import Meter, MeteredPass
 
 Tap = Callable[[int], bool]  # asked before every step, with how many training steps there were; whether to measure this one
@@ -65,14 +66,14 @@ class ProfilerWindow:
             self._profiler.export_chrome_trace(str(self._path))
 
 
-class TappedMeter:
+class TappedMeter(PassingMeter):
     """A meter that asks taps before each step, and may end the script when it gets a batch too many.
 
     `ends_after`: training steps after which that is; a script that is done with them by itself goes on to its own end.
     """
 
     def __init__(self, meter: Meter, taps: Sequence[Tap], *, ends_after: int | None = None) -> None:
-        self._meter = meter
+        super().__init__(meter)
         self.taps = taps
         self.ends_after = ends_after
         self.num_done = 0  # training steps begun
@@ -80,35 +81,16 @@ class TappedMeter:
     def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> TappedPass:
         return TappedPass(self, self._meter.open_pass(loader=loader, is_evaluation=is_evaluation))
 
-    def note_sync(self, name: str, host_s: float) -> None:
-        self._meter.note_sync(name, host_s)
 
-    def begin_copy(self) -> None:
-        self._meter.begin_copy()
-
-    def end_copy(self) -> None:
-        self._meter.end_copy()
-
-    def note_update(self) -> None:
-        self._meter.note_update()
-
-
-class TappedPass:
+class TappedPass(PassingPass):
     """A pass of such a meter."""
 
-    __slots__ = ("_inner", "_is_measured", "_meter")
+    __slots__ = ("_is_measured", "_meter")
 
     def __init__(self, meter: TappedMeter, inner: MeteredPass) -> None:
-        self._meter, self._inner = meter, inner
+        super().__init__(inner)
+        self._meter = meter
         self._is_measured = False  # the step under way
-
-    @property
-    def is_evaluation(self) -> bool:
-        return self._inner.is_evaluation
-
-    @is_evaluation.setter
-    def is_evaluation(self, value: bool) -> None:
-        self._inner.is_evaluation = value
 
     def begin(self, num_ready: int | None = None) -> None:
         answers = [tap(self._meter.num_done) for tap in self._meter.taps]  # each is asked
@@ -126,6 +108,3 @@ class TappedPass:
         most = self._meter.ends_after
         if most is not None and self._meter.num_done + self._inner.is_evaluation > most:
             raise SystemExit(0)
-
-    def stop(self) -> None:
-        self._inner.stop()

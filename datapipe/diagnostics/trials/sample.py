@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.adapt.loaders import torchs_loader
+from datapipe.adapt.loaders import has_collate_fn, torchs_loader
 from datapipe.diagnostics.trials.shards import Shards, shards_of
 from datapipe.errors import OptionError
 
@@ -61,8 +61,8 @@ def sample_of(loader: Any) -> Sample | str:
         loader = torchs_loader(loader)
     except OptionError as exc:
         return str(exc).removeprefix("from_torch: ")
-    if getattr(loader, "collate_fn", None) not in _default_collates():
-        collate = getattr(loader, "collate_fn", None)
+    if has_collate_fn(loader):
+        collate = loader.collate_fn
         return f"its collate_fn is Python code of its own ({getattr(collate, '__qualname__', type(collate).__qualname__)})"
     return _of_stream(loader, dataset) if is_stream else _of_folders(loader, dataset)
 
@@ -139,9 +139,3 @@ def _parts(dataset: Any, depth: int = 0) -> list[Any]:
         return [dataset]
     within = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
     return [part for one in within for part in _parts(one, depth + 1)]
-
-
-def _default_collates() -> tuple[Any, ...]:
-    from torch.utils.data import default_collate, default_convert
-
-    return default_collate, default_convert

@@ -23,8 +23,30 @@ _PLACES = 1 << 20  # more than any list has transforms
 _FARTHEST = (Reach.PLACE, Reach.IMAGE, Reach.POINT)
 
 
+class _Compound:
+    """Of pixel operations that keep the dtype."""
+
+    transforms: tuple[PixelOp, ...]
+
+    __repr__ = source_repr
+
+    @property
+    def reach(self) -> Reach:
+        return min((getattr(op, "reach", Reach.PLACE) for op in self.transforms), key=_FARTHEST.index)
+
+    @property
+    def moves_pixels(self) -> bool:
+        return any(getattr(op, "moves_pixels", False) for op in self.transforms)
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        for op in self.transforms:
+            if op.output_dtype(dtype) != dtype:
+                raise OptionError(f"{self!r}: {op!r} changes the dtype, which all images of a batch share; take it out")
+        return dtype
+
+
 @dataclass(frozen=True, repr=False)
-class RandomApply:
+class RandomApply(_Compound):
     """With probability `p` apply all of `transforms`, in order: pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
@@ -33,16 +55,6 @@ class RandomApply:
     def __init__(self, transforms: Sequence[PixelOp], p: float = 0.5) -> None:
         object.__setattr__(self, "transforms", _check_operations(self, transforms))
         object.__setattr__(self, "p", check_probability(self, p))
-
-    __repr__ = source_repr
-
-    @property
-    def reach(self) -> Reach:
-        return _reach(self.transforms)
-
-    @property
-    def moves_pixels(self) -> bool:
-        return _moves_pixels(self.transforms)
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """chosen (n,) bool, and the parameters of each transform under its place and a dot."""
@@ -54,12 +66,9 @@ class RandomApply:
             _apply_to(images, rows, op, _of_place(params, place))
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return _kept_dtype(self, self.transforms, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomChoice:
+class RandomChoice(_Compound):
     """Apply one of `transforms`, each with its share of `p` (None: equal shares): pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
@@ -68,16 +77,6 @@ class RandomChoice:
     def __init__(self, transforms: Sequence[PixelOp], p: Sequence[float] | None = None) -> None:
         object.__setattr__(self, "transforms", _check_operations(self, transforms))
         object.__setattr__(self, "p", None if p is None else _check_shares(self, p, len(self.transforms)))
-
-    __repr__ = source_repr
-
-    @property
-    def reach(self) -> Reach:
-        return _reach(self.transforms)
-
-    @property
-    def moves_pixels(self) -> bool:
-        return _moves_pixels(self.transforms)
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """choice (n,): places in `transforms`, and the parameters of each transform under its place and a dot."""
@@ -90,28 +89,15 @@ class RandomChoice:
             _apply_to(images, np.flatnonzero(params["choice"] == place), op, _of_place(params, place))
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return _kept_dtype(self, self.transforms, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomOrder:
+class RandomOrder(_Compound):
     """Apply all of `transforms` in an order random per sample: pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
 
     def __init__(self, transforms: Sequence[PixelOp]) -> None:
         object.__setattr__(self, "transforms", _check_operations(self, transforms))
-
-    __repr__ = source_repr
-
-    @property
-    def reach(self) -> Reach:
-        return _reach(self.transforms)
-
-    @property
-    def moves_pixels(self) -> bool:
-        return _moves_pixels(self.transforms)
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """order (n, k): permutations of the places, and the parameters of each transform under its place and a dot."""
@@ -123,9 +109,6 @@ class RandomOrder:
             for place, op in enumerate(self.transforms):
                 _apply_to(images, np.flatnonzero(params["order"][:, turn] == place), op, _of_place(params, place))
         return images
-
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return _kept_dtype(self, self.transforms, dtype)
 
 
 def _drawn(ops: Sequence[PixelOp], draws: Draws, operation: int, size: tuple[int, int]) -> Params:
@@ -154,21 +137,6 @@ def _apply_to(images: torch.Tensor, rows: NDArray[np.int64], op: PixelOp, params
     some = nhwc.index_select(0, index).permute(0, 3, 1, 2)
     made = op.apply(some, {name: values[rows] for name, values in params.items()})
     nhwc.index_copy_(0, index, made.permute(0, 2, 3, 1))
-
-
-def _reach(ops: Sequence[PixelOp]) -> Reach:
-    return min((getattr(op, "reach", Reach.PLACE) for op in ops), key=_FARTHEST.index)
-
-
-def _moves_pixels(ops: Sequence[PixelOp]) -> bool:
-    return any(getattr(op, "moves_pixels", False) for op in ops)
-
-
-def _kept_dtype(owner: object, ops: Sequence[PixelOp], dtype: torch.dtype) -> torch.dtype:
-    for op in ops:
-        if op.output_dtype(dtype) != dtype:
-            raise OptionError(f"{owner!r}: {op!r} changes the dtype, which all images of a batch share; take it out")
-    return dtype
 
 
 def _check_operations(owner: object, transforms: object) -> tuple[PixelOp, ...]:

@@ -20,13 +20,10 @@ from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params
 
 
-@dataclass(frozen=True, repr=False)
-class RandomInvert:
-    """With probability `p` turn each value v into 255 - v."""
+class _Occasional:
+    """Each sample is chosen with probability `p`."""
 
-    p: float = 0.5
-
-    reach: ClassVar[Reach] = Reach.POINT
+    p: float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_probability(self, self.p))
@@ -34,18 +31,28 @@ class RandomInvert:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
-
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        on_rows(images, _chosen(params), torch.Tensor.bitwise_not_)
-        return images
+        """chosen (n,) bool."""
+        return {"chosen": draws.uniform(operation, 1)[:, 0] < self.p}
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         return check_uint8(self, dtype)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomPosterize:
+class RandomInvert(_Occasional):
+    """With probability `p` turn each value v into 255 - v."""
+
+    p: float = 0.5
+
+    reach: ClassVar[Reach] = Reach.POINT
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        on_rows(images, _chosen(params), torch.Tensor.bitwise_not_)
+        return images
+
+
+@dataclass(frozen=True, repr=False)
+class RandomPosterize(_Occasional):
     """With probability `p` keep only the `bits` (0 to 8) highest bits of each value."""
 
     bits: int
@@ -56,24 +63,16 @@ class RandomPosterize:
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 0 <= self.bits <= 8:
             raise refusal(self, "bits", self.bits, "it must be an int from 0 to 8")
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
+        super().__post_init__()
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         rows = _chosen(params)
         on_rows(images, rows, tone.posterize, np.full(len(rows), self.bits))
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomSolarize:
+class RandomSolarize(_Occasional):
     """With probability `p` turn each value v of at least `threshold` (0 to 255) into 255 - v."""
 
     threshold: float
@@ -85,72 +84,42 @@ class RandomSolarize:
         if not is_number(self.threshold) or not 0 <= self.threshold <= 255:
             raise refusal(self, "threshold", self.threshold, "it must be a number from 0 to 255")
         object.__setattr__(self, "threshold", float(self.threshold))
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
+        super().__post_init__()
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         rows = _chosen(params)
         on_rows(images, rows, tone.solarize, np.full(len(rows), self.threshold))
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomAutocontrast:
+class RandomAutocontrast(_Occasional):
     """With probability `p` stretch each channel to 0..255."""
 
     p: float = 0.5
 
     reach: ClassVar[Reach] = Reach.IMAGE
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
-
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         on_rows(images, _chosen(params), tone.autocontrast)
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomEqualize:
+class RandomEqualize(_Occasional):
     """With probability `p` equalize each channel's histogram."""
 
     p: float = 0.5
 
     reach: ClassVar[Reach] = Reach.IMAGE
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
-
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         on_rows(images, _chosen(params), tone.equalize)
         return images
 
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class RandomAdjustSharpness:
+class RandomAdjustSharpness(_Occasional):
     """With probability `p` go towards a blurred image (`sharpness_factor` 0) or away from it (above 1); 1 changes nothing."""
 
     sharpness_factor: float
@@ -162,12 +131,7 @@ class RandomAdjustSharpness:
         if not is_number(self.sharpness_factor) or self.sharpness_factor < 0:
             raise refusal(self, "sharpness_factor", self.sharpness_factor, "it must be a number of at least 0")
         object.__setattr__(self, "sharpness_factor", float(self.sharpness_factor))
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return _chance(draws, operation, self.p)
+        super().__post_init__()
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         def sharpen(some: torch.Tensor, factor: torch.Tensor) -> None:
@@ -179,14 +143,6 @@ class RandomAdjustSharpness:
             chosen = np.flatnonzero(params["chosen"][rows])
             on_rows(images[rows], chosen, sharpen, np.full(len(chosen), self.sharpness_factor))
         return images
-
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
-
-def _chance(draws: Draws, operation: int, p: float) -> Params:
-    """chosen (n,) bool."""
-    return {"chosen": draws.uniform(operation, 1)[:, 0] < p}
 
 
 def _chosen(params: Params) -> NDArray[np.int64]:
