@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import ROOT
+from benchmarks.marked import replace_marked
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 from datapipe.samples import make_image_folder
 
 DOCUMENT, PICTURE, README = (ROOT / name for name in ("docs/images/diagnosis.json", "docs/images/diagnosis.png", "README.md"))
-BEGIN, END = "<!-- diagnosis:begin -->", "<!-- diagnosis:end -->"
 _NUM_IMAGES, _TRIALS_S = 600, 30
 _WIDTH = 1200  # pixels
 _NUM_COLOURS = 256
@@ -67,12 +67,9 @@ def diagnose(destination: Path) -> None:
 
 def with_transcript(readme: str, document: dict[str, Any]) -> str:
     """`readme` with the document's screen between its markers. Raises SystemExit where it has none."""
-    head, begin, rest = readme.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md: has no lines `{BEGIN}` and `{END}`; put them where the transcript belongs")
     shown = screen(document, page="diagnosis/diagnosis.html")
-    return f"{head}{BEGIN}\n```\n$ datapipe diagnose --out diagnosis {' '.join(document['command'])}\n{shown}\n```\n{END}{tail}"
+    transcript = f"```\n$ datapipe diagnose --out diagnosis {' '.join(document['command'])}\n{shown}\n```"
+    return replace_marked(readme, "diagnosis", transcript, where="README.md")
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:

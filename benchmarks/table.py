@@ -15,8 +15,8 @@ from benchmarks import bars
 from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS
+from benchmarks.marked import replace_marked
 
-BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 _ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
 
@@ -28,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for path, table in tables(read_results(arguments.results)).items():
         text = path.read_text()
-        updated = replace_between(text, table, where=str(path))
+        updated = replace_marked(text, "table", table, where=str(path))
         if arguments.check and updated != text:
             raise SystemExit(f"{path}: its figures are not those of {arguments.results}; run python -m benchmarks.table")
         if not arguments.check:
@@ -51,15 +51,6 @@ def read_results(results: Path) -> dict[str, Any]:
     if not found:
         raise SystemExit(f"{results}: holds no results; run make bench")
     return found
-
-
-def replace_between(text: str, table: str, *, where: str) -> str:
-    """`text` with `table` between its markers. Raises SystemExit where it has none."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{where}: has no lines `{BEGIN}` and `{END}`; put them where the figures belong")
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
 
 
 def as_markdown(found: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ from benchmarks import bars, gil
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
 from benchmarks.harness import RESULTS, save, summarise
+from benchmarks.marked import replace_marked
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.table import BEGIN, END, as_markdown, read_results, replace_between, tables
+from benchmarks.table import as_markdown, read_results, tables
 from benchmarks.task import Task
 
 
@@ -49,9 +50,11 @@ def test_table_comes_from_results(tmp_path: Path) -> None:
     table = as_markdown(read_results(tmp_path))
     assert "| torch DataLoader + PIL | 800 (2.50x [2.50, 2.50]) |" in table
     assert "30 generated photographs of 78 KB" in table
-    assert replace_between(f"head\n{BEGIN}\nold\n{END}\ntail\n", table, where="x") == f"head\n{BEGIN}\n{table}\n{END}\ntail\n"
+    begin, end = "<!-- table:begin -->", "<!-- table:end -->"
+    text = f"head\n{begin}\nold\n{end}\ntail\n"
+    assert replace_marked(text, "table", table, where="x") == f"head\n{begin}\n{table}\n{end}\ntail\n"
     with pytest.raises(SystemExit, match="has no lines"):
-        replace_between("no markers", table, where="x")
+        replace_marked("no markers", "table", table, where="x")
     with pytest.raises(SystemExit, match="no results"):
         read_results(tmp_path / "empty")
     with pytest.raises(SystemExit, match="images-256"):
@@ -62,7 +65,7 @@ def test_published_figures_are_those_of_the_results() -> None:
     found = read_results(RESULTS)
     for path, table in tables(found).items():
         text = path.read_text()
-        assert replace_between(text, table, where=str(path)) == text, f"{path}: run python -m benchmarks.table"
+        assert replace_marked(text, "table", table, where=str(path)) == text, f"{path}: run python -m benchmarks.table"
 
 
 def test_a_bar_says_whether_it_is_met() -> None:

@@ -5,12 +5,12 @@ python tests/hosts/hosts_table.py writes it into the documents.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (_ROOT / "docs" / "hosts.md", _ROOT / "README.md")
-BEGIN, END = "<!-- hosts:begin -->", "<!-- hosts:end -->"
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,13 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """The document with the table between its markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """The document with the table in its place."""
+    from benchmarks.marked import replace_marked
+
+    return replace_marked(text, "hosts", table(), where="the document")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(_ROOT))  # a script finds what lies beside itself
     for document in DOCUMENTS:
         document.write_text(with_table(document.read_text()))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (_ROOT / "docs" / "loader.md", _ROOT / "README.md")
-BEGIN, END = "<!-- arguments:begin -->", "<!-- arguments:end -->"
 
 
 class Status(enum.Enum):
@@ -66,12 +66,13 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """The document with the table between its markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """The document with the table in its place."""
+    from benchmarks.marked import replace_marked
+
+    return replace_marked(text, "arguments", table(), where="the document")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(_ROOT))  # a script finds what lies beside itself
     for document in DOCUMENTS:
         document.write_text(with_table(document.read_text()))
