@@ -16,7 +16,7 @@ from datapipe.checks import whole_number
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.sources import PickSource
-from datapipe.loader.threads import BatchTask, Board, run_here, start_threads, stop_threads
+from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
 from datapipe.observe import Stage, StageEvent
 from datapipe.plan import Cursor, Picks
 
@@ -76,8 +76,7 @@ class BatchIterator(Iterator[Any]):
         self._tasks: deque[BatchTask] = deque()
         self._steps: Iterator[Picks] | None = None
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
-        self._board: Board | None = None
-        self._finalizer: weakref.finalize[Any, BatchIterator] | None = None
+        self._threads: LoaderThreads | None = None
         self._process = os.getpid()
         self._is_closed = False
 
@@ -95,18 +94,15 @@ class BatchIterator(Iterator[Any]):
         try:
             maker = self._begin() if self._maker is None else self._maker
             self._top_up(maker)
-            if not self._tasks:
-                raise self._sampler_error or StopIteration
             start_ns = time.perf_counter_ns()
-            task = self._tasks[0]
-            self._wait(task, maker)
-            batch = task.take()
-            if isinstance(batch, Arrival):
-                batch = batch.hand_over()
+            batch = self._first_batch(maker) if self._tasks else None
         except Exception:
             self.close()
             raise
-        self._tasks.popleft()
+        if not self._tasks:
+            self.close()  # outside of the handler above: Ctrl-C in here is no consequence of the pass's end
+            raise self._sampler_error or StopIteration
+        task = self._tasks.popleft()
         self._top_up(maker)
         self._parts.epochs.last = task.picks.after
         waited_ns = time.perf_counter_ns() - start_ns
@@ -121,19 +117,18 @@ class BatchIterator(Iterator[Any]):
         """End the pass: threads stop, batches in the making are dropped. May be called again."""
         self._is_closed = True
         self._tasks.clear()
-        if self._finalizer is not None and self._process == os.getpid():
-            self._finalizer()
+        if self._threads is not None:
+            self._threads.stop()
 
     def _begin(self) -> BatchMaker:
         parts = self._parts
-        maker = self._maker = parts.open_maker()
-        num_threads = maker.options.num_workers
-        if num_threads:
-            board = Board()
-            threads = start_threads(board, maker, num_threads=num_threads, init=parts.worker_init_fn)
-            self._board = board
-            self._finalizer = weakref.finalize(self, stop_threads, board, threads, os.getpid())
+        maker = parts.open_maker()
+        if maker.options.num_workers:
+            self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
+            weakref.finalize(self, self._threads.stop_unheard)
+            self._threads.start()
         self._steps = parts.source.steps(parts.epochs.claim())
+        self._maker = maker  # last: what Ctrl-C leaves unfinished is begun anew
         return maker
 
     def _top_up(self, maker: BatchMaker) -> None:
@@ -148,16 +143,21 @@ class BatchIterator(Iterator[Any]):
                 return
             task = BatchTask(maker, picks)
             self._tasks.append(task)
-            if self._board is not None:
-                self._board.add(task)
+            if self._threads is not None:
+                self._threads.board.add(task)
+
+    def _first_batch(self, maker: BatchMaker) -> Any:
+        """The batch that is due, once it is made. Its task stays where it is: an interrupted wait may be taken up again."""
+        task = self._tasks[0]
+        self._wait(task, maker)
+        batch = task.take()
+        return batch.hand_over() if isinstance(batch, Arrival) else batch
 
     def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
-        if self._board is None:
+        if self._threads is None:
             run_here(task, maker)
         elif not task.done.wait(maker.options.timeout_s or None):
-            self._board.close()
-            if self._finalizer is not None:
-                self._finalizer.detach()  # it would wait for the thread that hangs; that one ends when its read does
+            self._threads.abandon()
             raise LifecycleError(
                 f"no batch within timeout={maker.options.timeout_s} s (step {task.picks.step}); is the storage responding? "
                 "`datapipe bench` measures the loader alone"

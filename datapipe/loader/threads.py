@@ -6,7 +6,9 @@ and its finaliser ends them. With no threads the consumer does the same work its
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from datapipe.loader.rows import Batch
 from datapipe.plan import Picks
 
 _JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
+_UNHEARD_S = 0.01  # time for a collection to end
 
 
 class BatchTask:
@@ -170,85 +173,108 @@ def run_here(task: BatchTask, maker: BatchMaker) -> None:
         torch.set_num_threads(num_intraop)
 
 
-def start_threads(
-    board: Board, maker: BatchMaker, *, num_threads: int, init: Callable[[int], None] | None
-) -> list[threading.Thread]:
-    """Start the threads that load, and those that decode where that is a step of its own.
+class LoaderThreads:
+    """The threads of one pass and their `board`: those that load, and those that decode where that is a step of its own.
 
     `init` is called in each loading thread with its number, as torch's worker_init_fn. Each thread runs torch's
-    operators on one thread alone: pools of several would fight over the cores. That setting leaks to threads
-    started later unless the thread reads it back before this one restores its own, hence the barrier. Raises
-    what `init` raised.
+    operators on one thread alone: pools of several would fight over the cores.
     """
-    num_pipelines = maker.dali.num_pipelines if maker.dali is not None else 0
-    ready = threading.Barrier(num_threads + num_pipelines + 1)
-    errors: list[BaseException] = []
-    num_intraop = torch.get_num_threads()
 
-    def thread(name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
-        return threading.Thread(target=_run, args=(maker, serve, begin, ready, errors), name=name, daemon=True)
+    def __init__(self, maker: BatchMaker, *, init: Callable[[int], None] | None) -> None:
+        board = self.board = Board()
+        self._maker = maker
+        self._process = os.getpid()
+        self._errors: list[BaseException] = []
+        num_loading = maker.options.num_workers
+        num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
+        self._ready = threading.Barrier(num_loading + num_decoding + 1)
+        self._threads = [
+            self._thread(f"datapipe-{number}", board.load, None if init is None else partial(init, number))
+            for number in range(num_loading)
+        ]
+        self._threads += [
+            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, board.decode), None)
+            for number in range(num_decoding)
+        ]
 
-    threads = [
-        thread(f"datapipe-{number}", board.load, None if init is None else partial(init, number)) for number in range(num_threads)
-    ]
-    threads += [
-        thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, board.decode), None)
-        for number in range(num_pipelines)
-    ]
-    try:
-        for started in threads:
-            started.start()
-        ready.wait()
-    except BaseException:  # Ctrl-C, or no more threads to be had: those that run must not wait for the others
-        ready.abort()
-        raise
-    finally:
-        torch.set_num_threads(num_intraop)
-    if errors:
-        stop_threads(board, threads, os.getpid())
-        raise errors[0]
-    return threads
+    def start(self) -> None:
+        """Start them all. Raises what `init` raised; `stop` ends the others, then as at any time.
 
+        torch's number of threads leaks to threads that are started later unless the new thread reads it back before
+        this one restores its own, hence the barrier.
+        """
+        num_intraop = torch.get_num_threads()
+        try:
+            for thread in self._threads:
+                thread.start()
+            self._ready.wait()
+        except BaseException:  # Ctrl-C, or no more threads to be had: those that run must not wait for the others
+            self._ready.abort()
+            raise
+        finally:
+            torch.set_num_threads(num_intraop)
+        if self._errors:
+            raise self._errors[0]
 
-def stop_threads(board: Board, threads: list[threading.Thread], process: int) -> None:
-    """Close the board and wait for the threads to end, unless called by one of them.
+    def stop(self) -> None:
+        """Close the board and wait for the threads to end, unless called by one of them.
 
-    That, and being called with any lock held, happens where a collection finds an iterator that was dropped; hence
-    the limit. `process`: the one the threads belong to. In a forked child there are none, and the board's lock may be
-    held for ever.
-    """
-    if os.getpid() != process:
-        return
-    board.close()
-    if threading.current_thread() in threads:
-        return
-    for thread in threads:
-        thread.join(_JOIN_S)
+        That, and being called with any lock held, happens where a collection finds an iterator that was dropped; hence
+        the limit. In a forked child there are no threads, and the board's lock may be held for ever.
+        """
+        if os.getpid() != self._process:
+            return
+        try:
+            self.board.close()
+            self._join()
+        except KeyboardInterrupt:
+            self.board.close()
+            atexit.register(self._join)  # an interpreter that ends under a thread in C++ code aborts
+            raise
 
+    def stop_unheard(self) -> None:
+        """`stop` where a collection calls it: what is raised there, nobody hears. Ctrl-C comes once more, right after."""
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            main = threading.main_thread().ident or 0
+            again = threading.Timer(_UNHEARD_S, signal.pthread_kill, (main, signal.SIGINT))
+            again.daemon = True
+            again.start()
 
-def _run(
-    maker: BatchMaker,
-    serve: Callable[[Worker], None],
-    begin: Callable[[], None] | None,
-    ready: threading.Barrier,
-    errors: list[BaseException],
-) -> None:
-    worker: Worker | None = None
-    torch.set_num_threads(1)
-    torch.get_num_threads()
-    try:
-        if begin is not None:
-            begin()
-        worker = maker.workers.borrow()
-    except BaseException as exc:
-        errors.append(exc)
-    try:
-        ready.wait()
-    except threading.BrokenBarrierError:  # the start was interrupted
-        return
-    if worker is not None:
-        serve(worker)
-        maker.workers.give_back(worker)
+    def abandon(self) -> None:
+        """Close the board and wait for nobody: a thread hangs, and ends when its read does."""
+        self.board.close()
+        self._threads.clear()
+
+    def _join(self) -> None:
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
+                if thread.is_alive():
+                    thread.join(_JOIN_S)
+
+    def _thread(self, name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(serve, begin), name=name, daemon=True)
+
+    def _run(self, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> None:
+        if self._ready.broken:  # the start was interrupted, and nobody waits for this thread
+            return
+        worker: Worker | None = None
+        torch.set_num_threads(1)
+        torch.get_num_threads()
+        try:
+            if begin is not None:
+                begin()
+            worker = self._maker.workers.borrow()
+        except BaseException as exc:
+            self._errors.append(exc)
+        try:
+            self._ready.wait()
+        except threading.BrokenBarrierError:  # the start was interrupted
+            return
+        if worker is not None:
+            serve(worker)
+            self._maker.workers.give_back(worker)
 
 
 def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:

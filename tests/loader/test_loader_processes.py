@@ -99,8 +99,8 @@ def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) ->
     """Even if a thread held the board's lock at the moment of the fork: in the child nobody will release it."""
     iterators = [iter(dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2))]
     next(iterators[0])
-    board, held, release = iterators[0]._board, threading.Event(), threading.Event()
-    assert board is not None
+    assert iterators[0]._threads is not None
+    board, held, release = iterators[0]._threads.board, threading.Event(), threading.Event()
 
     def hold() -> None:
         with board._loading:

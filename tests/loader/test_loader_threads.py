@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -42,11 +44,18 @@ def test_an_error_in_worker_init_fn_arrives_and_leaves_nothing(folder: Path) -> 
     assert own_threads() == []
 
 
+def wait_until_no_thread_is_left() -> None:
+    deadline = time.monotonic() + 10
+    while own_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own_threads() == []
+
+
 def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
-    import _thread
+    interrupts = iter([True])
 
     def init(number: int) -> None:
-        if number == 0:
+        if number == 0 and next(interrupts, False):
             _thread.interrupt_main()
         time.sleep(0.3)
 
@@ -56,11 +65,36 @@ def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert torch.get_num_threads() == before
-    deadline = time.monotonic() + 10
-    while own_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert own_threads() == []
+    wait_until_no_thread_is_left()
     assert loader.state_dict()["epoch"] == 0
+    assert len(list(iterator)) == len(loader)  # the interrupt took nothing from the pass
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) -> None:
+    """Also where the iterator was dropped: Python ignores what is raised in a finaliser."""
+    is_waiting, batches = threading.Event(), iter(range(2))
+
+    def collate(rows: list[Any]) -> int:
+        if next(batches, 0):
+            is_waiting.wait()
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.1)
+        return len(rows)
+
+    def end_pass(iterators: list[dp.BatchIterator]) -> None:
+        is_waiting.set()
+        if end == "close":
+            iterators[0].close()
+        iterators.clear()
+        time.sleep(10)
+
+    iterators = [iter(make(folder, num_workers=1, collate_fn=collate))]
+    next(iterators[0])
+    with pytest.raises(KeyboardInterrupt):
+        end_pass(iterators)
+    wait_until_no_thread_is_left()
 
 
 def test_without_threads_work_is_done_by_the_caller(folder: Path) -> None:
