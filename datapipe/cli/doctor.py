@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
 import resource
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
     "cudf-cu12", "cudf-cu13", "webdataset", "h5py",
 )  # fmt: skip
+
+_MUCH_NBYTES = 10e9  # of a cache: worth a line on how to be rid of it
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,8 +48,10 @@ def examine() -> dict[str, Any]:
     import torch
 
     from datapipe.decode import default_decoder_name
+    from datapipe.fetch.cache.places import DIRECTORY_NAME
     from datapipe.loader.parsing import default_num_workers
 
+    cache_dir = Path(platformdirs.user_cache_dir("datapipe"))
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
         "python": sys.version.split()[0],
@@ -55,13 +64,28 @@ def examine() -> dict[str, Any]:
         "torch_cuda": cuda,
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "decoder": default_decoder_name(),
+        "caches": [kept for name in ("index", DIRECTORY_NAME) if (kept := _kept(cache_dir / name)) is not None],
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
     facts["advice"] = _advise(facts)
     return facts
 
 
+def _kept(directory: Path) -> dict[str, Any] | None:
+    """What a directory of caches holds: entries, and bytes on the disk; None where there is none."""
+    if not directory.is_dir():
+        return None
+    nbytes = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # it may just have been removed
+                nbytes += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return {"directory": str(directory), "entries": len(os.listdir(directory)), "nbytes": nbytes}
+
+
 def _advise(facts: dict[str, Any]) -> list[str]:
+    from datapipe.loader.caching import size_text
+
     advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
@@ -71,6 +95,11 @@ def _advise(facts: dict[str, Any]) -> list[str]:
         advice.append(f"ulimit -n is {facts['open_files_limit']}; 4096 keeps more shards open")
     if facts["decode_threads"] == 1:
         advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
+    for kept in facts["caches"]:
+        if kept["nbytes"] > _MUCH_NBYTES:
+            advice.append(
+                f"rm -r {shlex.quote(kept['directory'])} frees {size_text(kept['nbytes'])}; what is used again is kept again"
+            )
     if importlib.util.find_spec("PIL._imagingft") is None:
         advice.append("Pillow lacks FreeType: contact sheets will use a coarse font")
     return advice
@@ -94,6 +123,8 @@ def _advise_about_dali() -> list[str]:
 
 def as_text(facts: dict[str, Any]) -> str:
     """The facts for people."""
+    from datapipe.loader.caching import size_text
+
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"
     lines = [
         f"python    {facts['python']} on {facts['platform']}",
@@ -101,6 +132,7 @@ def as_text(facts: dict[str, Any]) -> str:
         f"memory    {facts['memory_gib']} GiB; {facts['open_files_limit']} open files allowed",
         f"GPU       {gpus} (torch built for CUDA {facts['torch_cuda'] or '-: CPU only'})",
         f"decoder   {facts['decoder']}",
+        *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
         "packages  " + ", ".join(f"{name} {version}" for name, version in facts["packages"].items()),
     ]
     lines += [f"advice    {text}" for text in facts["advice"]] or ["advice    nothing to add"]

@@ -48,8 +48,9 @@ def described(kept: KeptImages) -> str:
     what = f"images behind {kept.front!r}" if kept.front.geometry else "whole decoded images"
     where = "in memory, for all processes of this node" if files.in_memory else f"in {files.where}"
     full = "" if kept.store.is_open else ", and takes no more"
-    return f"{what}, {where}: has {stats.num_kept} in {_size(stats.nbytes)} of at most {_size(stats.capacity)}{full}"
+    return f"{what}, {where}: has {stats.num_kept} in {size_text(stats.nbytes)} of at most {size_text(stats.capacity)}{full}"
 
 
-def _size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """For people."""
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ class Dataset:
     """
 
     def __init__(self, index: AnyIndex, fields: BatchFields | None = None, mixture: Mixture | None = None) -> None:
+        if isinstance(index, (str, os.PathLike)):
+            raise OptionError(f"Dataset takes an index, not a path: DataLoader({os.fspath(index)!r}, ...).dataset opens one")
         self.index = index
         self.mixture = mixture
         self.fields = BatchFields.of(index, None) if fields is None else fields

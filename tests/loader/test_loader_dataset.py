@@ -32,6 +32,11 @@ def test_the_dataset_is_a_map_of_samples(folder: Path, shards: Path, converted: 
                 data[beyond]
 
 
+def test_a_path_is_no_index(folder: Path) -> None:
+    with pytest.raises(dp.OptionError, match=r"takes an index, not a path: DataLoader\(.*\)\.dataset"):
+        dp.Dataset(folder)  # type: ignore[arg-type]
+
+
 def test_samples_of_a_dataset_do_not_share_memory(folder: Path) -> None:
     data = dp.DataLoader(folder).dataset
     first = data[0][0]
