@@ -53,7 +53,7 @@ class Cell:
     @property
     def is_mostly_stall(self) -> bool:
         """Whether the stall takes longer than all that making a batch takes without it."""
-        return self.stall_ms * 1e-3 > _HEALTHY.stall_s + _HEALTHY.cpu_s
+        return self.stall_ms * 1e-3 > _HEALTHY.read_s + _HEALTHY.cpu_s
 
     @property
     def python_s(self) -> float:

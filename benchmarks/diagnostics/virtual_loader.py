@@ -29,10 +29,6 @@ class BatchCost:
     collate_s: float = 0.0
 
     @property
-    def stall_s(self) -> float:
-        return self.read_s
-
-    @property
     def cpu_s(self) -> float:
         return self.decode_s + sum(taken_s for _, taken_s in self.transforms_s) + self.collate_s
 
@@ -165,7 +161,7 @@ class VirtualLoader:
             self._note_work(number, Work(stage, now, now + taken_s, 0.0 if stage == READ else taken_s))
             self.profile.waited_s[stage] += taken_s
             now += taken_s
-        self._world.spend(cost.stall_s + cost.cpu_s)
+        self._world.spend(cost.read_s + cost.cpu_s)
 
     def _make(self, number: int) -> None:
         """The host waits until the batch is there."""

@@ -23,7 +23,8 @@ def arguments_of(loader: TorchsLoader, seed: int, *, shares: bool = False) -> di
     if loader.prefetch_factor not in (None, 2):  # 2 is what torch takes where nothing is asked for
         arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
     batches = loader.batch_sampler
-    if shares and not (is_plain_shuffle(loader) or _is_in_order(loader)):
+    is_plain = is_plain_shuffle(loader) or _is_in_order(loader)
+    if shares and not is_plain:
         raise OptionError(
             f"share_among_ranks=True: the order is decided by a {type(sampler_of(loader)).__qualname__}, which decides for its "
             "rank; leave it out, or give the loader shuffle=True or nothing in its place"
@@ -32,7 +33,7 @@ def arguments_of(loader: TorchsLoader, seed: int, *, shares: bool = False) -> di
         return {**arguments, "batch_sampler": batches}
     sampler = batches.sampler
     arguments |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    if is_plain_shuffle(loader) or _is_in_order(loader):
+    if is_plain:
         return {**arguments, "shuffle": type(sampler) is RandomSampler}
     if isinstance(sampler, DistributedSampler):
         arguments |= {"rank": sampler.rank, "world_size": sampler.num_replicas}

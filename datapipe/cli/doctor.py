@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
@@ -48,10 +46,9 @@ def examine() -> dict[str, Any]:
     import torch
 
     from datapipe.decode import default_decoder_name
-    from datapipe.fetch.cache.places import DIRECTORY_NAME
     from datapipe.loader.parsing import default_num_workers
+    from datapipe.user_cache import IMAGES, INDEXES, user_cache
 
-    cache_dir = Path(platformdirs.user_cache_dir("datapipe"))
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
         "python": sys.version.split()[0],
@@ -64,7 +61,7 @@ def examine() -> dict[str, Any]:
         "torch_cuda": cuda,
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "decoder": default_decoder_name(),
-        "caches": [kept for name in ("index", DIRECTORY_NAME) if (kept := _kept(cache_dir / name)) is not None],
+        "caches": [kept for name in (INDEXES, IMAGES) if (kept := _kept(user_cache(name))) is not None],
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
     facts["advice"] = _advise(facts)

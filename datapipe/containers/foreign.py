@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import filelock
-import platformdirs
 from tqdm import tqdm
 
 from datapipe import atomic
@@ -30,6 +29,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
+from datapipe.user_cache import INDEXES, user_cache
 
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ def _index_homes(data: ForeignSet) -> list[Path]:
     """Where the index of `data` may be kept, best first."""
     parts = (data.container, os.path.realpath(data.directory), *data.names)
     name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
-    cached = Path(platformdirs.user_cache_dir("datapipe")) / "index" / name[:24]
+    cached = user_cache(INDEXES) / name[:24]
     if data.container == "folder":
         return [cached]
     beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()

@@ -71,7 +71,7 @@ class Bracket:
 
     def __init__(self, clock: Clock, *, timeline: Timeline | None = None, hooks: Hooks | None = None) -> None:
         self.timeline = timeline or Timeline()
-        self._clock = clock
+        self.clock = clock
         self._hooks = hooks or Hooks()
         self._inside: Pass | None = None  # in its next()
         self._open: _Open | None = None
@@ -128,12 +128,12 @@ class Bracket:
         for entry in self._pending:
             for mark in (entry.end, entry.close):
                 if mark is not None:
-                    self._clock.wait(mark)
+                    self.clock.wait(mark)
         self._read(len(self._pending))
 
     def context(self) -> Context:
         """What is known beside the steps."""
-        device = self._clock.device if self._has_device else None
+        device = self.clock.device if self._has_device else None
         return Context(device, self._num_nested, self._num_elsewhere, self._trains_elsewhere, dict(self._syncs))
 
     # -- for Pass ---------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Bracket:
             return
         self._inside = of
         self._read(_MAX_READ)  # before the clock is looked at: what the bracket itself takes is not waiting
-        start_ns = self._clock.now_ns()
+        start_ns = self.clock.now_ns()
         entry = _Open(of, start_ns, self._mark(), -1 if num_ready is None else num_ready)
         self._close_with(start_ns, entry.begin)
         self._open = entry
@@ -159,7 +159,7 @@ class Bracket:
             return
         assert self._open is not None
         self._open.end = self._mark()
-        self._open.end_ns = self._clock.now_ns()
+        self._open.end_ns = self.clock.now_ns()
         self._inside = None
 
     def _stop(self, of: Pass) -> None:
@@ -178,12 +178,12 @@ class Bracket:
         return self._is_ours() and self._inside is None and self._open is not None
 
     def _mark(self) -> Mark | None:
-        return self._clock.mark() if len(self._pending) < _MAX_PENDING else None
+        return self.clock.mark() if len(self._pending) < _MAX_PENDING else None
 
     def _close_step(self) -> None:
         if self._open is not None:
             is_step = self._open.end_ns is not None
-            self._close_with(self._clock.now_ns(), self._mark() if is_step else None)
+            self._close_with(self.clock.now_ns(), self._mark() if is_step else None)
 
     def _close_with(self, now_ns: int, mark: Mark | None) -> None:
         """`mark`: stays in use as the begin of the entry that follows, if one does; that one is read later."""
@@ -191,7 +191,7 @@ class Bracket:
         if entry is not None:
             entry.close_ns, entry.close = now_ns, mark
             if entry.end is not None:
-                entry.is_ahead = int(not self._clock.is_past(entry.end))
+                entry.is_ahead = int(not self.clock.is_past(entry.end))
             self._pending.append(entry)
 
     def _read(self, at_most: int) -> None:
@@ -200,7 +200,7 @@ class Bracket:
             if not self._pending:
                 return
             entry = self._pending[0]
-            if not all(self._clock.is_past(mark) for mark in (entry.close, entry.end, entry.begin) if mark is not None):
+            if not all(self.clock.is_past(mark) for mark in (entry.close, entry.end, entry.begin) if mark is not None):
                 return
             self._pending.popleft()
             if entry.end_ns is not None:
@@ -208,7 +208,7 @@ class Bracket:
             # `close` is the begin of what follows, and released with it; the last one of a pass is let go.
             for mark in (entry.begin, entry.end, *entry.copies):
                 if mark is not None:
-                    self._clock.release(mark)
+                    self.clock.release(mark)
 
     def _row(self, entry: _Open, end_ns: int) -> dict[str, Any]:
         gap_s = self._elapsed(entry.begin, entry.end)
@@ -236,7 +236,7 @@ class Bracket:
         }
 
     def _elapsed(self, start: Mark | None, end: Mark | None) -> float:
-        return _NAN if start is None or end is None else self._clock.elapsed_s(start, end)
+        return _NAN if start is None or end is None else self.clock.elapsed_s(start, end)
 
 
 class Pass:

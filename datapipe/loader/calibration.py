@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import platformdirs
 import torch
 
 from datapipe import atomic
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.loader.choice import Measured
+from datapipe.user_cache import RATES, user_cache
 
 CANDIDATES: tuple[Dali | None, ...] = (
     None,
@@ -81,7 +81,7 @@ class Calibration:
     def _path(self, candidates: tuple[Dali | None, ...]) -> Path:
         known = json.dumps([dict(self.circumstances), repr(candidates)], sort_keys=True)
         name = hashlib.sha256(known.encode()).hexdigest()[:16]
-        return Path(platformdirs.user_cache_dir("datapipe")) / "calibration" / f"{name}.json"
+        return user_cache(RATES) / f"{name}.json"
 
 
 def measure(batches: Iterator[Any]) -> float:

@@ -25,10 +25,7 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import (
-    OnError,
-    Output,
-)
+from datapipe.loader.options import OnError, Output
 from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog

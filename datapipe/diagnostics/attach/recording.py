@@ -135,11 +135,9 @@ class Recording:
 
 def open_recording(hooks: Hooks) -> Watch:
     """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`, as the environment says."""
-    from datapipe.diagnostics.cuda_clock import open_clock
-
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
-    busy = None if open_clock().device is None else BusySampler(read_busy)
+    busy = None if bracket.clock.device is None else BusySampler(read_busy)
     recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples, busy=busy)
     meter = _ranged(bracket) if settings.nvtx else bracket
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)

@@ -8,8 +8,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from datapipe.errors import OptionError, StorageError
 from datapipe.fetch.cache.entries import FORMAT_VERSION
 from datapipe.fetch.cache.files import StoreFiles, open_on_disk
@@ -18,8 +16,7 @@ from datapipe.fetch.cache.room import share_of_disk, share_of_memory
 from datapipe.fetch.cache.store import Store
 from datapipe.index import SampleIndex
 from datapipe.joint import AnyIndex, JointIndex
-
-DIRECTORY_NAME = "decoded"  # in the user's cache directory
+from datapipe.user_cache import IMAGES, user_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class CacheOptions:
         if cache == "ram":
             return cls(None, nbytes)
         if cache == "disk":
-            return cls(Path(platformdirs.user_cache_dir("datapipe")) / DIRECTORY_NAME, nbytes)
+            return cls(user_cache(IMAGES), nbytes)
         if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
             raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a directory to be made as {'./' + cache!r}")
         return cls(Path(cache), nbytes)
