@@ -13,6 +13,7 @@ import pytest
 import torch
 from fake_device import DeviceTensor, FakeDevice
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
 from datapipe.backends.device import Arrival, Uploader
@@ -21,8 +22,21 @@ from datapipe.backends.nests import tensors_of
 from datapipe.draws import Draws
 from datapipe.errors import LifecycleError, OptionError
 from datapipe.observe import Stage, StageEvent
-from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalize, Recipe, ToDtype
-from datapipe.transforms.pixels import dtype
+from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD, CutMix, MixUp, Normalize, Recipe, ToDtype
+from datapipe.transforms.pixels.warp import rotation_matrix, warp
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of the operators that run within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
 
 # -- memory --------------------------------------------------------------------------------------------
 
@@ -308,12 +322,62 @@ def test_pixel_operations_run_on_the_copy_stream() -> None:
         return out
 
     for seed in range(10):
-        dtype._tiled.cache_clear()
         fake = FakeDevice(seed)
         uploader = Uploader(fake)
         reads = [(expected, fake.read(uploader.upload(images, then=pixels).hand_over())) for _ in range(3)]
         assert wrong_reads(fake, reads) == 0
-        assert fake.forbidden == ["copy from pageable memory"] * 2, "mean and std, once"
+        assert fake.forbidden == ["copy from pageable memory"] * 6, "mean and std, for each batch"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_normalising_on_a_device_is_one_kernel(dtype: torch.dtype) -> None:
+    fake = FakeDevice(is_lazy=True)
+    recipe = Recipe.of([ToDtype(dtype, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)])
+    block = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    draws, expected = Draws(0, 0, np.arange(4)), torch.empty(block.shape, dtype=dtype)
+    recipe.run_pixels(block.clone(), draws, expected)
+    with fake.under(fake.default_stream):
+        on_device, out = fake.put(block), torch.empty(block.shape, dtype=dtype, device=fake.device)
+        with Operations() as seen:
+            recipe.run_pixels(on_device, draws, out)
+        read = fake.read(out)
+    kernels = [name for name in seen.names if name not in ("view", "permute", "_to_copy", "detach", "alias")]
+    assert kernels == ["addcmul"]
+    assert seen.names.count("_to_copy") == 2, "factor and shift, from the host"
+    fake.drain()
+    torch.testing.assert_close(read(), expected, rtol=0, atol=1e-6 if dtype.itemsize > 2 else 0)
+
+
+def test_a_mix_leaves_rows_in_their_memory_format() -> None:
+    """`roll` on a CUDA tensor in channels_last gives planes."""
+    images = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    with Operations() as seen:
+        MixUp(num_classes=3).apply(images.clone(), torch.arange(3), {"lam": np.array([0.3])})
+        CutMix(num_classes=3).apply(images.clone(), torch.arange(3), {"lam": np.array([0.3]), "box": np.array([[1, 2, 5, 4]])})
+    assert "cat" in seen.names
+    assert "roll" not in seen.names
+
+
+def test_what_pixel_operations_share_is_on_no_stream() -> None:
+    """Two loaders, each with a copy stream; one's is behind when the other's batch is warped."""
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    turned, expected = rotation_matrix(np.array([30.0, -20.0])), images.clone(memory_format=torch.preserve_format)
+    warp(expected, turned, (0, 0, 0))
+    fake = FakeDevice(is_lazy=True)
+    first, second = fake.new_stream(), fake.new_stream()
+    resume = fake.block(first)
+    reads = []
+    for stream in (first, second):
+        with fake.under(stream):
+            batch = fake.put(images)
+            warp(batch, turned, (0, 0, 0))
+            reads.append(fake.read(batch))
+    fake.advance()
+    assert torch.equal(reads[1](), expected)
+    resume()
+    fake.drain()
+    assert torch.equal(reads[0](), expected)
 
 
 # -- observing, devices --------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Triple = tuple[float, float, float]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_HALVES = (torch.float16, torch.bfloat16)
 _NOTHING: Params = {}
 _scratch = threading.local()
 
@@ -92,7 +91,8 @@ class Normalize:
         self.output_dtype(images.dtype)
         rows = _as_rows(images.permute(0, 2, 3, 1))
         width, dtype, device = images.shape[3], images.dtype, images.device
-        rows.sub_(_tiled(self.mean, width, dtype, device)).div_(_tiled(self.std, width, dtype, device))
+        mean, std = (_tiled(values, width, dtype).to(device, non_blocking=True) for values in (self.mean, self.std))
+        rows.sub_(mean).div_(std)
         return images
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
@@ -131,31 +131,25 @@ class ScaleAndShift:
     def apply_into(self, images: torch.Tensor, out: torch.Tensor) -> None:
         """Write the result for `images` (n, h, w, 3), uint8, to `out` of that shape; both NHWC-contiguous, on one device."""
         source, target = images.reshape(-1, images.shape[2] * 3), _as_rows(out)
-        if images.is_cuda or self.dtype == torch.float64:
-            wide = target if self.dtype not in _HALVES else torch.empty(source.shape, dtype=torch.float32, device=source.device)
-            self._compute(source, wide, target)
-        else:  # image by image: what lies between stays in cache, and `out` is written once
-            wide = _scratch_rows(images.shape[1], source.shape[1])
-            for first in range(0, len(source), len(wide)):
-                self._compute(source[first : first + len(wide)], wide, target[first : first + len(wide)])
+        wide_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        factor = _tiled(self.factor, images.shape[2], wide_dtype).to(images.device, non_blocking=True)
+        shift = _tiled(self.shift, images.shape[2], wide_dtype).to(images.device, non_blocking=True) if any(self.shift) else None
+        if images.is_cuda or self.dtype == torch.float64:  # one kernel, which converts on its way in and out
+            _multiply_add(source, factor, shift, target)
+            return
+        # Image by image: what lies between stays in cache, and `out` is written once.
+        wide = _scratch_rows(images.shape[1], source.shape[1])
+        for first in range(0, len(source), len(wide)):
+            rows = target[first : first + len(wide)]
+            result = rows if rows.dtype == wide.dtype else wide
+            _multiply_add(wide.copy_(source[first : first + len(wide)]), factor, shift, result)
+            if result is not rows:
+                rows.copy_(result)
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         if dtype != torch.uint8:
             raise OptionError(f"{self!r} takes uint8 images, got {dtype}")
         return self.dtype
-
-    def _compute(self, source: torch.Tensor, wide: torch.Tensor, target: torch.Tensor) -> None:
-        """Rows in, rows out, by way of `wide`: of the dtype to compute in, and `target` itself if need be."""
-        width = source.shape[1] // 3
-        wide.copy_(source)
-        result = target if target.dtype == wide.dtype else wide
-        factor = _tiled(self.factor, width, wide.dtype, wide.device)
-        if any(self.shift):
-            torch.addcmul(_tiled(self.shift, width, wide.dtype, wide.device), wide, factor, out=result)
-        else:
-            torch.mul(wide, factor, out=result)
-        if result is not target:
-            target.copy_(result)
 
 
 def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAndShift:
@@ -169,8 +163,16 @@ def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAn
 
 
 @lru_cache(maxsize=64)
-def _tiled(values: Triple, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.tile(np.array(values), width)).to(device=device, dtype=dtype)
+def _tiled(values: Triple, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the three values, repeated, (width * 3,), in host memory. Shared; not to be written."""
+    return torch.from_numpy(np.tile(np.array(values), width)).to(dtype=dtype)
+
+
+def _multiply_add(source: torch.Tensor, factor: torch.Tensor, shift: torch.Tensor | None, out: torch.Tensor) -> None:
+    if shift is None:
+        torch.mul(source, factor, out=out)
+    else:
+        torch.addcmul(shift, source, factor, out=out)
 
 
 def _as_rows(images: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,8 @@ def warp(images: torch.Tensor, matrix: Float, fill: tuple[int, int, int]) -> Non
     device = images.device
     half = np.array([0.5 * width, 0.5 * height], np.float32)[:, None]
     scaled = torch.from_numpy(matrix.astype(np.float32) / half).to(device, non_blocking=True)  # to [-1, 1]
-    x, y = _centred(width, device), _centred(height, device)[:, None]
+    x = _centred(width).to(device, non_blocking=True)
+    y = _centred(height).to(device, non_blocking=True)[:, None]
     # Not a matrix product: those may run in TF32 or half precision on a GPU, and then miss by whole pixels.
     (a, b, c), (d, e, f) = scaled.permute(1, 2, 0)[:, :, :, None, None]
     source_x = (x * a + y * b).add_(c).add_(1).mul_(width).sub_(1).div_(2).round_()  # (m, h, w)
@@ -68,9 +69,12 @@ def warp(images: torch.Tensor, matrix: Float, fill: tuple[int, int, int]) -> Non
 
 
 @lru_cache(maxsize=16)
-def _centred(length: int, device: torch.device) -> torch.Tensor:
-    """(length,) the pixels of a side, counted from its middle. Shared; not to be written."""
-    return torch.linspace((1.0 - length) * 0.5, (length - 1.0) * 0.5, steps=length, device=device)
+def _centred(length: int) -> torch.Tensor:
+    """Return the (length,) pixels of a side, counted from its middle, in host memory. Shared; not to be written.
+
+    On a device the stream that fills a shared tensor would be one stream, and those that read it others.
+    """
+    return torch.linspace((1.0 - length) * 0.5, (length - 1.0) * 0.5, steps=length)
 
 
 def _identity(num_samples: int) -> Float:
