@@ -73,6 +73,7 @@ class FakeDevice:
         self.device = META
         self.pending = Pending(self)
         self.forbidden: list[str] = []
+        self.entered: list[str] = []  # names of the threads that said that they work on this device
         self.num_slabs = 0  # allocated so far
         self._random = random.Random(seed)
         self._is_lazy, self._is_fair = is_lazy, is_fair
@@ -93,6 +94,9 @@ class FakeDevice:
 
     def current_stream(self) -> Stream:
         return getattr(self._thread, "stream", self.default_stream)
+
+    def enter_thread(self) -> None:
+        self.entered.append(threading.current_thread().name)
 
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:

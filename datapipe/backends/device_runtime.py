@@ -6,6 +6,7 @@ there is nothing here to wait with.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from datapipe.backends.slabs import SlabPool
-from datapipe.errors import OptionError
+from datapipe.errors import BackendError, OptionError
+
+_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h
 
 Stream: TypeAlias = Any  # the runtime's own kind: torch.cuda.Stream
 Event: TypeAlias = Any  # torch.cuda.Event
@@ -36,6 +39,9 @@ class DeviceRuntime(Protocol):
 
     def current_stream(self) -> Stream:
         """The stream to which the calling thread's operations go."""
+
+    def enter_thread(self) -> None:
+        """Make the calling thread one that works on this device, for the rest of its life."""
 
     def under(self, stream: Stream) -> AbstractContextManager[None]:
         """Let the calling thread's operations go to that stream meanwhile."""
@@ -114,6 +120,11 @@ class CudaRuntime:
     def current_stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
+    def enter_thread(self) -> None:
+        # A thread begins on device 0, and whatever sets that again makes a context there: half a gigabyte.
+        torch.cuda.set_device(self._device)
+        tolerate_captures()
+
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:
         # The device first. A thread begins on device 0, and leaving `stream` alone would go back there by a call
@@ -144,6 +155,18 @@ class CudaRuntime:
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
+
+
+def tolerate_captures() -> None:
+    """Let CUDA calls of the calling thread leave captures of CUDA graphs by other threads alone.
+
+    By default a query of an event from any thread breaks a capture in "global" mode, torch's default (pytorch#104555).
+    Raises BackendError where the driver refuses.
+    """
+    mode = ctypes.c_int(_CAPTURE_THREAD_LOCAL)
+    error = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if error:
+        raise BackendError(f"CUDA's driver refuses a thread its capture mode (error {error}); see `datapipe doctor`")
 
 
 @cache

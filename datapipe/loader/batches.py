@@ -7,6 +7,7 @@ rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
 from datapipe.loader.options import MAX_BLOCK, LoaderOptions
-from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, located, replacement_id
+from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.loader.rows import Batch
 from datapipe.observe import Observer, Stage, StageEvent
 from datapipe.plan import Picks
@@ -58,6 +59,7 @@ class BatchMaker:
     workers: Lending[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
+    enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches, where they are for a GPU
 
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
@@ -135,6 +137,7 @@ class BatchMaker:
     def finish(self, batch: Batch) -> Any:
         """What the user gets, or its arrival on a device."""
         start_ns = time.perf_counter_ns()
+        check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
         result = self.collator.collate(batch)
         self._observe(Stage.COLLATE, batch, start_ns)
         return result

@@ -1,4 +1,4 @@
-"""What becomes of bad samples: raise, skip, or replace by another one."""
+"""Bad samples: raise, skip, or replace by another one; and labels that no class has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.draws import key64
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.joint import AnyIndex
+from datapipe.transforms import CutMix, MixUp, Recipe
 
 MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad
 _KEPT = 1000  # reports kept for the user to look at
@@ -63,3 +65,19 @@ def replacement_id(index: AnyIndex, *, seed: int, epoch: int, id: int, attempt: 
     """The sample that stands in for a bad one: a function of these values alone."""
     position = int(key64(seed, epoch, id, attempt)) % len(index)
     return int(index.ids(np.array([position], np.int64))[0])
+
+
+def check_classes(recipe: Recipe, labels: NDArray[np.int64], ids: NDArray[np.int64], index: AnyIndex) -> None:
+    """Raise OptionError, naming a sample, where MixUp or CutMix would be given a label that no class has.
+
+    On a GPU such a label would end the process: it fails an assertion there. `labels` and `ids`: (b,) of a batch.
+    """
+    for _, op in recipe.batch:
+        if isinstance(op, (MixUp, CutMix)) and op.num_classes is not None:
+            outside = np.flatnonzero((labels < 0) | (labels >= op.num_classes))
+            if len(outside):
+                row = outside[0]
+                raise OptionError(
+                    f"{index.describe(int(ids[row]))}: its label is {labels[row]}, and {op!r} takes 0 to {op.num_classes - 1}; "
+                    "pass the dataset's number of classes"
+                )

@@ -263,6 +263,8 @@ class LoaderThreads:
         torch.set_num_threads(1)
         torch.get_num_threads()
         try:
+            if self._maker.enter_thread is not None:
+                self._maker.enter_thread()
             if begin is not None:
                 begin()
             worker = self._maker.workers.borrow()

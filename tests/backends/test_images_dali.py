@@ -100,7 +100,7 @@ def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def build(options: GraphOptions) -> Any:
         built.append(options.max_batch_size)
-        return graph.build_graph(options)
+        return graph.build_graph(options), "cpu"
 
     monkeypatch.setattr(pipeline, "_graph_builder", lambda: build)
     return built
@@ -190,6 +190,30 @@ def test_a_graph_that_cannot_be_built_is_said() -> None:
     pipeline = DaliPipeline(GraphOptions(24, 24, 8, 7, CutForm(False, (0, 0, 0)), True, 2, 0.0))  # no machine here has GPU 7
     with pytest.raises(dp.BackendError, match=r"pipeline cannot be built: .*datapipe doctor"):
         pipeline.run(*batch_of(CROP, 0), None)
+
+
+@pytest.mark.parametrize("decodes_regions", [True, False])
+@pytest.mark.parametrize(("device_id", "where"), [(None, "cpu"), (0, "gpu")])
+def test_a_graph_says_where_it_decodes(
+    device_id: int | None, where: str, decodes_regions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvidia.dali import Pipeline
+
+    from datapipe.backends.images_dali.graph import build_graph, decoder_device
+
+    monkeypatch.setattr(Pipeline, "build", Pipeline._build_graph)  # as far as it goes without a GPU
+    built = build_graph(GraphOptions(24, 24, 8, device_id, CutForm(False, (0, 0, 0)), decodes_regions, 2, 0.0))
+    assert decoder_device(built) == where
+
+
+def test_a_pipeline_says_what_it_built() -> None:
+    pipeline = pipeline_of()
+    assert pipeline.decoder_device is None
+    assert pipeline.build() == "cpu"
+    built = pipeline._pipeline
+    pixels_of(pipeline, *batch_of(CROP, 0))
+    assert pipeline._pipeline is built
+    assert pipeline.decoder_device == "cpu"
 
 
 def test_pixels_are_their_holders_alone() -> None:

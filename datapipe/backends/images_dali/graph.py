@@ -8,6 +8,8 @@ from nvidia.dali import Pipeline, fn, types
 
 from datapipe.backends.images_dali.settings import GraphOptions
 
+DECODER = "decoder"  # the name of the operator that decodes
+
 # Inputs of the graph, fed at every run: name -> (rank of a sample, dtype).
 _INPUTS: dict[str, tuple[int, Any]] = {
     "encoded": (1, types.UINT8),
@@ -34,6 +36,12 @@ def build_graph(options: GraphOptions) -> Any:
     return pipeline
 
 
+def decoder_device(pipeline: Any) -> str:
+    """Return where the decoder of a built pipeline leaves its images: "gpu" or "cpu"."""
+    (decoder,) = (operator for operator in pipeline._ops if operator.name == DECODER)
+    return str(decoder.spec.OutputDevice(0))
+
+
 def _images(options: GraphOptions) -> Any:
     images = _decoded(options)
     interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[options.form.interpolation]
@@ -56,7 +64,8 @@ def _images(options: GraphOptions) -> Any:
 def _decoded(options: GraphOptions) -> Any:
     """Each sample's region, as PIL would decode it: EXIF orientation not applied, halved chroma interpolated."""
     on_gpu = options.device_id is not None
-    how: dict[str, Any] = {"adjust_orientation": False, "jpeg_fancy_upsampling": True, "device": "mixed" if on_gpu else "cpu"}
+    how: dict[str, Any] = {"name": DECODER, "device": "mixed" if on_gpu else "cpu"}
+    how |= {"adjust_orientation": False, "jpeg_fancy_upsampling": True}
     if on_gpu:
         how["hw_decoder_load"] = options.hw_decoder_load
         how["affine"] = False  # else the threads of every pipeline are tied to the same first cores

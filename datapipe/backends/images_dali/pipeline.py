@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -10,7 +11,8 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +48,7 @@ class DaliPipeline:
     def __init__(self, options: GraphOptions) -> None:
         self.options = options
         self._pipeline: Any = None
+        self.decoder_device: str | None = None  # of the graph built last: "gpu" or "cpu"
         self._num_failures = 0  # in a row
         self._running = threading.Lock()
         self._is_closed = False
@@ -63,10 +66,34 @@ class DaliPipeline:
         inputs = _arguments(cuts, is_windowed=self.options.form.is_windowed)
         inputs["encoded"] = [np.frombuffer(data, np.uint8) for data in encoded]
         with self._running:
-            if self._is_closed:
-                raise BackendError("DALI has ended with the interpreter; close iterators before the script's end")
             self._build(len(encoded))
-            return self._run(inputs, stream), inputs
+            with self._engines(stream):
+                return self._run(inputs, stream), inputs
+
+    def build(self) -> str:
+        """Build the graph unless it is built; return where it decodes: "gpu" or "cpu". Raises BackendError as `run` does."""
+        with self._running:
+            self._build(0)
+            assert self.decoder_device is not None
+            return self.decoder_device
+
+    @contextlib.contextmanager
+    def _engines(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Let a run use the GPU's JPEG engines alone, and end when the GPU has done all of its work.
+
+        The engines of an H100 write without regard to the order of streams (pytorch/torchcodec#1634, pytorch/vision#9606):
+        memory that DALI lends again while work queued before still reads it would be overwritten.
+        """
+        if stream is None or not self.options.hw_decoder_load:
+            yield
+            return
+        with _engine_locks[self.options.device_id]:
+            try:
+                yield
+            except BaseException:
+                torch.cuda.synchronize(self.options.device_id)  # nobody knows what of the run is on its way
+                raise
+            stream.synchronize()
 
     def _run(self, inputs: dict[str, Any], stream: torch.cuda.Stream | None) -> torch.Tensor:
         is_fed = False
@@ -76,7 +103,7 @@ class DaliPipeline:
             is_fed = True
             self._pipeline.schedule_run()
             (images,) = self._pipeline.outputs(cuda_stream=stream)
-            with torch.cuda.stream(stream):
+            with _under(stream):
                 pixels: torch.Tensor = from_dlpack(images.as_tensor())
         except Exception as exc:  # DALI raises as its operators do: RuntimeError, TypeError, ValueError, StopIteration, ...
             self._num_failures += 1
@@ -91,12 +118,14 @@ class DaliPipeline:
 
     def _build(self, num_samples: int) -> None:
         """Have a pipeline that takes so many samples."""
+        if self._is_closed:
+            raise BackendError("DALI has ended with the interpreter; close iterators before the script's end")
         if num_samples > self.options.max_batch_size:
             self.options = dataclasses.replace(self.options, max_batch_size=num_samples)
             self._pipeline = None
         if self._pipeline is None:
             try:
-                self._pipeline = _graph_builder()(self.options)
+                self._pipeline, self.decoder_device = _graph_builder()(self.options)
             except (RuntimeError, ImportError, OSError) as exc:
                 raise BackendError(f"DALI's pipeline cannot be built: {_reason(exc)}; see `datapipe doctor`") from exc
             _built.append(weakref.ref(self._pipeline, _built.remove))
@@ -121,6 +150,19 @@ _all: list[weakref.ref[DaliPipeline]] = []
 _built: list[weakref.ref[Any]] = []  # DALI's pipelines, those that wait to be collected too
 
 
+_engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by index of the GPU
+
+
+@contextlib.contextmanager
+def _under(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Let the calling thread's operations go to that stream; None leaves them where they are."""
+    if stream is None:
+        yield
+        return
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # the device first: see CudaRuntime.under
+        yield
+
+
 def _living(references: list[weakref.ref[T]]) -> list[T]:
     return [thing for reference in list(references) if (thing := reference()) is not None]
 
@@ -132,6 +174,7 @@ def _after_fork() -> None:
         if inner is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
             built._pipe = None
+    _engine_locks.clear()
     for pipeline in _living(_all):
         pipeline.leave_to_parent()
 
@@ -140,12 +183,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @functools.cache
-def _graph_builder() -> Callable[[GraphOptions], Any]:
-    """`build_graph`. DALI is imported where it is used first."""
-    from datapipe.backends.images_dali.graph import build_graph
+def _graph_builder() -> Callable[[GraphOptions], tuple[Any, str]]:
+    """Return what builds a graph and says where it decodes. DALI is imported where it is used first."""
+    from datapipe.backends.images_dali.graph import build_graph, decoder_device
+
+    def build(options: GraphOptions) -> tuple[Any, str]:
+        pipeline = build_graph(options)
+        return pipeline, decoder_device(pipeline)
 
     atexit.register(_close_all)  # once DALI has registered its own end, so as to come before it
-    return build_graph
+    return build
 
 
 def _close_all() -> None:

@@ -16,12 +16,13 @@ class Dali:
     num_threads: DALI's threads per pipeline; None for the loader's `num_workers`.
     num_pipelines: batches that are in DALI at once, each in a pipeline of its own.
     hw_decoder_load: share of the JPEGs that goes to the GPU's JPEG engines, 0 to 1, where it has any; the CUDA
-      cores decode the others. Of no meaning on a CPU.
+      cores decode the others. Of no meaning on a CPU. Above 0 one batch at a time is decoded, and a JPEG whose body is
+      damaged may come out as rubbish instead of as a bad sample: docs/loader.md says why.
     """
 
     num_threads: int | None = None
     num_pipelines: int = 2
-    hw_decoder_load: float = 0.65
+    hw_decoder_load: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:
