@@ -1,14 +1,57 @@
-"""What is kept for the user between runs, and where: losing it costs the time to make it anew."""
+"""What is kept for the user between runs, and where. Losing it costs the time to make it again."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
+import filelock
 import platformdirs
 
-INDEXES, IMAGES, RATES = "index", "decoded", "calibration"  # of datasets of others; decoded; of backends on this machine
+from datapipe import atomic
+
+T = TypeVar("T")
+
+# Of datasets of others; decoded images; of backends on this machine; whether a GPU decodes regions.
+INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
+
+logger = logging.getLogger(__name__)
 
 
 def user_cache(name: str) -> Path:
-    """The directory of one kind, which need not exist."""
+    """Return the directory of one kind, which need not exist."""
     return Path(platformdirs.user_cache_dir("datapipe")) / name
+
+
+def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[], Any], parse: Callable[[Any], T]) -> T:
+    """Return what `make` found out under the same circumstances before, or let it find out now.
+
+    `circumstances` and what `make` returns are JSON-safe. `parse` turns the latter into what is returned; where it raises
+    ValueError, KeyError or TypeError on what was kept, that is made again. Of several processes one makes it, and the
+    others wait. Where nothing can be kept, a warning is logged and it is made each time.
+    """
+    name = hashlib.sha256(json.dumps(dict(circumstances), sort_keys=True).encode()).hexdigest()[:16]
+    path = user_cache(kind) / f"{name}.json"
+    lock = filelock.FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as exc:
+        logger.warning("%s cannot be kept in %s (%s); every process finds it out again", kind, path.parent, exc)
+        return parse(make())
+    try:
+        try:
+            return parse(json.loads(path.read_text())["found"])
+        except (OSError, ValueError, KeyError, TypeError):
+            found = make()
+        try:
+            atomic.write_json(path, {"circumstances": dict(circumstances), "found": found})
+        except OSError as exc:
+            logger.warning("%s cannot be kept in %s (%s)", kind, path.parent, exc)
+        return parse(found)
+    finally:
+        lock.release()

@@ -87,7 +87,7 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
     if facts["gpus"]:
-        advice += _advise_about_dali()
+        advice += _advise_about_dali(len(facts["gpus"]))
     if facts["open_files_limit"] < 1024:
         advice.append(f"ulimit -n is {facts['open_files_limit']}; 4096 keeps more shards open")
     if facts["decode_threads"] == 1:
@@ -102,20 +102,25 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     return advice
 
 
-def _advise_about_dali() -> list[str]:
+def _advise_about_dali(num_gpus: int) -> list[str]:
     from datapipe.backends.images_dali.installation import installation, mismatch
+    from datapipe.backends.images_dali.region_trial import region_problem
     from datapipe.errors import DependencyError
 
     try:
-        found, problem = installation(), mismatch()
+        installation()
+        problem = mismatch()
     except DependencyError as exc:
         return [str(exc)]
     if problem is not None:
         return [problem]
-    if not found.decodes_regions:
-        nvjpeg = found.nvjpeg or "of unknown version"
-        return [f"nvJPEG {nvjpeg}: from 13.2 on (CUDA 13) a GPU decodes the crop's region alone; yours decodes whole images"]
-    return []
+    problems = [region_problem(number, hw_decoder_load=0.0) for number in range(num_gpus)]
+    return [
+        f"GPU {number} decodes whole JPEGs, not the crop's region alone: {problem}; another release of nvJPEG (13.2 or newer) or "
+        "nvImageCodec may change that"
+        for number, problem in enumerate(problems)
+        if problem is not None
+    ]
 
 
 def as_text(facts: dict[str, Any]) -> str:

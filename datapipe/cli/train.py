@@ -67,7 +67,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mixup", type=float, metavar="ALPHA", default=0.0, help="blend samples in pairs, e.g. 0.2")
     group.add_argument("--cutmix", type=float, metavar="ALPHA", default=0.0, help="paste boxes of other samples, e.g. 1.0")
     group.add_argument("--num-workers", type=int, metavar="N", help="decode threads (default: usable cores)")
-    group.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this process's GPU, if any)")
+    group.add_argument("--device", metavar="D", default="auto", help="cpu, cuda (the rank's own), cuda:N (default: a GPU if any)")
     group.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
     group.add_argument("--on-error", choices=("raise", "skip", "replace"), default="raise", help="bad samples (raise)")
 
@@ -113,9 +113,12 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     names = TrainOptions.__dataclass_fields__
     options = TrainOptions(**{name: value for name, value in vars(args).items() if name in names})
+    import torch
+
     from datapipe.loader.choice import resolve_device
 
-    device = resolve_device(args.device)()
+    # Under torchrun every rank is told the same "cuda", and means its own GPU.
+    device = resolve_device("auto" if args.device == "cuda" and torch.cuda.is_available() else args.device)()
     with process_group(device) as leads:
         report = train(args, options, device, leads=leads)
     if leads:

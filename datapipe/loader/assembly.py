@@ -10,7 +10,7 @@ from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.images_cpu import BlockWorker
 from datapipe.backends.images_dali.form import form_of
-from datapipe.backends.images_dali.installation import installation
+from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages
 from datapipe.backends.slabs import SlabPool
@@ -97,6 +97,7 @@ def assemble(
         workers=Lending(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
+        enter_thread=None if runtime is None else runtime.enter_thread,
     )
 
 
@@ -118,7 +119,7 @@ def _graph_options(
         max_batch_size=options.batch_size,
         device_id=device.index if on_gpu else None,
         form=form,
-        decodes_regions=not on_gpu or installation().decodes_regions,
+        decodes_regions=not on_gpu or region_problem(device.index, hw_decoder_load=dali.hw_decoder_load) is None,
         num_threads=dali.num_threads or max(1, options.num_workers),
         hw_decoder_load=dali.hw_decoder_load,
     )

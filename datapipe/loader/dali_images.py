@@ -154,6 +154,14 @@ class DaliStage:
         self._num_given_up = 0  # batches in a row
         self._has_warned = False
 
+    def decoder_device(self) -> str:
+        """Return where the graph decodes: "gpu" or "cpu". Builds it if need be. Raises BackendError where that fails."""
+        pipeline = self.pipelines.borrow()
+        try:
+            return pipeline.build()
+        finally:
+            self.pipelines.give_back(pipeline)
+
     def run(
         self,
         batch: Fetched,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.installation import version_of
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
@@ -86,15 +86,9 @@ class DataEvidence:
             # to a power of two: another part of the same data is to be recognised
             "sample_nbytes": 2 ** round(float(np.log2(nbytes))),
             "sample_pixels": 2 ** round(float(np.log2(pixels))),
-            "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+            "versions": {name: version_of(name) for name in _DISTRIBUTIONS},
         }
 
 
 _DISTRIBUTIONS = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
 
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

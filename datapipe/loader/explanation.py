@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from datapipe.backends.images_dali.installation import installation, mismatch
+from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.decode import default_decoder_name
 from datapipe.errors import OptionError
@@ -50,7 +51,7 @@ def explanation(loader: DataLoader) -> list[str]:
     if choice.dali is None:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
     else:
-        lines += _about_dali(choice.dali, threads, loader, on_gpu=on_gpu)
+        lines += _about_dali(choice.dali, threads, loader, device=choice.device)
     if kept := loader.kept_images():
         lines.append(f"cache     {described(kept)}")
     steps = loader.recipe.explain()
@@ -88,19 +89,16 @@ def _order(loader: DataLoader) -> str:
     return _ORDERS.get(kind, kind)
 
 
-def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, on_gpu: bool) -> list[str]:
-    found = installation()
+def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, device: torch.device) -> list[str]:
+    found, on_gpu = installation(), device.type == "cuda"
     lines = [
-        f"decoder   DALI {found.version} (CUDA {found.cuda_major}) in {dali.num_pipelines} pipelines of "
-        f"{dali.num_threads or max(1, loader.options.num_workers)} threads, fed by {threads}; "
+        f"decoder   DALI {found.version} (CUDA {found.cuda_major}) on the {loader.decoder_device().upper()} in "
+        f"{dali.num_pipelines} pipelines of {dali.num_threads or max(1, loader.options.num_workers)} threads, fed by {threads}; "
         "images_cpu for samples that DALI does not decode as Pillow does",
     ]
     if on_gpu:
-        how = (
-            "decodes the crop's region alone"
-            if found.decodes_regions
-            else f"decodes whole images and crops then: nvJPEG {found.nvjpeg or 'of unknown version'} is older than 13.2"
-        )
+        problem = region_problem(device.index, hw_decoder_load=dali.hw_decoder_load)
+        how = "decodes the crop's region alone" if problem is None else f"decodes whole images, then crops: {problem}"
         lines.append(f"          {how}; {dali.hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engines, where it has any")
     problem = mismatch()
     return [*lines, f"          {problem}"] if problem else lines

@@ -237,6 +237,14 @@ class DataLoader:
             self._choice = self._request.choose(self.device, self.evidence())
         return self._choice
 
+    def decoder_device(self) -> str:
+        """Return where images are decoded, as the graph that DALI was given says: "gpu" or "cpu". Builds it if need be.
+
+        Raises BackendError where DALI cannot build it.
+        """
+        stage = self._batch_maker().dali
+        return "cpu" if stage is None else stage.decoder_device()
+
     def evidence(self) -> DataEvidence:
         """What a choice under "auto" is based on: the data, and what the backends make of them here."""
         return DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from datapipe.cli import doctor
 from datapipe.cli.main import main
@@ -48,3 +49,15 @@ def test_kept_images_are_counted_and_may_be_too_many(
     monkeypatch.setattr(doctor, "_MUCH_NBYTES", 1e6)
     assert main(["doctor"]) == 0
     assert f"advice    rm -r {caches / 'decoded'} frees 2.0 MB; what is used again is kept again\n" in capsys.readouterr().out
+
+
+def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {0: None, 1: "its trial was ended by SIGSEGV"}
+    room = "datapipe.backends.images_dali"
+    monkeypatch.setattr(f"{room}.installation.installation", lambda: None)
+    monkeypatch.setattr(f"{room}.installation.mismatch", lambda: None)
+    monkeypatch.setattr(f"{room}.region_trial.region_problem", lambda number, hw_decoder_load: problems[number])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
+    (advice,) = [line for line in doctor.examine()["advice"] if "JPEG" in line]
+    assert advice.startswith("GPU 1 decodes whole JPEGs, not the crop's region alone: its trial was ended by SIGSEGV; another ")

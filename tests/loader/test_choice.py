@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 CUT = Recipe.of([dp.RandomResizedCrop(24)])
-SLOW, FAST = dp.Dali(num_pipelines=1), dp.Dali(num_pipelines=3, hw_decoder_load=0.35)
+SLOW, FAST = dp.Dali(num_pipelines=1), dp.Dali(num_pipelines=3)
 
 
 @dataclasses.dataclass
@@ -65,8 +66,12 @@ def test_a_cpu_is_served_by_images_cpu_without_measuring() -> None:
 def test_a_gpu_is_served_by_whatever_is_faster() -> None:
     choice = request().choose(CUDA, Evidence())
     assert choice.dali == FAST
-    assert choice.reason.startswith("measured here, images/s: dali (3 pipelines, hw_decoder_load 0.35) 150, dali (1 pipelines")
-    assert request().choose(CUDA, Evidence(images_cpu=151)).dali is None
+    assert choice.reason == (
+        "measured here, images/s: dali (3 pipelines) 150, images_cpu 100, dali (1 pipeline) 120; "
+        "DALI must be 1.3 times as fast, as it takes the GPU's time from the network"
+    )
+    assert request().choose(CUDA, Evidence(images_cpu=116)).dali is None, "1.29 times as fast"
+    assert request().choose(CUDA, Evidence(images_cpu=115)).dali == FAST
 
 
 def test_what_is_asked_for_by_name_is_done() -> None:
@@ -140,12 +145,23 @@ def test_auto_is_this_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("auto")() == torch.device("cuda", 3), "what the script has set"
 
 
+def test_cuda_is_the_current_device_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    asked = resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert asked() == torch.device("cuda", 3)
+    assert resolve_device(torch.device("cuda", 1))() == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="'cuda', which names no GPU"):
+        Choice(torch.device("cuda"), dp.Dali(), "asked for")
+
+
 # -- the installation --------------------------------------------------------------------------------
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, **versions: str) -> Installation:
     named = {name.replace("_", "-"): version for name, version in versions.items()}
-    monkeypatch.setattr(dali_installation, "_version", named.get)
+    monkeypatch.setattr(dali_installation, "version_of", named.get)
     monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     dali_installation.installation.cache_clear()
     return dali_installation.installation()
@@ -199,12 +215,29 @@ def test_measured_once_then_remembered(cache: Path) -> None:
         return itertools.repeat((torch.zeros(8),))
 
     first = Calibration(open_batches, {"device": "one"}).rates([None, FAST])
-    assert [measured.dali for measured in first] == opened == [None, FAST]
+    assert [measured.dali for measured in first] == [None, FAST]
+    assert opened == [None, FAST, FAST, None], "whoever comes first reads what no cache of the kernel holds yet"
     assert all(measured.images_per_s > 0 for measured in first)
     assert Calibration(open_batches, {"device": "one"}).rates([None, FAST]) == first
-    assert len(opened) == 2
+    assert len(opened) == 4
     Calibration(open_batches, {"device": "two"}).rates([None, FAST])
-    assert len(opened) == 4, "another device is another matter"
+    assert len(opened) == 8, "another device is another matter"
+
+
+def test_cold_storage_is_nobodys_fault(cache: Path) -> None:
+    """The first candidate reads each batch slowly, as nothing is in the kernel's cache; both are as fast as each other."""
+    cached: set[int] = set()
+
+    def open_batches(candidate: dp.Dali | None) -> Iterator[Any]:
+        for number in range(100):
+            if number not in cached:
+                time.sleep(0.03)
+            cached.add(number)
+            time.sleep(0.002)
+            yield (torch.zeros(8),)
+
+    cold, warm = Calibration(open_batches, {}).rates([None, FAST])
+    assert cold.images_per_s > warm.images_per_s / 2
 
 
 def test_damaged_memories_are_measured_anew(cache: Path) -> None:
@@ -213,7 +246,7 @@ def test_damaged_memories_are_measured_anew(cache: Path) -> None:
     (path,) = cache.rglob("*.json")
     path.write_text("{}")
     assert len(calibration.rates([None])) == 1
-    assert json.loads(path.read_text())["rates"][0]["images_per_s"] > 0
+    assert json.loads(path.read_text())["found"][0]["images_per_s"] > 0
 
 
 def test_a_cache_that_cannot_be_written_is_said_and_done_without(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +289,7 @@ def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixt
     for line in (
         "in your sampler's order",
         "backend   dali: asked for",
-        "in 2 pipelines of",
+        "on the CPU in 2 pipelines of",
         "with the decode: RandomResizedCrop(24)",
     ):
         assert line in said

@@ -20,7 +20,7 @@ import datapipe as dp
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.nests import map_nest, tensors_of
 
-CUDA = torch.device("cuda", 0)
+CUDA = torch.device("cuda", 3)
 CUT = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
 NORMALISED = [*CUT, dp.ToDtype(torch.float32, scale=True), dp.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))]
 
@@ -50,15 +50,20 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """A fake device in CUDA's place; DALI's graph is the CPU's, its result put on the device."""
     device = FakeDevice(seed=7)
     run_on_cpu = DaliPipeline.run
+    on_cpus: dict[int, DaliPipeline] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: CUDA.index)
+    monkeypatch.setattr("datapipe.loader.assembly.region_problem", lambda device_id, hw_decoder_load: None)
 
     def run(self: DaliPipeline, encoded: Any, cuts: Any, stream: Any) -> Any:
-        self.options = dataclasses.replace(self.options, device_id=None)
-        pixels, keep = run_on_cpu(self, encoded, cuts, None)
+        assert self.options.device_id == CUDA.index, "a graph for the CPU"
+        on_cpu = on_cpus.setdefault(id(self), DaliPipeline(dataclasses.replace(self.options, device_id=None)))
+        pixels, keep = run_on_cpu(on_cpu, encoded, cuts, None)
         with device.under(stream):
             return device.put(pixels), keep
 
     monkeypatch.setattr(DaliPipeline, "run", run)
-    monkeypatch.setattr("datapipe.loader.choice.checked_device", lambda device: CUDA)
     monkeypatch.setattr("datapipe.loader.assembly.cuda_runtime", lambda _: device)
     yield device
     device.drain()
@@ -140,3 +145,30 @@ def test_further_fields_on_the_device_are_the_cpus(
     for read, text, batch in zip(later, captions, expected, strict=True):
         assert_same(read(), batch, exactly=True)
         assert text == batch.get("txt")
+
+
+def test_every_thread_of_a_loader_enters_the_device(folder: Path, fake: FakeDevice, backend: Any) -> None:
+    list(batches(folder, device="cuda", backend=backend, transform=CUT))
+    expected = {"datapipe-0", "datapipe-1"} | ({"datapipe-dali-0", "datapipe-dali-1"} if backend != "images_cpu" else set())
+    assert sorted(fake.entered) == sorted(expected)
+
+
+@pytest.mark.parametrize("operation", [dp.MixUp(num_classes=2), dp.CutMix(num_classes=2)], ids=repr)
+def test_a_label_that_no_class_has_never_reaches_the_device(folder: Path, fake: FakeDevice, operation: Any) -> None:
+    loader = batches(folder, device="cuda", backend="images_cpu", transform=[*NORMALISED, operation], shuffle=False)
+    with pytest.raises(dp.OptionError, match=r"cat/.*: its label is 2, and .*num_classes=2\) takes 0 to 1; pass the dataset's"):
+        list(loader)
+
+
+def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
+    folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = "its trial was ended by SIGSEGV"
+    for room in ("assembly", "explanation"):
+        monkeypatch.setattr(f"datapipe.loader.{room}.region_problem", lambda device_id, hw_decoder_load: problem)
+    monkeypatch.setattr(DaliPipeline, "build", lambda self: "cpu" if self.options.decodes_regions else "gpu")
+    loader = batches(folder, device="cuda", backend=dp.Dali(), transform=CUT)
+    dp.explain(loader)
+    said = capsys.readouterr().out
+    assert "on the GPU in 2 pipelines" in said
+    assert f"decodes whole images, then crops: {problem}; 0% of the JPEGs on the GPU's JPEG engines" in said

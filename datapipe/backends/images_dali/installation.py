@@ -33,7 +33,7 @@ class Installation:
 def installation() -> Installation:
     """Raises DependencyError, with what to install, where there is no DALI, or two of them."""
     wanted = cuda_major_of_torch() or 13
-    found = {major: version for major in (12, 13) if (version := _version(f"nvidia-dali-cuda{major}0"))}
+    found = {major: version for major in (12, 13) if (version := version_of(f"nvidia-dali-cuda{major}0"))}
     if not found:
         raise DependencyError(f"DALI is not installed; pip install 'gpu-datapipe[dali-cu{wanted}]'")
     if len(found) > 1:
@@ -42,7 +42,7 @@ def installation() -> Installation:
             f"install nvidia-dali-cuda{wanted}0 again"
         )
     ((major, version),) = found.items()
-    nvjpeg = _version("nvidia-nvjpeg") if major == 13 else _version("nvidia-nvjpeg-cu12")
+    nvjpeg = version_of("nvidia-nvjpeg") if major == 13 else version_of("nvidia-nvjpeg-cu12")
     return Installation(version, major, nvjpeg)
 
 
@@ -62,7 +62,8 @@ def cuda_major_of_torch() -> int | None:
     return int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None where it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
