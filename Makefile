@@ -5,7 +5,7 @@
 #   make lint    ruff            make types      mypy --strict
 #   make bench   all benchmarks and the README's table (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
-#   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute)
+#   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute or two)
 #   make fuzz    a million damaged files of every format that others write (an hour; FUZZ_ARGS="--inputs 10000" for fewer)
 #   make resolve does pip find a consistent set for each extra? (network)
 #   make constraints   pin anew what CI runs (TORCH=... and TORCHVISION=... to move those two)

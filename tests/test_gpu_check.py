@@ -3,56 +3,130 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.contenders.ours import open_loader
+from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.environment import ROOT
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.device_code import MACHINE_CODE, blank_others, fat_binaries
+from benchmarks.gpu.earlier import best_settings
 from benchmarks.gpu.job import run_job
 from benchmarks.gpu.look import telling_lines
 from benchmarks.gpu.pace import Pace
-from benchmarks.gpu.pack import drop_unneeded, pack
+from benchmarks.gpu.pack import MIB, drop_unneeded, pack
+from benchmarks.gpu.pack import main as gather
+from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.report import Report, read_reports
-from benchmarks.gpu.settings import STAGES, Check
+from benchmarks.gpu.settings import FIRST_HALF, SECOND_HALF, STAGES, Check, Deadline
 from benchmarks.gpu.summary import as_text
-from benchmarks.gpu.train import best_settings
+from benchmarks.gpu.sweep import Sweep, merged
+from benchmarks.task import Task
+from datapipe.samples import make_image_folder
 
 
 def make_check(tmp_path: Path) -> Check:
     return Check(out=tmp_path / "results", data=tmp_path / "data", is_dry=True)
 
 
-def test_every_stage_runs_dry(tmp_path: Path) -> None:
-    out = tmp_path / "results"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "all", "--dry-run", "--out", str(out), "--data", str(tmp_path / "data")],
-        cwd=ROOT,
+def call(work: Path, out: Path, home: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    """A call as it is typed on a GPU machine, for a dry run. `home`: where `.gpu` is."""
+    variables = {"WORK": str(work), "OUT": str(out), "PYTHON": sys.executable, "GPU_ARGS": "--dry-run", "COMMIT": "abc"}
+    return subprocess.run(
+        ["bash", str(ROOT / "benchmarks/gpu/call.sh"), *stages],
+        cwd=home,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def test_every_stage_runs_dry(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = call(tmp_path / "work", out, tmp_path, "all")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     reports = read_reports(out)
     assert set(reports) == set(STAGES)
+    assert len(list(out.iterdir())) <= 8
     for report in reports.values():
         assert report["is_finished"]
         assert report["is_dry_run"]
         assert report["measurements"]
         assert not report["failures"]
+        assert report["environment"]["commit"] == "abc"
     for stage in STAGES:
         assert f"== {stage}: done" in done.stdout
-    compared = [entry for entry in reports["parity"]["measurements"] if "p99.9" in entry]
+    correct = reports["correct"]["measurements"]
+    assert reports["correct"]["decodes_regions"] is True
+    compared = [entry for entry in correct if "p99.9" in entry]
     assert any(entry["mean"] > 0 for entry in compared), "DALI's pixels are never quite torch's: were they compared?"
+    assert any("busy" in entry["against"] for entry in compared)
+    verdicts = {entry["how"]: entry for entry in correct if "num_missed" in entry}
+    assert verdicts["text"]["num_bad"] == verdicts["cut"]["num_bad"] == 9
+    assert "zeros in the body" in verdicts, "damaged bodies are not exempted"
+    assert [entry["ended_well"] for entry in correct if "ended_well" in entry] == [True]
+    assert {entry["phase"] for entry in reports["sweep"]["measurements"]} >= {
+        "first",
+        "settings",
+        "combined",
+        "rounds",
+        "medians",
+    }
+    (accuracy,) = (entry for entry in reports["diagnose"]["measurements"] if entry["question"] == "accuracy")
+    assert accuracy["pause_ms"] >= accuracy["delay_ms"] == 5
+    assert accuracy["told_ms"] > 2.5, "it was told to wait 5 ms at each step"
     assert {entry["question"] for entry in reports["overlap"]["measurements"]} == {"bus", "supply", "idle", "hold"}
-    assert {entry["phase"] for entry in reports["sweep"]["measurements"]} >= {"first", "settings", "rounds", "medians", "batch"}
-    best = best_settings(Check(out=out, data=tmp_path, is_dry=True), "photos")
+    further = reports["further"]["measurements"]
+    assert {entry["mode"] for entry in further if entry.get("phase") == "capture"} == {"thread_local", "global"}
+    assert {entry["options"]["copy_priority"] for entry in further if "copy_priority" in entry.get("options", {})} == {0, -1}
+    best = best_settings(Check(out=out, data=tmp_path, is_dry=True))
     assert best.keys() >= {"gpu-ours-dali", "gpu-dali", "gpu-ours-cpu"}
+
+
+def test_a_call_unpacks_and_brings_what_was_found_before(tmp_path: Path) -> None:
+    home, work, out = tmp_path / "home", tmp_path / "work", tmp_path / "out"
+    tree = tmp_path / "tree"
+    (tree / "site").mkdir(parents=True)
+    (tree / "site" / "carried.py").write_text("import pathlib, os; pathlib.Path(os.environ['OUT'], 'carried').touch()\n")
+    (tree / "site" / "sitecustomize.py").write_text("import carried\n")
+    pack(tree, home / ".gpu" / "payload.tar.xz", filters=["-0"])
+    (home / ".gpu" / "results").mkdir()
+    (home / ".gpu" / "results" / "gpu-sweep.json").write_text('{"measurements": []}')
+    done = call(work, out, home, "no-such-stage")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "invalid choice: 'no-such-stage'" in done.stdout
+    assert (out / "carried").exists(), "what the payload holds is imported"
+    assert (out / "gpu-sweep.json").exists()
+    assert (work / "results" / "gpu-sweep.json").exists()
+    (work / "payload" / "site" / "crc32c.py").write_text("raise ImportError('built for another Python')")
+    refused = call(work, out, home, "correct")
+    assert refused.returncode == 2
+    assert "built for another Python" in (out / "log.txt").read_text()
+    assert not (out / "gpu-correct.json").exists()
+
+
+def test_two_halves_of_the_time_that_one_has() -> None:
+    assert list(FIRST_HALF) == ["correct", "sweep", "train", "diagnose"]
+    assert sum(FIRST_HALF.values()) <= 28, "a machine that one has for half an hour takes minutes to start"
+    assert sum(SECOND_HALF.values()) <= 15
+    assert max(STAGES.values()) <= 8, "a call may take ten minutes, with what comes before and after its stage"
+
+
+def test_what_is_told_to_be_typed_can_be_typed() -> None:
+    readme = (ROOT / "benchmarks/gpu/README.md").read_text()
+    commands = [line.strip() for line in readme.splitlines() if line.startswith("    ") and "call.sh" in line]
+    assert [stage for line in commands for stage in line.partition("call.sh")[2].split() if stage in STAGES] == list(STAGES)
+    assert all(len(line) < 2000 for line in commands)
 
 
 def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,37 +168,78 @@ def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_report_is_on_disk_at_every_moment(tmp_path: Path) -> None:
-    report = Report("look", make_check(tmp_path))
+    report = Report("correct", make_check(tmp_path))
     report.add("first", {"value": 1.5})
-    assert read_reports(tmp_path / "results")["look"]["measurements"] == [{"what": "first", "value": 1.5}]
+    assert read_reports(tmp_path / "results")["correct"]["measurements"] == [{"what": "first", "value": 1.5}]
     report.skip("second", "no time")
     with report.attempt("third"):
         raise SystemExit("ValueError: broken")
     report.expect("fourth", True, "holds")
-    found = read_reports(tmp_path / "results")["look"]
+    found = read_reports(tmp_path / "results")["correct"]
     assert not found["is_finished"]
     assert [entry["what"] for entry in found["skipped"]] == ["second"]
     assert [entry["what"] for entry in found["failures"]] == ["third"]
     text = as_text(tmp_path / "results")
-    assert "look: CUT OFF" in text
+    assert "correct: CUT OFF" in text
     assert "ValueError: broken" in text
     assert "sweep: did not run" in text
 
 
 def test_training_takes_the_settings_that_were_fastest(tmp_path: Path) -> None:
     check = make_check(tmp_path)
-    assert best_settings(check, "photos") == {}
+    assert best_settings(check) == {}
     report = Report("sweep", check)
-    for phase, name, load, rate in (
-        ("first", "photos", 0.65, 5000.0),
-        ("settings", "photos", 0.12, 7000.0),
-        ("settings", "photos", 0.9, 6000.0),
-        ("settings", "256", 1.0, 9000.0),
-        ("cores", "photos", 0.0, 8000.0),
+    for phase, load, rate in (
+        ("first", 0.65, 5000.0),
+        ("settings", 0.12, 7000.0),
+        ("combined", 0.9, 6000.0),
+        ("cores", 0.0, 8000.0),
     ):
         options = {"dali": {"hw_decoder_load": load}}
-        report.add(phase, {"phase": phase, "set": name, "contender": "gpu-ours-dali", "options": options, "images_per_s": rate})
-    assert best_settings(check, "photos") == {"gpu-ours-dali": {"dali": {"hw_decoder_load": 0.12}}}
+        report.add(phase, {"phase": phase, "contender": "gpu-ours-dali", "options": options, "images_per_s": rate})
+    assert best_settings(check) == {"gpu-ours-dali": {"dali": {"hw_decoder_load": 0.12}}}
+
+
+def test_where_regions_take_the_process_down_nobody_asks_for_them(tmp_path: Path) -> None:
+    check = make_check(tmp_path)
+    correct = Report("correct", check)
+    correct.note(decodes_regions=False)
+    assert best_settings(check) == {"gpu-dali": {"decodes_regions": False}}
+    sweep = Sweep(check, Report("sweep", check), Deadline.after(1), tmp_path)
+    by_hand = [variant for variant in [*sweep.as_they_come(), *sweep.changed("gpu-dali")] if variant.contender == "gpu-dali"]
+    assert len(by_hand) > 1
+    assert all(variant.options["decodes_regions"] is False for variant in by_hand)
+
+
+def test_the_best_of_each_setting_is_put_together(tmp_path: Path) -> None:
+    report = Report("sweep", make_check(tmp_path))
+    sweep = Sweep(make_check(tmp_path), report, Deadline.after(1), tmp_path)
+    assert sweep.combined("gpu-ours-dali") == []
+    for options, rate in (
+        ({}, 5000.0),
+        ({"dali": {"hw_decoder_load": 0.12}}, 6000.0),
+        ({"dali": {"hw_decoder_load": 1.0}}, 5500.0),
+        ({"dali": {"num_pipelines": 3}}, 5100.0),
+        ({"huffman_threshold": 0}, 4000.0),
+    ):
+        report.add("settings", {"phase": "settings", "contender": "gpu-ours-dali", "options": options, "images_per_s": rate})
+    (variant,) = sweep.combined("gpu-ours-dali")
+    assert variant.options == {"dali": {"hw_decoder_load": 0.12, "num_pipelines": 3}}
+    assert merged({"a": 1, "b": {"c": 1}}, {"b": {"d": 2}}) == {"a": 1, "b": {"c": 1, "d": 2}}
+
+
+def test_rates_of_a_graph_elsewhere_are_no_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = make_image_folder(tmp_path / "shards", num_images=8, num_classes=2, scale="small").parent
+    task = Task("gpu-ours-dali", str(images), batch_size=4, num_threads=2)
+    loader = open_loader(task, part="shards", dtype="float32", device="cpu", backend="dali")
+    check_decoder(loader, "cpu")
+    with pytest.raises(RuntimeError, match="DALI's graph decodes on the cpu, and batches were asked for on cuda"):
+        check_decoder(loader, "cuda")
+    next(iter(Variant("gpu-ours-dali", {"dali": {}}).bound_to("cpu").make(task)))
+    monkeypatch.setattr("datapipe.DataLoader.decoder_device", lambda loader: "gpu")
+    with pytest.raises(RuntimeError, match="DALI's graph decodes on the gpu, and batches were asked for on cpu"):
+        next(iter(Variant("gpu-ours-dali", {"dali": {}}).bound_to("cpu").make(task)))
+    next(iter(Variant("gpu-ours-cpu").bound_to("cpu").make(task)))
 
 
 def test_idle_share_is_gaps_over_steps() -> None:
@@ -140,18 +255,22 @@ def test_plots_are_made_of_results(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match="nothing to plot"):
         plot_all(tmp_path)
-    rate: dict[str, Any] = {"set": "photos", "options": {}, "batch_size": 256, "num_threads": 16}
-    sweep = [
-        {**rate, "phase": phase, "contender": contender, "images_per_s": value, **about}
-        for contender, value in (("gpu-ours-dali", 9000.0), ("gpu-torch", 4000.0))
-        for phase, about in (("first", {}), ("rounds", {}), ("cores", {"num_cores": 4}))
-    ]
-    train = [{"model": "resnet18", "set": "photos", "contender": "gpu-torch", "images_per_s": 4000.0, "idle_share": 0.5}]
-    for stage, measurements in (("sweep", sweep), ("train", train)):
+    rate: dict[str, Any] = {"options": {}, "batch_size": 256, "num_threads": 16}
+    sweep, further = (
+        [
+            {**rate, "phase": phase, "contender": contender, "images_per_s": value, **about}
+            for contender, value in (("gpu-ours-dali", 9000.0), ("gpu-torch", 4000.0))
+            for phase, about in phases
+        ]
+        for phases in ([("first", {}), ("rounds", {})], [("cores", {"num_cores": 4})])
+    )
+    train = [{"model": "resnet18", "contender": "gpu-torch", "images_per_s": 4000.0, "idle_share": 0.5}]
+    diagnose = [{"question": "accuracy", "is_synced": True, "true_ms": 5.0, "told_ms": 5.1}, {"question": "overhead"}]
+    for stage, measurements in (("sweep", sweep), ("train", train), ("diagnose", diagnose), ("further", further)):
         (tmp_path / f"gpu-{stage}.json").write_text(json.dumps({"is_dry_run": False, "measurements": measurements}))
     names = {path.name for path in plot_all(tmp_path)}
-    rates = {"gpu-rates-photos.png", "gpu-cores-photos.png"}
-    assert names == rates | {"gpu-train-rate-resnet18-photos.png", "gpu-train-idle-resnet18-photos.png"}
+    trained = {"gpu-train-rate-resnet18.png", "gpu-train-idle-resnet18.png"}
+    assert names == trained | {"gpu-rates.png", "gpu-cores.png", "gpu-diagnose.png"}
 
 
 def test_log_lines_that_tell_something() -> None:
@@ -189,26 +308,51 @@ def test_only_other_gpus_code_is_blanked(tmp_path: Path) -> None:
     assert path.read_bytes() == blanked
 
 
-def test_parts_hold_what_is_needed_and_no_more(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+def test_the_payload_holds_what_is_needed_and_no_more(tmp_path: Path) -> None:
+    site = tmp_path / "tree" / "site"
     kept = [
         "pkg/mod.py",
         "pkg/ext.cpython-312-x86_64-linux-gnu.so",
         "pkg-1.dist-info/METADATA",
         "nvidia/cu13/lib/libnvjpeg.so.13",
+        "nvidia/nvimgcodec/extensions/libnvjpeg_ext.so.0.9.0",
     ]
-    dropped = ["pkg/ext.cpython-311-x86_64-linux-gnu.so", "pkg/tests/test_mod.py", "pkg/include/a.h", "pkg/a.pyx"]
+    dropped = [
+        "pkg/ext.cpython-311-x86_64-linux-gnu.so",
+        "pkg/tests/test_mod.py",
+        "pkg/include/a.h",
+        "pkg/a.pyx",
+        "nvidia/nvimgcodec/extensions/libnvjpeg2k_ext.so.0.9.0",
+        "nvidia/nvimgcodec/extensions/libnvtiff_ext.so.0.9.0",
+    ]
     for name in kept + dropped:
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_bytes(name.encode() * 50)
     assert drop_unneeded(site, "3.12") == sum(50 * len(name) for name in dropped)
-    (tmp_path / "set.tar.xz.07").write_bytes(b"of an earlier run")
-    parts = pack(site, tmp_path / "set.tar.xz", part_nbytes=150, level="0")
-    assert len(parts) > 1
-    assert parts == sorted(tmp_path.glob("set.tar.xz.*"))
+    archive = pack(site.parent, tmp_path / "payload.tar.xz", filters=["--x86", "--lzma2=preset=0"])
+    again = pack(site.parent, tmp_path / "again.tar.xz", filters=["--x86", "--lzma2=preset=0"])
+    assert archive.read_bytes() == again.read_bytes()
     unpacked = tmp_path / "unpacked"
-    unpacked.mkdir()
-    command = f"cat '{tmp_path}'/set.tar.xz.* | xz -dc -T0 | tar -x -C '{unpacked}'"
-    subprocess.run(command, shell=True, check=True)
-    assert sorted(str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()) == sorted(kept)
-    assert all((unpacked / name).read_bytes() == name.encode() * 50 for name in kept)
+    subprocess.run([sys.executable, "-W", "ignore", "-m", "tarfile", "-e", str(archive), str(unpacked)], check=True)
+    assert sorted(str(path.relative_to(unpacked / "site")) for path in unpacked.rglob("*") if path.is_file()) == sorted(kept)
+    assert all((unpacked / "site" / name).read_bytes() == name.encode() * 50 for name in kept)
+
+
+def test_a_payload_that_is_too_large_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def download(names: tuple[str, ...], python: str, folder: Path) -> list[Path]:
+        folder.mkdir()
+        wheel = folder / f"{names[0].partition('=')[0]}-1-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr("module.bin", random.Random(0).randbytes(2 * MIB))
+        return [wheel]
+
+    monkeypatch.setattr("benchmarks.gpu.pack.download", download)
+    arguments = ["benchmarks.gpu.pack", "--out", str(tmp_path), "--xz", "-0", "--limit-mib"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "5"])
+    gather()
+    assert "of at most 5 MiB" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*arguments, "1"])
+    with pytest.raises(SystemExit, match="is larger than 1 MiB"):
+        gather()

@@ -17,13 +17,19 @@ def make(
     task: Task, *, part: str = "shards", dtype: str = "float32", device: str = "cpu", backend: str = "auto"
 ) -> Iterator[Sized]:
     """Shuffled in full; batches are channels_last."""
+    loader = open_loader(task, part=part, dtype=dtype, device=device, backend=backend)
+    return endlessly(lambda: (images for images, _ in loader))
+
+
+def open_loader(task: Task, *, part: str, dtype: str, device: str, backend: Any) -> datapipe.DataLoader:
+    """The loader, of one epoch at a time."""
     transform: list[Any] = [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()]
     if dtype == "float32":
         transform += [
             datapipe.ToDtype(torch.float32, scale=True),
             datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD),
         ]
-    loader = datapipe.DataLoader(
+    return datapipe.DataLoader(
         Path(task.data) / part,
         batch_size=task.batch_size,
         shuffle=True,
@@ -34,4 +40,3 @@ def make(
         backend=backend,
         seed=task.seed,
     )
-    return endlessly(lambda: (images for images, _ in loader))

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator, Mapping, Sized
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
-from benchmarks.contenders import ours
+import torch
+
+from benchmarks.contenders.ours import open_loader
 from benchmarks.task import Task
 from datapipe import Dali
+from datapipe.backends.device_runtime import CudaRuntime
+
+_DECODERS = ("image", "image_slice")  # of nvidia.dali.fn.decoders, that graphs of ours have
 
 
 def make(
-    task: Task, *, device: str = "cuda", backend: str = "auto", dali: Mapping[str, Any] | None = None, part: str = "shards"
+    task: Task,
+    *,
+    device: str = "cuda",
+    backend: str = "auto",
+    dali: Mapping[str, Any] | None = None,
+    part: str = "shards",
+    huffman_threshold: int | None = None,
+    copy_priority: int | None = None,
 ) -> Iterator[Sized]:
-    """`dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first."""
+    """Batches for ever. Raises RuntimeError unless the decoder's graph is on `device`.
+
+    `dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first.
+    `huffman_threshold`: pixels from which on the GPU decodes Huffman codes too, as DALI has it. `copy_priority`: of the stream
+    on which batches are copied; -1 is before 0. These two are no settings of datapipe's: here they are put in from outside.
+    """
     chosen: Any = backend if dali is None else Dali(**dali)
-    return ours.make(task, part=part, device=device, backend=chosen)
+    with ExitStack() as patches:
+        if huffman_threshold is not None:
+            decoders: Any = importlib.import_module("nvidia.dali.fn").decoders
+            for name in _DECODERS if device == "cuda" else ():
+                decoder = functools.partial(getattr(decoders, name), hybrid_huffman_threshold=huffman_threshold)
+                patches.enter_context(mock.patch.object(decoders, name, decoder))
+        if copy_priority is not None:
+            patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
+        loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)
+        check_decoder(loader, device)
+        while True:
+            yield from (images for images, _ in loader)
+
+
+def check_decoder(loader: Any, device: str) -> None:
+    """Raise RuntimeError if a loader decodes by DALI and its graph, once built, does not on `device`: "cuda" or "cpu"."""
+    if loader.choice.dali is not None and loader.decoder_device() != ("gpu" if device == "cuda" else "cpu"):
+        raise RuntimeError(f"DALI's graph decodes on the {loader.decoder_device()}, and batches were asked for on {device}")
+
+
+def _stream(runtime: CudaRuntime, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(runtime.device, priority=priority)  # type: ignore[no-untyped-call]

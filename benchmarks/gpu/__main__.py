@@ -34,18 +34,19 @@ def _go(arguments: argparse.Namespace, out: Path, data: Path) -> None:
         data=data,
         is_dry=arguments.dry_run,
         minutes=arguments.minutes,
+        spare="" if arguments.spare is None else str(arguments.spare),
         photos=arguments.photos,
         commit=arguments.commit,
     )
-    if not check.is_dry and arguments.stage != "look":  # `look` tells why there is none
+    if not check.is_dry:
         from benchmarks.gpu.device import open_device
 
         open_device(check.device)
-    if arguments.stage == "all":
-        apart = _in_fork if check.is_dry else _in_own_process
-        failed = [stage for stage in STAGES if not apart(stage, check)]
+    if check.is_dry:
+        run = _in_fork
     else:
-        failed = [] if run_stage(arguments.stage, check) else [arguments.stage]
+        run = _in_own_process if arguments.stage == "all" else run_stage
+    failed = [stage for stage in (STAGES if arguments.stage == "all" else [arguments.stage]) if not run(stage, check)]
     _tell("summary", check.out)
     if failed:
         raise SystemExit(f"not all came out as it should: {', '.join(failed)}")
@@ -57,7 +58,7 @@ def run_stage(stage: str, check: Check) -> bool:
 
     report = Report(stage, check)
     with report.attempt(stage):
-        importlib.import_module(f"benchmarks.gpu.{stage}").run(check, report, Deadline.after(check.minutes))
+        importlib.import_module(f"benchmarks.gpu.{stage}").run(check, report, Deadline.after(check.minutes_of(stage)))
     report.finish()
     return report.num_failures == 0
 
@@ -65,16 +66,18 @@ def run_stage(stage: str, check: Check) -> bool:
 def _in_own_process(stage: str, check: Check) -> bool:
     """A stage that hangs or takes its process down leaves the others."""
     command = [sys.executable, "-m", "benchmarks.gpu", stage, "--out", str(check.out), "--data", str(check.data)]
-    command += ["--minutes", str(check.minutes), "--photos", check.photos, "--commit", check.commit, "--quiet"]
+    minutes = check.minutes_of(stage)
+    command += ["--minutes", str(minutes), "--photos", check.photos, "--commit", check.commit, "--quiet"]
+    command += ["--spare", check.spare] if check.spare else []
     try:
-        return subprocess.run(command, cwd=ROOT, timeout=60 * check.minutes + _OVERTIME_S).returncode == 0
+        return subprocess.run(command, cwd=ROOT, timeout=60 * minutes + _OVERTIME_S).returncode == 0
     except subprocess.TimeoutExpired:
         print(f"{stage}: stopped, it did not end by itself", flush=True)
         return False
 
 
 def _in_fork(stage: str, check: Check) -> bool:
-    """The same for a dry run, in which imports are most of the time: they are made once."""
+    """The same for a dry run, in which imports are most of the time: they are made once, and before any threads are."""
     from benchmarks.gpu.job import import_early
 
     import_early()
@@ -104,18 +107,23 @@ def _is_quiet() -> bool:
     return "--quiet" in sys.argv
 
 
+def _minutes() -> str:
+    return ", ".join(f"{stage} {minutes:g}" for stage, minutes in STAGES.items())
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="The GPU check; see benchmarks/gpu/README.md.")
     parser.add_argument("stage", choices=[*STAGES, "all", "summary", "plots"])
     parser.add_argument("--out", type=Path, help="for results (default: benchmarks/results; a scratch folder in a dry run)")
-    parser.add_argument("--data", type=Path, help="where image sets are made and kept (default: in memory, if there is room)")
+    parser.add_argument("--data", type=Path, help="where photographs are made and kept (default: in memory, if there is room)")
     parser.add_argument("--photos", default="generated", help="image folder to take JPEGs from (default: generated photographs)")
-    parser.add_argument("--minutes", type=float, default=7.0, help="per stage")
+    parser.add_argument("--minutes", type=float, help=f"per stage (default: {_minutes()})")
+    parser.add_argument("--spare", type=Path, help="folder with another nvImageCodec, which is asked for regions by itself")
     parser.add_argument("--dry-run", action="store_true", help="the same lines on the CPU, over tiny images")
     parser.add_argument("--commit", default="", help="what to record as the commit where git cannot say")
     parser.add_argument("--quiet", action="store_true", help="no summary at the end")
     arguments = parser.parse_args()
-    if arguments.minutes <= 0:
+    if arguments.minutes is not None and arguments.minutes <= 0:
         parser.error("--minutes must be above 0")
     return arguments
 

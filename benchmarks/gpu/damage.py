@@ -24,6 +24,12 @@ def _flipped(data: bytes, share: float) -> bytes:
     return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
 
 
+def _overwritten(data: bytes, share: float, filling: bytes) -> bytes:
+    """A hundred bytes of the body so far into the file; the end marker stays."""
+    place = int(share * len(data))
+    return data[:place] + (filling * 100)[:100] + data[place + 100 :]
+
+
 # name -> what becomes of a JPEG. A GIF under a JPEG's name is good: Pillow reads it, DALI must not see it.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "text": lambda data: b"<html><body>404 Not Found</body></html>\n",
@@ -34,6 +40,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "bit flipped in the header": lambda data: _flipped(data, 0.004),
     "bit flipped early": lambda data: _flipped(data, 0.2),
     "bit flipped late": lambda data: _flipped(data, 0.8),
+    "zeros in the body": lambda data: _overwritten(data, 0.5, b"\0"),
+    "marker in the body": lambda data: _overwritten(data, 0.3, b"\xff\xc0"),
+    "half of the body": lambda data: data[: len(data) // 2] + b"\xff\xd9",
 }
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 MB = 1e6
+_SIDE = 4096  # of the matrices that are multiplied to keep multiprocessors busy
+_BF16_PER_MS = 7e11  # operations: about what a large GPU does
 
 
 class Device(Protocol):
@@ -37,6 +40,12 @@ class Device(Protocol):
     def keep_busy(self, duration_ms: float) -> None:
         """Put so much work on the current stream; returns at once on a GPU."""
 
+    def compete(self, duration_ms: float) -> None:
+        """Put so much arithmetic on a stream of its own, beside the current one; returns at once on a GPU."""
+
+    def capture(self, work: Callable[[], object], mode: str, wait_s: float) -> Callable[[], None]:
+        """Capture `work` as a graph, in that error mode, waiting for so long in between; what replays it."""
+
     def side_stream(self) -> AbstractContextManager[Any]:
         """What is done within goes to a new stream, which begins after the current one's work so far."""
 
@@ -54,6 +63,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self._cycles_per_ms = 0.0
+        self._rival: Any = None  # the stream of `compete`
 
     def synchronise(self) -> None:
         torch.cuda.synchronize()
@@ -76,6 +86,23 @@ class Cuda:
         if not self._cycles_per_ms:
             self._cycles_per_ms = self._measured_cycles_per_ms()
         torch.cuda._sleep(int(duration_ms * self._cycles_per_ms))  # type: ignore[no-untyped-call]
+
+    def compete(self, duration_ms: float) -> None:
+        if self._rival is None:
+            self._rival = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._matrix = torch.randn((_SIDE, _SIDE), device=self.name, dtype=torch.bfloat16)
+            self.synchronise()
+        num = max(1, round(duration_ms * _BF16_PER_MS / (2 * _SIDE**3)))
+        with torch.cuda.stream(self._rival):
+            for _ in range(num):
+                torch.mm(self._matrix, self._matrix)
+
+    def capture(self, work: Callable[[], object], mode: str, wait_s: float) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            work()
+            time.sleep(wait_s)
+        return lambda: graph.replay()
 
     def side_stream(self) -> AbstractContextManager[Any]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -123,6 +150,16 @@ class StandIn:
 
     def keep_busy(self, duration_ms: float) -> None:
         time.sleep(duration_ms / 1e3)
+
+    def compete(self, duration_ms: float) -> None:
+        pass
+
+    def capture(self, work: Callable[[], object], mode: str, wait_s: float) -> Callable[[], None]:
+        def replay() -> None:
+            work()
+
+        time.sleep(wait_s)
+        return replay
 
     def side_stream(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()

@@ -1,6 +1,6 @@
 """Work in a process of its own, so that a crash, a hang or a leak of one measurement is one measurement's.
 
-`run_job(check, "sweep_job", arguments)` runs `python -m benchmarks.gpu.job sweep_job ARGUMENTS CHECK`: the function
+`run_job(check, "rates", arguments)` runs `python -m benchmarks.gpu.job rates ARGUMENTS CHECK`: the function
 `measure(arguments, check)` of that module, which yields one JSON-safe dict per result. Results count as they are
 printed: a job that dies has given those before.
 """
@@ -57,15 +57,17 @@ def run_job(
     limit_s: float,
     cores: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
+    ends_normally: bool = False,
 ) -> Outcome:
     """Run it, for `limit_s` at most, on `cores` (empty: all). Never raises for what becomes of the job.
 
     A dry run forks jobs off this process, which saves the imports, unless they need an `environment` of their own.
+    `ends_normally`: let the interpreter end as it does after a script, in place of at once after the last result.
     """
     start = _forked if check.is_dry and environment is None else _started
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as out:
-        process = start(Job(module, dict(arguments), check, cores, dict(environment or {})), out)
+        process = start(Job(module, dict(arguments), check, cores, dict(environment or {}), ends_normally), out)
         try:
             code = process.wait(max(limit_s, 1))
             problem = None if code == 0 else _ending(code)
@@ -93,6 +95,7 @@ class Job:
     check: Check
     cores: tuple[int, ...]
     environment: dict[str, str]
+    ends_normally: bool = False
 
     def work(self) -> None:
         """Print the results, and end the process."""
@@ -105,7 +108,8 @@ class Job:
         for result in results:
             print(_MARK + json.dumps(result), flush=True)
         sys.stderr.flush()
-        os._exit(0)  # endless loaders end here; several of them join worker threads for ever at exit
+        if not self.ends_normally:
+            os._exit(0)  # endless loaders end here; several of them join worker threads for ever at exit
 
 
 class _Running(Protocol):
@@ -120,7 +124,7 @@ class _Running(Protocol):
 def _started(job: Job, out: IO[str]) -> _Running:
     """A fresh interpreter."""
     command = [sys.executable, "-m", "benchmarks.gpu.job", job.module, json.dumps(job.arguments), job.check.to_json()]
-    command.append(json.dumps(job.cores))
+    command += [json.dumps(job.cores), json.dumps(job.ends_normally)]
     # Torch's pools would fight over the cores with the loaders' threads.
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
     variables = {**os.environ, **quiet, **job.environment}
@@ -180,8 +184,8 @@ def _ending(code: int) -> str:
 
 
 def main() -> None:
-    module, arguments, check, cores = sys.argv[1:]
-    Job(module, json.loads(arguments), Check.from_json(check), tuple(json.loads(cores)), {}).work()
+    module, arguments, check, cores, ends_normally = sys.argv[1:]
+    Job(module, json.loads(arguments), Check.from_json(check), tuple(json.loads(cores)), {}, json.loads(ends_normally)).work()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 import datapipe
+from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.gpu.device import MB, Device, open_device
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
@@ -161,7 +162,7 @@ def _loader(arguments: dict[str, Any], device: Device, *, is_float: bool) -> Any
     to_float = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
     settings = arguments["dali"]
     backend: Any = "images_cpu" if settings is None else Dali(**settings)
-    return datapipe.DataLoader(
+    loader = datapipe.DataLoader(
         arguments["data"],
         batch_size=arguments["batch_size"],
         shuffle=True,
@@ -171,3 +172,5 @@ def _loader(arguments: dict[str, Any], device: Device, *, is_float: bool) -> Any
         device=device.name,
         backend=backend,
     )
+    check_decoder(loader, device.name)
+    return loader

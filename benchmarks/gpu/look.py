@@ -1,4 +1,4 @@
-"""Stage `look`: what the machine is, what is installed, what decodes where, and whether the carried kernels load."""
+"""What the machine is, what is installed, and which of nvImageCodec's engines decodes what."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.job import Outcome, run_job
+from benchmarks.gpu.decoders_job import ENGINES
+from benchmarks.gpu.job import run_job
 from benchmarks.gpu.libraries import can_load
-from benchmarks.gpu.parity import OURS, compare_ways, some_files, ways
-from benchmarks.gpu.parity_job import RECIPES
-from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.sets import image_set
-from benchmarks.gpu.settings import Check, Deadline, num_cores
-from benchmarks.gpu.sweep import OURS as OUR_DALI
+from benchmarks.gpu.settings import Check, num_cores
 
 _DISTRIBUTIONS = (
     "torch", "torchvision", "numpy", "pillow", "pyarrow", "simplejpeg", "crc32c", "h5py", "nvidia-dali-cuda130",
@@ -32,17 +27,25 @@ _TELLING = re.compile(r"WARN|ERROR|FATAL|version|HW |not supported|hardware", re
 _MOST_LINES = 60
 
 
-def run(check: Check, report: Report, deadline: Deadline) -> None:
-    with report.attempt("machine"):
-        report.add("machine", machine(check))
-    with report.attempt("decoders"):
-        _decoders(check, report)
-    folder = some_files(check, image_set(check, "photos") / "folder", check.pick(16, 6))
-    with report.attempt("kernels"):
-        _kernels(check, report, folder)
-    with report.attempt("engines"):
-        _engines(check, report)
-    report.note(left_s=round(deadline.left_s))
+def tell_machine(check: Check, report: Report) -> None:
+    """Hardware, driver, versions, and whether the driver's libraries load."""
+    report.add("machine", machine(check))
+
+
+def tell_decoders(check: Check, report: Report) -> None:
+    """nvImageCodec by itself, a process for each engine; the spare one too, of regions with smooth chroma most of all."""
+    spare = {
+        "PYTHONPATH": _before("PYTHONPATH", check.spare),
+        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", f"{check.spare}/nvidia/nvimgcodec"),
+    }
+    engines = ENGINES if check.device == "cuda" else ENGINES[-1:]
+    for which, environment in (("installed", {}), ("spare", spare))[: 2 if check.spare else 1]:
+        for engine in engines:
+            _engine(check, report, which, engine, environment)
+    if not check.spare:
+        report.skip("another nvImageCodec", "there is none: --spare names its folder")
+    if check.device == "cpu":
+        report.skip("decoders HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU", "they are a GPU's")
 
 
 def machine(check: Check) -> dict[str, Any]:
@@ -73,79 +76,33 @@ def machine(check: Check) -> dict[str, Any]:
     return found
 
 
-def _decoders(check: Check, report: Report) -> None:
-    """nvImageCodec by itself, one engine at a time."""
-    outcome = run_job(check, "decoders_job", {}, limit_s=90, environment={"PYNVIMGCODEC_VERBOSITY": "3"})
-    if outcome.problem is not None:
-        report.fail("decoders", outcome.problem)
+def _engine(check: Check, report: Report, which: str, engine: str, environment: dict[str, str]) -> None:
+    what = f"nvImageCodec, {which}, {engine}"
+    outcome = run_job(
+        check, "decoders_job", {"engine": engine}, limit_s=60, environment={"PYNVIMGCODEC_VERBOSITY": "3", **environment}
+    )
+    found = {
+        key: value for result in outcome.results for key, value in result.items() if key in ("version", "libraries", "nvjpeg")
+    }
     table = [result for result in outcome.results if "engine" in result]
-    report.add("decoders", {"engines": table, "log": telling_lines(outcome.log)})
-    for result in outcome.results:
-        if "libraries" in result:
-            report.add("decoders: libraries", result)
-    if check.device == "cpu":
-        report.skip("decoders HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU", "they are a GPU's")
-        return
-    engines = [result for result in table if result.get("form") == "4:2:0" and result["smooth_chroma"]]
-    for result in engines:
-        what = f"{result['engine']}, 4:2:0 with smooth chroma, {result['view']}"
-        if not result["is_decoded"] and result["engine"] != "CPU_ONLY":
-            report.skip(what, "this engine does not take it, so it falls to another")
-    nvjpeg = next((result["nvjpeg"] for result in outcome.results if result.get("nvjpeg")), None)
-    numbers = tuple(int(part) for part in (nvjpeg or "0").split(".")[:2])
-    report.expect("nvJPEG", numbers >= _NEEDED_NVJPEG, f"{nvjpeg} is what loads, from 13.2 on regions are decoded smoothly")
-
-
-def _kernels(check: Check, report: Report, folder: Path) -> None:
-    """A few images through every kind of graph on the device, against the CPU path: kernels that do not load fail here."""
-    made: dict[str, dict[str, Any]] = {}
-    for number, way in enumerate((ways(check.device)[0], ways(check.device)[3])):
-        arguments = {
-            **{name: getattr(way, name) for name in ("backend", "device", "dali", "older_nvjpeg")},
-            "data": str(folder),
-            "out": str(check.data / "look-pixels" / str(number)),
-            "recipes": list(RECIPES),
-            "batch_size": 4,
-        }
-        outcome = run_job(check, "parity_job", arguments, limit_s=120, environment={"DALI_NVIMGCODEC_LOG_LEVEL": "3"})
-        if outcome.problem is not None:
-            report.fail(f"kernels, {way.name}", outcome.problem)
-        made[way.name] = {result["recipe"]: result for result in outcome.results if "recipe" in result}
-        if way.name != OURS:
-            compare_ways(report, made[OURS], made[way.name], way)
-            _note_libraries(report, outcome)
-    shutil.rmtree(check.data / "look-pixels", ignore_errors=True)
-
-
-def _note_libraries(report: Report, outcome: Outcome) -> None:
-    found = next((result for result in outcome.results if "libraries" in result), {})
-    report.add("DALI: libraries", {**found, "log": telling_lines(outcome.log)})
-
-
-def _engines(check: Check, report: Report) -> None:
-    """How busy the JPEG engines are as more is given to them: no change means that there are none, or none that DALI uses."""
-    root = image_set(check, "photos")
-    variants = [
-        Variant(OUR_DALI, {"dali": {"hw_decoder_load": load}}, check.pick(256, 8), num_cores()).to_json()
-        for load in check.pick((0.0, 0.65, 1.0), (0.65,))
-    ]
-    arguments = {"data": str(root), "variants": variants, "seconds": check.pick(2.0, 0.1), "warmup_s": check.pick(1.0, 0.0)}
-    outcome = run_job(check, "rates", arguments, limit_s=90)
+    report.add(what, {"which": which, "engines": table, "log": telling_lines(outcome.log), **found})
     if outcome.problem is not None:
-        report.fail("engines", outcome.problem)
-    for result in outcome.results:
-        if "error" in result:
-            report.fail("engines", result["error"])
-        else:
-            report.add(f"engines at load {result['options']['dali']['hw_decoder_load']}", result)
-    if not any("jpeg_engine_percent" in result for result in outcome.results):
-        report.skip("use of the JPEG engines", "NVML does not tell it here")
+        report.fail(what, outcome.problem)
+    if which == "installed" and "nvjpeg" in found and check.device == "cuda":
+        numbers = tuple(int(part) for part in (found["nvjpeg"] or "0").split(".")[:2])
+        why = f"{found['nvjpeg']} is what loads, from 13.2 on regions are decoded smoothly"
+        report.expect("nvJPEG", numbers >= _NEEDED_NVJPEG, why)
 
 
 def telling_lines(log: str) -> list[str]:
     """Lines about versions, hardware and what went wrong, each once."""
     lines = (_COLOURS.sub("", line).strip() for line in log.splitlines())
     return list(dict.fromkeys(line for line in lines if _TELLING.search(line)))[:_MOST_LINES]
+
+
+def _before(variable: str, path: str) -> str:
+    """The search path of that variable with another one in front of it."""
+    return os.pathsep.join(part for part in (path, os.environ.get(variable, "")) if part)
 
 
 def _output(*command: str) -> str:

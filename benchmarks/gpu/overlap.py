@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.gpu.earlier import BY_HAND, ON_CPU, OURS, best_settings
 from benchmarks.gpu.job import run_job
 from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.sets import image_set
+from benchmarks.gpu.sets import photographs
 from benchmarks.gpu.settings import Check, Deadline, num_cores
-from benchmarks.gpu.sweep import BY_HAND, ON_CPU, OURS
 
 _MAX_IDLE = 0.02  # of the time, where computing takes twice as long as a batch: DESIGN's aim is 1% in training
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
-    root = image_set(check, "photos")
+    root, best = photographs(check), best_settings(check)
     for contender in (OURS, ON_CPU, BY_HAND)[: check.pick(3, 2)]:
         if not check.is_dry and deadline.left_s < 45:
             report.skip(contender, f"45 s needed, {max(0, deadline.left_s):.0f} s left")
             continue
         arguments = {
-            "variant": Variant(contender, batch_size=check.pick(256, 16), num_threads=num_cores()).to_json(),
+            "variant": Variant(
+                contender, best.get(contender, {}), batch_size=check.pick(256, 16), num_threads=num_cores()
+            ).to_json(),
             "data": str(root),
             "seconds": check.pick(4.0, 0.1),
             "hold_ms": check.pick(1000.0, 5.0),

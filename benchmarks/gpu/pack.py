@@ -1,13 +1,15 @@
-"""Gather what a bare GPU machine lacks, in parts small enough to be carried: `python -m benchmarks.gpu.pack`.
+"""Gather what a bare GPU machine lacks in one file small enough to be carried: `python -m benchmarks.gpu.pack`.
 
-The machine is taken to have PyTorch for CUDA 13, torchvision and numpy, and no network. Wheels are downloaded here
-for its Python, unpacked beside each other, freed of what is not needed there (tests, headers, other Pythons,
-device code of other GPUs), and packed: `.gpu/dali.tar.xz.00`, `.gpu/base.tar.xz.00`, ... To unpack there:
+The machine is taken to have PyTorch for CUDA 13, torchvision, numpy, pyarrow, h5py, filelock, tqdm, Pillow and
+nvidia-ml-py, and no network. Wheels are downloaded here for its Python, unpacked beside each other, freed of what is not
+needed there (tests, headers, other Pythons, codecs of other forms than JPEG, device code of other GPUs), and packed:
+`.gpu/payload.tar.xz`, with `site/` for PYTHONPATH and `nvimgcodec-0.8/`, another nvImageCodec to be asked by itself.
+To unpack there, with nothing but Python:
 
-    mkdir -p /tmp/site && for s in base dali; do cat .gpu/$s.tar.xz.* | xz -dc -T0 | tar -x -C /tmp/site; done
-    export PYTHONPATH=/tmp/site
+    python3 -m tarfile -e .gpu/payload.tar.xz DIRECTORY
 
-Metadata travel along, so `importlib.metadata` finds versions. Needs pip, xz and tar.
+Metadata travel along, so `importlib.metadata` finds versions. Needs pip, xz and tar; takes about five minutes and 1.5 GB of
+scratch. Prints the size, and fails if it is above the limit.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from pathlib import Path
 from benchmarks.environment import ROOT
 from benchmarks.gpu.device_code import blank_others
 
-# Downloads go without dependency resolution, so every wheel is named.
-SETS: dict[str, tuple[str, ...]] = {
-    # What datapipe and its tests of bad input import, but for torch and numpy.
-    "base": (
-        "pyarrow", "simplejpeg", "crc32c", "filelock", "platformdirs", "tqdm", "h5py", "pillow", "nvidia-ml-py",
+# Downloads go without dependency resolution, so every wheel is named. Folder of the payload -> wheels.
+WHEELS: dict[str, tuple[str, ...]] = {
+    # DALI's CUDA 13 build and what it imports: nvtx and libcst are for its dynamic mode alone, nvCOMP for `inflate`.
+    "site": (
+        "nvidia-dali-cuda130==2.4.0", "nvidia-nvimgcodec-cu13>=0.9,<0.10", "nvidia-nvjpeg>=13.2.3,<14", "astunparse",
+        "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", "simplejpeg", "crc32c", "platformdirs",
     ),
-    # CUDA 13 builds. nvCOMP, of which DALI needs `inflate` alone, stays at home.
-    "dali": (
-        "nvidia-dali-cuda130==2.4.0", "nvidia-nvimgcodec-cu13>=0.9,<0.10", "nvidia-nvjpeg>=13.2.3,<14", "nvidia-nvjpeg2k-cu13",
-        "nvidia-nvtiff-cu13", "astunparse", "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", "nvtx",
-        "typing-extensions",
-    ),
+    # DALI 2.4 refuses nvImageCodec before 0.9. Whether this one decodes regions where 0.9 does not is worth knowing.
+    "nvimgcodec-0.8": ("nvidia-nvimgcodec-cu13==0.8.0.22",),
 }  # fmt: skip
+NAME = "payload.tar.xz"
+MIB = 1 << 20
 
 _DROPPED_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".inl", ".pyx", ".pxd", ".pxi", ".pyi", ".cc")
-_DROPPED_FOLDERS = frozenset(("tests", "test", "include", "src", "docs", "examples"))
-# Parts of packages that nothing here imports, by the beginning of their path.
+_DROPPED_FOLDERS = frozenset(("tests", "test", "include", "src", "docs", "examples", "sboms"))
+_DROPPED_NAMES = ("Acknowledgements.txt",)
+# Parts of packages that nothing here imports or loads, by the beginning of their path.
 _DROPPED = (
-    "pyarrow/libarrow_flight", "pyarrow/_flight", "pyarrow/libarrow_s3",
-    "pyarrow/_s3fs", "nvidia/nvimgcodec/tools", "bin/",
+    "nvidia/nvimgcodec/tools", "nvidia/nvimgcodec/extensions/libnvjpeg2k", "nvidia/nvimgcodec/extensions/libnvtiff",
+    "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "bin/",
 )  # fmt: skip
 _WITH_DEVICE_CODE = 500_000  # bytes; smaller libraries hold none worth the trouble
 _PLATFORMS = (
@@ -52,27 +54,30 @@ _PLATFORMS = (
 
 def main() -> None:
     arguments = _parse()
-    out: Path = arguments.out
-    if shutil.which("xz") is None or shutil.which("tar") is None:
-        raise SystemExit("packing needs the programs xz and tar; apt install xz-utils tar")
-    out.mkdir(parents=True, exist_ok=True)
-    for name in arguments.sets or sorted(SETS):
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-            wheels = download(SETS[name], arguments.python, Path(scratch, "wheels"))
-            site = Path(scratch, "site")
+    for program in ("xz", "tar"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"packing needs the program {program}; apt install xz-utils tar")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
+        tree = Path(scratch, "payload")
+        for folder, names in WHEELS.items():
+            wheels = download(names, arguments.python, Path(scratch, f"wheels-{folder}"))
             for wheel in wheels:
-                shutil.unpack_archive(wheel, site, "zip")
-            dropped = drop_unneeded(site, arguments.python)
-            blanked = sum(blank_others(path, arguments.arch) for path in libraries(site))
-            nbytes = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
-            parts = pack(site, out / f"{name}.tar.xz", part_nbytes=arguments.part_mb * 1_000_000, level=arguments.level)
-        print(
-            f"{name}: {len(wheels)} wheels, {dropped / 1e6:.0f} MB dropped, {nbytes / 1e6:.0f} MB left, of which "
-            f"{blanked / 1e6:.0f} MB other GPUs' code, now zeros; {time.monotonic() - started:.0f} s"
-        )
-        for part in parts:
-            print(f"  {part}  {part.stat().st_size / 1e6:.1f} MB")
+                shutil.unpack_archive(wheel, tree / folder, "zip")
+            dropped = drop_unneeded(tree / folder, arguments.python)
+            blanked = sum(blank_others(path, arguments.arch) for path in libraries(tree / folder))
+            nbytes = sum(path.stat().st_size for path in (tree / folder).rglob("*") if path.is_file())
+            print(
+                f"{folder}: {', '.join(_shortly(wheel) for wheel in wheels)}; {dropped / MIB:.0f} MiB dropped, "
+                f"{nbytes / MIB:.0f} MiB left, of which {blanked / MIB:.0f} MiB other GPUs' code, now zeros"
+            )
+        archive = pack(tree, arguments.out / NAME, filters=arguments.xz.split())
+    size = archive.stat().st_size
+    print(
+        f"{archive}: {size / MIB:.2f} MiB ({size} bytes) of at most {arguments.limit_mib} MiB; {time.monotonic() - started:.0f} s"
+    )
+    if size > arguments.limit_mib * MIB:
+        raise SystemExit(f"{archive} is larger than {arguments.limit_mib} MiB; leave out wheels, or raise --limit-mib")
 
 
 def download(names: tuple[str, ...], python: str, folder: Path) -> list[Path]:
@@ -97,7 +102,7 @@ def drop_unneeded(site: Path, python: str) -> int:
         inner = path.relative_to(site)
         for_others = ".cpython-" in path.name and f".{tag}-" not in path.name
         is_unused = inner.suffix in _DROPPED_SUFFIXES or any(str(inner).startswith(start) for start in _DROPPED)
-        if for_others or is_unused or _DROPPED_FOLDERS & set(inner.parts[1:-1]):
+        if for_others or is_unused or path.name in _DROPPED_NAMES or _DROPPED_FOLDERS & set(inner.parts[1:-1]):
             num_bytes += path.stat().st_size
             path.unlink()
     return num_bytes
@@ -112,41 +117,39 @@ def libraries(site: Path) -> list[Path]:
     ]
 
 
-def pack(site: Path, archive: Path, *, part_nbytes: int, level: str) -> list[Path]:
-    """`archive.00`, `archive.01`, ...: a compressed tar of what is in `site`, in parts."""
-    for old in archive.parent.glob(f"{archive.name}.*"):
-        old.unlink()
+def pack(tree: Path, archive: Path, *, filters: list[str]) -> Path:
+    """A compressed tar of what is in `tree`: the same bytes for the same files. `filters`: options of xz."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = archive.with_name(f"{archive.name}.part")
     tar = subprocess.Popen(
-        ["tar", "-C", str(site), "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", "."],
+        ["tar", "-C", str(tree), "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-cf", "-", "."],
         stdout=subprocess.PIPE,
     )
-    xz = subprocess.Popen(["xz", "-T0", f"-{level}", "-c"], stdin=tar.stdout, stdout=subprocess.PIPE)
-    assert tar.stdout is not None
-    assert xz.stdout is not None
-    tar.stdout.close()
-    parts: list[Path] = []
-    while data := xz.stdout.read(part_nbytes):
-        parts.append(archive.with_name(f"{archive.name}.{len(parts):02d}"))
-        parts[-1].write_bytes(data)
-    if tar.wait() or xz.wait():
-        raise SystemExit(f"packing {archive} failed: tar ended with {tar.returncode}, xz with {xz.returncode}")
-    return parts
+    with unfinished.open("wb") as file:
+        xz = subprocess.Popen(["xz", *filters, "-c"], stdin=tar.stdout, stdout=file)
+        assert tar.stdout is not None
+        tar.stdout.close()
+        if xz.wait() or tar.wait():
+            raise SystemExit(f"packing {archive} failed: tar ended with {tar.returncode}, xz with {xz.returncode}")
+    unfinished.replace(archive)
+    return archive
+
+
+def _shortly(wheel: Path) -> str:
+    return " ".join(wheel.name.split("-")[:2])
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.pack", description="What a bare GPU machine lacks, in parts.")
-    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(sorted(SETS))} (default: all)")
-    parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the parts")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.pack", description="What a bare GPU machine lacks, in a file."
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the payload")
     parser.add_argument("--python", default="3.12", help="Python of the GPU machine")
     parser.add_argument("--arch", type=int, default=90, help="compute capability to keep: 80 for A100, 90 for H100 and H200")
-    parser.add_argument("--part-mb", type=int, default=60, help="largest part, MB of 1e6 bytes")
-    parser.add_argument("--level", default="9e", help="of xz")
+    parser.add_argument("--limit-mib", type=int, default=58, help="largest payload, MiB of 2^20 bytes")
+    parser.add_argument("--xz", default="-T0 --x86 --lzma2=preset=9e", help="options of xz")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files (1.5 GB)")
-    arguments = parser.parse_args()
-    unknown = sorted(set(arguments.sets) - set(SETS))
-    if unknown:
-        parser.error(f"no set named {', '.join(unknown)}; there are {', '.join(sorted(SETS))}")
-    return arguments
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

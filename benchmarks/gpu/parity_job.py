@@ -11,10 +11,13 @@ import numpy as np
 import torch
 
 import datapipe
+from benchmarks.contenders.ours_gpu import check_decoder
+from benchmarks.gpu.device import Device, open_device
 from benchmarks.gpu.libraries import loaded_libraries, nvjpeg_version
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
+from datapipe.loader.explanation import explanation
 
 SEED = 1
 _TO_FLOAT = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
@@ -34,8 +37,10 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
     """A result per recipe, then what was loaded.
 
     `arguments`: data (an image folder), out (folder for .npy files), recipes (names), backend, device, dali (settings, or
-    None), batch_size, older_nvjpeg (behave as beside an nvJPEG that cannot decode regions smoothly).
+    None), batch_size, older_nvjpeg (behave as beside an nvJPEG that cannot decode regions smoothly), is_busy, delay_ms (how
+    late batches are read then).
     """
+    busy = open_device(arguments["device"]) if arguments["is_busy"] else None
     if arguments.get("older_nvjpeg"):
         _pretend_older_nvjpeg()
     dali = arguments.get("dali")
@@ -54,14 +59,31 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
             seed=SEED,
             output="dict",
         )
-        batches = [{key: value.cpu() for key, value in batch.items()} for batch in loader]
+        check_decoder(loader, arguments["device"])
+        batches = [_read(batch) for batch in loader] if busy is None else _read_late(loader, busy, arguments["delay_ms"])
         images = torch.cat([batch["image"] for batch in batches])
         path = out / f"{number}.npy"
         np.save(path, images.numpy())
         ids, labels = (torch.cat([batch[key] for batch in batches]).tolist() for key in ("id", "label"))
         yield {"recipe": name, "file": str(path), "ids": ids, "labels": labels, "dtype": str(images.dtype)}
     libraries = loaded_libraries()
-    yield {"libraries": libraries, "nvjpeg": nvjpeg_version(libraries)}
+    yield {"libraries": libraries, "nvjpeg": nvjpeg_version(libraries), "explained": explanation(loader)}
+
+
+def _read(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.cpu() for key, value in batch.items()}
+
+
+def _read_late(loader: Any, device: Device, delay_ms: float) -> list[dict[str, torch.Tensor]]:
+    """What the batches are when the device gets to them, the host having taken and dropped them before."""
+    copies = []
+    for batch in loader:
+        device.compete(delay_ms)
+        device.keep_busy(delay_ms)
+        copies.append({key: value.clone() for key, value in batch.items()})
+        del batch
+    device.synchronise()
+    return [_read(copy) for copy in copies]
 
 
 def _pretend_older_nvjpeg() -> None:

@@ -1,4 +1,4 @@
-"""Plots from the results, made wherever matplotlib is: images/s by path, and the share of time the GPU stood still."""
+"""Plots from the results, made wherever matplotlib is: rates by path and cores, training, and how right the diagnosis is."""
 
 from __future__ import annotations
 
@@ -18,44 +18,42 @@ def plot_all(out: Path) -> list[Path]:
     """The plots of whatever results are there, beside them. Raises SystemExit where there is nothing to plot."""
     reports = read_reports(out)
     made = []
-    if "sweep" in reports:
-        made += _plot_sweep(reports["sweep"], out)
-    if "train" in reports:
-        made += _plot_train(reports["train"], out)
+    for stage, plot in (("sweep", _plot_rates), ("train", _plot_train), ("diagnose", _plot_diagnose)):
+        if stage in reports:
+            made += plot(reports[stage], out)
+    if "sweep" in reports and "further" in reports:
+        made += _plot_cores([*reports["sweep"]["measurements"], *reports["further"]["measurements"]], reports["further"], out)
     if not made:
-        raise SystemExit(f"{out}: holds nothing to plot; run python -m benchmarks.gpu sweep or train first")
+        raise SystemExit(f"{out}: holds nothing to plot; run python -m benchmarks.gpu sweep, train or diagnose first")
     for path in made:
         print(f"wrote {path}")
     return made
 
 
-def _plot_sweep(report: dict[str, Any], out: Path) -> list[Path]:
-    """The best of each path, and how paths grow with cores."""
-    made = []
-    suffix = _DRY if report["is_dry_run"] else ""
-    found = [entry for entry in report["measurements"] if "images_per_s" in entry]
-    for name in dict.fromkeys(entry["set"] for entry in found):
-        mine = [entry for entry in found if entry["set"] == name]
-        best: dict[str, float] = {}
-        for entry in mine:
-            if entry["phase"] in ("first", "settings"):
-                best[entry["contender"]] = max(best.get(entry["contender"], 0.0), entry["images_per_s"])
-        ordered = sorted(best, key=lambda contender: best[contender])
-        path = out / f"gpu-rates-{name}.png"
-        _bars(path, ordered, [best[contender] for contender in ordered], "images per second onto the GPU", f"{name}{suffix}")
-        made.append(path)
-        made += _plot_cores(mine, out / f"gpu-cores-{name}.png", f"{name}, by cores{suffix}")
-    return made
+def _heading(text: str, report: dict[str, Any]) -> str:
+    return f"{text}{_DRY if report['is_dry_run'] else ''}"
 
 
-def _plot_cores(found: list[dict[str, Any]], path: Path, heading: str) -> list[Path]:
+def _plot_rates(report: dict[str, Any], out: Path) -> list[Path]:
+    """The best of each path."""
+    best: dict[str, float] = {}
+    for entry in report["measurements"]:
+        if "images_per_s" in entry:
+            best[entry["contender"]] = max(best.get(entry["contender"], 0.0), entry["images_per_s"])
+    ordered = sorted(best, key=lambda contender: best[contender])
+    path = out / "gpu-rates.png"
+    heading = _heading("photographs", report)
+    _bars(path, ordered, [best[contender] for contender in ordered], "images per second onto the GPU", heading)
+    return [path]
+
+
+def _plot_cores(found: list[dict[str, Any]], report: dict[str, Any], out: Path) -> list[Path]:
+    """How paths grow with cores."""
     pyplot = _pyplot()
     curves: dict[str, dict[int, list[float]]] = {}
     for entry in found:
-        num = (
-            entry.get("num_cores") if entry["phase"] == "cores" else entry["num_threads"] if entry["phase"] == "rounds" else None
-        )
-        if num:
+        if entry.get("phase") in ("cores", "rounds"):
+            num = entry.get("num_cores") or entry["num_threads"]
             curves.setdefault(entry["contender"], {}).setdefault(num, []).append(entry["images_per_s"])
     if not curves:
         return []
@@ -68,33 +66,61 @@ def _plot_cores(found: list[dict[str, Any]], path: Path, heading: str) -> list[P
     axes.set_xlabel("CPU cores")
     axes.set_ylabel("images per second")
     axes.set_ylim(bottom=0)
-    axes.set_title(heading, loc="left", fontsize=11)
+    axes.set_title(_heading("photographs, by cores", report), loc="left", fontsize=11)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+    path = out / "gpu-cores.png"
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    return [path]
+
+
+def _plot_diagnose(report: dict[str, Any], out: Path) -> list[Path]:
+    """What the diagnosis said over what was true."""
+    found = [entry for entry in report["measurements"] if entry["question"] == "accuracy"]
+    if not found:
+        return []
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(5, 5), layout="constrained")
+    highest = 1.1 * max(max(entry["true_ms"], entry["told_ms"]) for entry in found)
+    axes.plot([0, highest], [0, highest], color=LIMIT, linewidth=1)
+    for is_synced, color, label in ((True, THEIRS, "loss waited for"), (False, OURS, "host ahead")):
+        mine = [entry for entry in found if entry["is_synced"] == is_synced]
+        if mine:
+            axes.plot([entry["true_ms"] for entry in mine], [entry["told_ms"] for entry in mine], "o", color=color, label=label)
+    axes.set_xlabel("the GPU waits for data, ms per step")
+    axes.set_ylabel("datapipe diagnose says, ms per step")
+    axes.set_title(_heading("delays of known size", report), loc="left", fontsize=11)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    path = out / "gpu-diagnose.png"
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return [path]
 
 
 def _plot_train(report: dict[str, Any], out: Path) -> list[Path]:
-    """Per network: images/s, and the idle share."""
+    """Per network: images/s, and the idle share; medians over rounds."""
     made = []
-    suffix = _DRY if report["is_dry_run"] else ""
     found = report["measurements"]
-    for model, name in dict.fromkeys((entry["model"], entry["set"]) for entry in found):
-        mine = sorted(
-            (entry for entry in found if (entry["model"], entry["set"]) == (model, name)),
-            key=lambda entry: float(entry["images_per_s"]),
-        )
-        feeds = [entry["contender"] for entry in mine]
-        for what, values, label in (
-            ("rate", [entry["images_per_s"] for entry in mine], "images per second, end to end"),
-            ("idle", [100 * entry["idle_share"] for entry in mine], "time in which the GPU stood still for data, %"),
+    for model in dict.fromkeys(entry["model"] for entry in found):
+        fed: dict[str, list[dict[str, Any]]] = {}
+        for entry in found:
+            if entry["model"] == model:
+                fed.setdefault(entry["contender"], []).append(entry)
+        feeds = sorted(fed, key=lambda feed: _median(fed[feed], "images_per_s"))
+        for what, name, scale, label in (
+            ("rate", "images_per_s", 1, "images per second, end to end"),
+            ("idle", "idle_share", 100, "time in which the GPU stood still for data, %"),
         ):
-            path = out / f"gpu-train-{what}-{model}-{name}.png"
-            _bars(path, feeds, values, label, f"{model}, bf16, {name}{suffix}")
+            path = out / f"gpu-train-{what}-{model}.png"
+            _bars(path, feeds, [scale * _median(fed[feed], name) for feed in feeds], label, _heading(f"{model}, bf16", report))
             made.append(path)
     return made
+
+
+def _median(found: list[dict[str, Any]], name: str) -> float:
+    return statistics.median(float(entry[name]) for entry in found)
 
 
 def _bars(path: Path, contenders: Sequence[str], values: Sequence[float], label: str, heading: str) -> None:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STAGES = ("look", "parity", "survive", "overlap", "sweep", "train")
-_ROOMY = 30_000_000_000  # bytes that the image sets take, with room to spare
+# Minutes that each stage is given, in the order in which they are run. A result file each.
+FIRST_HALF = {"correct": 8.0, "sweep": 8.0, "train": 8.0, "diagnose": 4.0}
+SECOND_HALF = {"survive": 4.0, "overlap": 2.0, "further": 8.0}
+STAGES = FIRST_HALF | SECOND_HALF
+_ROOMY = 10_000_000_000  # bytes that the photographs take, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +24,20 @@ class Check:
     """Where, on what, and for how long."""
 
     out: Path  # results, a JSON file per stage
-    data: Path  # image sets, made where they are missing
+    data: Path  # photographs, made where they are missing
     is_dry: bool = False  # the same lines on the CPU, over tiny images; says nothing about a GPU
-    minutes: float = 7.0  # per stage
+    minutes: float | None = None  # per stage; None: as in STAGES
+    spare: str = ""  # folder with another nvImageCodec, to be asked by itself; empty: there is none
     photos: str = "generated"  # or an image folder whose JPEGs are taken
     commit: str = ""  # where git cannot say
 
     @property
     def device(self) -> str:
         return "cpu" if self.is_dry else "cuda"
+
+    def minutes_of(self, stage: str) -> float:
+        """How long a stage may take."""
+        return STAGES[stage] if self.minutes is None else self.minutes
 
     def pick(self, real: Any, dry: Any) -> Any:
         """A size for the GPU, or the one that is enough to run the lines."""
@@ -54,6 +62,10 @@ class Deadline:
     def after(cls, minutes: float) -> Deadline:
         return cls(time.monotonic() + 60 * minutes)
 
+    def less(self, seconds: float) -> Deadline:
+        """One that is so much earlier."""
+        return Deadline(self.at - seconds)
+
     @property
     def left_s(self) -> float:
         return self.at - time.monotonic()
@@ -65,7 +77,7 @@ def num_cores() -> int:
 
 
 def default_data() -> Path:
-    """A place in memory if there is room for the image sets, else on disk: reading is not what is measured."""
+    """A place in memory if there is room for the photographs, else on disk: reading is not what is measured."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > _ROOMY:
         return shared / "datapipe-gpu"

@@ -56,11 +56,8 @@ def title(contender: str) -> str:
 # -- stage by stage ------------------------------------------------------------------------------
 
 
-def _look(found: list[Found]) -> list[str]:
+def _correct(found: list[Found]) -> list[str]:
     lines = []
-    compared = [entry["is_within"] for entry in found if "is_within" in entry]
-    if compared:
-        lines.append(f"  kernels: {sum(compared)} of {len(compared)} recipes give the CPU's pixels on the device, within bounds")
     for entry in found:
         if entry["what"] == "machine":
             libraries = ", ".join(
@@ -70,30 +67,34 @@ def _look(found: list[Found]) -> list[str]:
                 f"  {entry['nvidia_smi']}; {entry['num_cores']} cores; torch's CUDA {entry['torch_cuda']}",
                 f"  {libraries}",
             ]
-        if entry["what"] == "decoders":
-            lines += _engines(entry["engines"])
-        if "nvjpeg" in entry and entry.get("libraries"):
-            paths = [path for path in entry["libraries"] if Path(path).name.startswith("libnvjpeg.so")]
-            lines.append(f"  {entry['what']}: nvJPEG {entry['nvjpeg']} from {', '.join(paths) or 'nowhere'}")
-        if "jpeg_engine_percent" in entry:
-            lines.append(
-                f"  {entry['what']}: JPEG engines busy {entry['jpeg_engine_percent']:.0f}%, {entry['images_per_s']:.0f} images/s"
-            )
+        if "of" in entry:
+            lines.append(f"  {entry['what']}: yes, {entry['worst_mean_difference']} of 255 from Pillow on average at worst")
+        if "ended_well" in entry:
+            lines.append(f"  {entry['what']}: {'well' if entry['ended_well'] else 'NOT WELL'}, {entry['wall_s']:.1f} s in all")
+    return [*lines, *_parity(found), *_verdicts(found), *_decoders(found)]
+
+
+def _decoders(found: list[Found]) -> list[str]:
+    """Which engine takes what, with smooth chroma; in brackets the mean difference from Pillow."""
+    lines = []
+    for which in dict.fromkeys(entry["which"] for entry in found if "which" in entry):
+        mine = [entry for entry in found if entry.get("which") == which]
+        smooth = [cell for entry in mine for cell in entry["engines"] if cell.get("smooth_chroma") and "form" in cell]
+        columns = list(dict.fromkeys((cell["form"], cell["view"]) for cell in smooth))
+        body = []
+        for engine in dict.fromkeys(cell["engine"] for cell in smooth):
+            cells = {(cell["form"], cell["view"]): cell for cell in smooth if cell["engine"] == engine}
+            body.append([engine, *(_taken(cells.get(column)) for column in columns)])
+        versions = {entry["version"] for entry in mine if "version" in entry}
+        nvjpeg = {(entry["nvjpeg"], path) for entry in mine for path in entry.get("libraries", ()) if "libnvjpeg.so" in path}
+        lines.append(f"  nvImageCodec {', '.join(versions)} ({which}), nvJPEG {sorted(nvjpeg) or 'of none'}")
+        lines += rows(["engine", *(f"{form} {view}" for form, view in columns)], body) if body else []
     return lines
 
 
-def _engines(found: list[Found]) -> list[str]:
-    """Which engine takes what, with smooth chroma; in brackets the mean difference from Pillow."""
-    smooth = [entry for entry in found if entry.get("smooth_chroma") and "form" in entry]
-    columns = list(dict.fromkeys((entry["form"], entry["view"]) for entry in smooth))
-    body = []
-    for engine in dict.fromkeys(entry["engine"] for entry in smooth):
-        cells = {(entry["form"], entry["view"]): entry for entry in smooth if entry["engine"] == engine}
-        body.append([engine, *(_taken(cells[column]) for column in columns)])
-    return rows(["engine", *(f"{form} {view}" for form, view in columns)], body) if body else []
-
-
-def _taken(entry: Found) -> str:
+def _taken(entry: Found | None) -> str:
+    if entry is None:
+        return "died"
     return f"yes ({entry['mean']:.2f})" if "mean" in entry else "yes" if entry["is_decoded"] else "no"
 
 
@@ -112,12 +113,22 @@ def _parity(found: list[Found]) -> list[str]:
     return rows(["images_cpu against", "max", "p99.9", "mean", "within"], body) if body else []
 
 
+def _verdicts(found: list[Found]) -> list[str]:
+    """What became of damaged files, by the share of the JPEG engines."""
+    told = ("num_bad", "num_bad_on_cpu", "num_missed", "num_garbled", "worst_mean_difference")
+    body = [[entry["what"], *(entry[name] for name in told)] for entry in found if "num_missed" in entry]
+    lines = rows(["damaged files", "bad", "bad on the CPU", "missed", "garbled", "whole ones differ by"], body) if body else []
+    return lines + [f"  {entry['what']}: raised {entry['raised']}" for entry in found if "raised" in entry]
+
+
 def _survive(found: list[Found]) -> list[str]:
     told = (
-        "num_bad", "num_compared", "worst_mean_difference", "raised", "num_changed", "num_equal", "worst_difference", "num_taken",
-        "device_mb_grown", "host_mb_grown", "threads_grown", "files_grown",
+        "num_changed", "num_equal", "worst_difference", "num_taken", "device_mb_grown", "host_mb_grown", "threads_grown",
+        "files_grown",
     )  # fmt: skip
-    return [f"  {entry['what']}: " + ", ".join(f"{name} {entry[name]}" for name in told if name in entry) for entry in found]
+    asked = [entry for entry in found if "question" in entry]
+    lines = [f"  {entry['what']}: " + ", ".join(f"{name} {entry[name]}" for name in told if name in entry) for entry in asked]
+    return _verdicts(found) + lines
 
 
 def _overlap(found: list[Found]) -> list[str]:
@@ -144,36 +155,32 @@ def _overlap(found: list[Found]) -> list[str]:
 
 def _sweep(found: list[Found]) -> list[str]:
     lines = []
-    for name in dict.fromkeys(entry["set"] for entry in found):
-        mine = [entry for entry in found if entry["set"] == name]
-        lines.append(f"  {name}:")
-        for phase in ("first", "settings", "cores", "batch"):
-            measured = [entry for entry in mine if entry["phase"] == phase]
-            body = [
-                [_variant(entry), f"{entry['images_per_s']:.0f}", entry.get("jpeg_engine_percent", "-")] for entry in measured
+    for phase in ("first", "settings", "combined", "chosen", "cores"):
+        measured = [entry for entry in found if entry.get("phase") == phase]
+        body = [[_variant(entry), f"{entry['images_per_s']:.0f}", entry.get("jpeg_engine_percent", "-")] for entry in measured]
+        lines += rows([phase, "images/s", "JPEG engines %"], body) if body else []
+    for entry in found:
+        if entry.get("phase") == "medians":
+            lines += [f"  median of rounds: {title(contender)} {value:.0f}" for contender, value in entry["medians"].items()]
+            lines += [
+                f"  {pair}: {ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+                for pair, ratio in entry["ratios"].items()
             ]
-            lines += rows([phase, "images/s", "JPEG engines %"], body) if body else []
-        for entry in mine:
-            if entry["phase"] == "medians":
-                lines += [f"  median of rounds: {title(contender)} {value:.0f}" for contender, value in entry["medians"].items()]
-                lines += [
-                    f"  {pair}: {ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-                    for pair, ratio in entry["ratios"].items()
-                ]
     return lines
 
 
 def _variant(entry: Found) -> str:
-    options = entry["options"].get("dali", entry["options"])
+    options = {**entry["options"], **entry["options"].get("dali", {})}
+    options.pop("dali", None)
     told = ", ".join(f"{name} {value}" for name, value in options.items())
     cores = f", {entry['num_cores']} cores" if "num_cores" in entry else ""
-    return f"{title(entry['contender'])}{cores}, batch {entry['batch_size']}{', ' if told else ''}{told}"
+    return f"{title(entry['contender'])}{cores}{', ' if told else ''}{told}"
 
 
 def _train(found: list[Found]) -> list[str]:
     body = [
         [
-            f"{entry['model']} {entry['set']}, {title(entry['contender'])}",
+            f"{entry['model']}, {_variant(entry)}",
             f"{entry['images_per_s']:.0f}",
             f"{entry['step_ms']:.2f}",
             f"{entry.get('compute_against_resident', float('nan')):.3f}",
@@ -182,9 +189,10 @@ def _train(found: list[Found]) -> list[str]:
             entry["device_mb"],
         ]
         for entry in found
+        if "model" in entry
     ]
     head = [
-        "network, set, fed by",
+        "network, fed by",
         "images/s",
         "step ms",
         "compute against resident",
@@ -195,16 +203,42 @@ def _train(found: list[Found]) -> list[str]:
     return rows(head, body) if body else []
 
 
+def _diagnose(found: list[Found]) -> list[str]:
+    body = [
+        [entry["what"], *(f"{entry[name]:.3f}" for name in ("undelayed_ms", "step_ms", "true_ms", "told_ms", "error_ms"))]
+        for entry in found
+        if entry["question"] == "accuracy"
+    ]
+    lines = rows(["diagnosed", "step without ms", "step ms", "waits ms", "is said to ms", "error ms"], body) if body else []
+    lines += [
+        f"  a step of {entry['alone_us']:.0f} us takes {entry['diagnosed_us']:.0f} us diagnosed: {entry['cost_us']:.0f} us"
+        for entry in found
+        if entry["question"] == "overhead"
+    ]
+    return lines
+
+
+def _further(found: list[Found]) -> list[str]:
+    lines = [
+        f"  {entry['what']}: {entry['num'] - entry['num_failed']} of {entry['num']} captured and right"
+        + (f"; the loader: {entry['loader_error']}" if entry["loader_error"] else "")
+        for entry in found
+        if entry.get("phase") == "capture"
+    ]
+    return lines + _sweep([entry for entry in found if entry.get("phase") == "cores"]) + _train(found)
+
+
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:300] if lines else ""
 
 
 _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
-    "look": _look,
-    "parity": _parity,
-    "survive": _survive,
-    "overlap": _overlap,
+    "correct": _correct,
     "sweep": _sweep,
     "train": _train,
+    "diagnose": _diagnose,
+    "survive": _survive,
+    "overlap": _overlap,
+    "further": _further,
 }

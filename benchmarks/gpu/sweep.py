@@ -1,11 +1,12 @@
 """Stage `sweep`: images per second onto the GPU, ours beside what else one could do, over the settings that matter.
 
 Phases, the most telling first; what the time does not suffice for is named as skipped:
- first    everybody as they come, one after the other in one process
- settings hw_decoder_load, pipelines, threads: of ours and of the pipeline written by hand
- rounds   the best of both and the CPU path again, in alternated rounds of fresh processes, for medians and ratios
- cores    the same on 1, 2, 4, 8 cores
- batch    the same with batches of 64
+ first     everybody as they come, one after the other in one process
+ settings  one thing changed at a time: share of the JPEG engines, pipelines, threads, where Huffman codes are decoded
+ combined  the best of each put together
+ rounds    the best of ours and of the pipeline written by hand, and the CPU path, in three alternated rounds of fresh
+           processes, for medians and ratios
+ chosen    the backend that the loader chose itself
 """
 
 from __future__ import annotations
@@ -13,127 +14,156 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.earlier import BY_HAND, ON_CPU, OURS, best_settings, decodes_regions
 from benchmarks.gpu.job import run_job
 from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.sets import NAMES, image_set
+from benchmarks.gpu.sets import photographs
 from benchmarks.gpu.settings import Check, Deadline, num_cores
 from benchmarks.ratios import ratio_of, rotated
 
 _START_S = 60  # a job may take so long to begin; the loader's own choice measures for 20 s
 _AROUND_S = 6  # what a job is expected to take beside measuring
 _NUM_ROUNDS = 3
+_LOADS = (0.0, 0.12, 0.65, 1.0)
+_HUFFMAN = (0, 250_000, 10_000_000)  # pixels from which on the GPU decodes Huffman codes; DALI's own is a million
 
-OURS, BY_HAND, ON_CPU = "gpu-ours-dali", "gpu-dali", "gpu-ours-cpu"
+Options = dict[str, Any]
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
-    sweep = Sweep(check, report, deadline)
-    names = NAMES[: check.pick(2, 1)]
-    roots = {name: image_set(check, name) for name in names}
-    report.note(num_cores=num_cores(), sets={name: str(root) for name, root in roots.items()})
-    for name, root in roots.items():
-        sweep.together("first", name, root, sweep.as_they_come())
-    for name, root in roots.items():
-        sweep.together("settings", name, root, [*sweep.settings(OURS), *sweep.settings(BY_HAND)])
-    for name, root in roots.items():
-        sweep.rounds(name, root)
-    for name, root in roots.items():
-        sweep.on_fewer_cores(name, root)
-        small = check.pick(64, 8)
-        best = [dataclasses.replace(variant, batch_size=small) for variant in sweep.best(name)]
-        sweep.together("batch", name, root, best)
+    sweep = Sweep(check, report, deadline, photographs(check))
+    report.note(num_cores=num_cores(), data=str(sweep.root))
+    sweep.together("first", sweep.as_they_come())
+    for contender in (OURS, BY_HAND):
+        sweep.together("settings", sweep.changed(contender))
+    sweep.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
+    sweep.rounds()
+    sweep.together("chosen", [dataclasses.replace(sweep.variant, contender="gpu-ours-auto")])
+
+
+def axes(contender: str) -> list[list[Options]]:
+    """What may be changed of a contender: for each thing, the options that change it alone."""
+    cores = num_cores()
+    threads = (max(1, cores // 2), 2 * cores)
+    if contender == OURS:
+        return [
+            [{"dali": {"hw_decoder_load": load}} for load in _LOADS],
+            [{"dali": {"num_pipelines": num}} for num in (1, 2, 3)],
+            [{"huffman_threshold": pixels} for pixels in _HUFFMAN],
+            [{"dali": {"num_threads": num}} for num in threads],
+        ]
+    return [
+        [{"hw_decoder_load": load} for load in _LOADS],
+        [{"prefetch_queue_depth": num} for num in (1, 2, 3)],
+        [{"hybrid_huffman_threshold": pixels} for pixels in _HUFFMAN],
+        [{"num_threads": num} for num in (*threads, 70)],  # 70: what NVIDIA's own tests use
+        [{"jpeg_fancy_upsampling": True}],
+    ]
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
+    """Both; of the second where they differ."""
+    out = dict(first)
+    for name, value in second.items():
+        out[name] = merged(out.get(name, {}), value) if isinstance(value, Mapping) else value
+    return out
 
 
 @dataclass
 class Sweep:
-    """What was measured so far, and what to do next."""
+    """What to measure next, and where results go."""
 
     check: Check
     report: Report
     deadline: Deadline
-    found: dict[tuple[str, str], list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # (set, contender) -> at full batch and cores
+    root: Path
 
     @property
     def seconds(self) -> float:
         """Measured per variant."""
-        return float(self.check.pick(2.0, 0.06))
+        return float(self.check.pick(3.0, 0.06))
 
     @property
     def variant(self) -> Variant:
         """What others are changes of."""
         return Variant("", batch_size=self.check.pick(256, 16), num_threads=num_cores())
 
+    def own(self, contender: str) -> Variant:
+        """A contender as it comes, or as it has to be on this GPU."""
+        is_whole = contender == BY_HAND and not decodes_regions(self.check)
+        return dataclasses.replace(self.variant, contender=contender, options={"decodes_regions": False} if is_whole else {})
+
     def as_they_come(self) -> list[Variant]:
-        advised = {"hw_decoder_load": 0.12, "num_threads": 70}  # what NVIDIA's own tests on this kind of GPU use
-        return [
-            *(dataclasses.replace(self.variant, contender=name) for name in (OURS, BY_HAND, ON_CPU)),
-            dataclasses.replace(self.variant, contender=BY_HAND, options=advised),
-            *(dataclasses.replace(self.variant, contender=name) for name in ("gpu-torch", "gpu-torchvision")),
+        return [self.own(name) for name in (OURS, BY_HAND, ON_CPU, "gpu-torch", "gpu-torchvision")]
+
+    def changed(self, contender: str) -> list[Variant]:
+        """One thing changed at a time."""
+        own = self.own(contender)
+        changes = [options for axis in axes(contender) for options in axis][:: self.check.pick(1, 4)]
+        return [dataclasses.replace(own, options=merged(own.options, change)) for change in changes]
+
+    def combined(self, contender: str) -> list[Variant]:
+        """The best of each thing at once, where that was measured."""
+        own = self.own(contender)
+        rates: list[tuple[float, Options]] = [
+            (float(result["images_per_s"]), result["options"])
+            for result in self.report.measurements
+            if result["phase"] in ("first", "settings") and result["contender"] == contender
         ]
+        if not rates:
+            return []
+        as_it_comes = max((rate for rate, options in rates if options == own.options), default=0.0)
+        options = dict(own.options)
+        for axis in axes(contender):
+            mine = [(rate, change) for rate, had in rates for change in axis if merged(own.options, change) == had]
+            rate, change = max(mine, key=lambda entry: entry[0], default=(0.0, {}))
+            if rate > as_it_comes:
+                options = merged(options, change)
+        return [dataclasses.replace(own, options=options)] if options != own.options else []
 
-    def settings(self, contender: str) -> list[Variant]:
-        """The neighbourhood of the defaults, one thing changed at a time."""
-        cores = num_cores()
-        loads = [{"hw_decoder_load": load} for load in (0.0, 0.12, 0.35, 0.9, 1.0)]
-        few, many = {"num_threads": max(1, cores // 2)}, {"num_threads": 2 * cores}
-        if contender == OURS:
-            changes = [*loads, {"num_pipelines": 1}, {"num_pipelines": 3}, few, many, {"num_pipelines": 4, **few}]
-            options: list[dict[str, Any]] = [{"dali": change} for change in changes]
-        else:
-            fancy = {"jpeg_fancy_upsampling": True}
-            options = [*loads, few, many, fancy, {"affine": False}, {"prefetch_queue_depth": 3}]
-        options = options[:: self.check.pick(1, 5)]
-        return [dataclasses.replace(self.variant, contender=contender, options=chosen) for chosen in options]
-
-    def best(self, name: str) -> list[Variant]:
+    def best(self) -> list[Variant]:
         """The fastest settings of each of the three that matter, of those that ran."""
-        best = []
-        for contender in (OURS, BY_HAND, ON_CPU):
-            ran = [result for result in self.found.get((name, contender), []) if "images_per_s" in result]
-            if ran:
-                fastest = max(ran, key=lambda result: float(result["images_per_s"]))
-                best.append(dataclasses.replace(self.variant, contender=contender, options=fastest["options"]))
-        return best
+        best = best_settings(self.check)
+        return [
+            dataclasses.replace(self.variant, contender=name, options=best[name])
+            for name in (OURS, BY_HAND, ON_CPU)
+            if name in best
+        ]
 
     # -- phases ---------------------------------------------------------------------------------
 
-    def together(self, phase: str, name: str, root: Path, variants: Sequence[Variant], **about: Any) -> list[dict[str, Any]]:
+    def together(self, phase: str, variants: Sequence[Variant], **about: Any) -> list[dict[str, Any]]:
         """One process for all; what they reached, in order."""
-        results = self._measured(f"{phase} {name}", root, variants, cores=about.get("cores", ()))
+        results = self._measured(phase, variants, cores=about.get("cores", ()))
         for result in results:
-            what = f"{phase} {name} {result['contender']}"
+            what = f"{phase} {result['contender']}"
             if "missing" in result:
                 self.report.skip(what, result["missing"])
-                continue
-            if "error" in result:
-                self.report.fail(what, result["error"])
-                continue
-            self.report.add(what, {"phase": phase, "set": name, **about, **result})
-            if phase in ("first", "settings"):
-                self.found.setdefault((name, result["contender"]), []).append(result)
+            elif "error" in result:
+                self.report.fail(f"{what} {result['options']}", result["error"])
+            else:
+                self.report.add(what, {"phase": phase, **about, **result})
         return results
 
-    def rounds(self, name: str, root: Path) -> None:
+    def rounds(self) -> None:
         """Medians over alternated rounds, and our ratio to the others."""
-        best = {variant.contender: variant for variant in self.best(name)}
+        best = {variant.contender: variant for variant in self.best()}
         rates: dict[str, list[float]] = {contender: [] for contender in best}
         for number in range(self.check.pick(_NUM_ROUNDS, 1)):
             order = [best[contender] for contender in rotated(list(best), number)] if best else []
             for group in [order] if self.check.is_dry else [[variant] for variant in order]:
-                for result in self.together("rounds", name, root, group, round=number):
+                for result in self.together("rounds", group, round=number):
                     if "images_per_s" in result:
                         rates[result["contender"]].append(float(result["images_per_s"]))
         num_whole = min((len(values) for values in rates.values()), default=0)
         if num_whole == 0:
-            self.report.skip(f"rounds {name}", "not one round in which all were measured")
+            self.report.skip("rounds", "not one round in which all were measured")
             return
         rates = {contender: values[:num_whole] for contender, values in rates.items()}
         medians = {contender: round(statistics.median(values), 1) for contender, values in rates.items()}
@@ -142,21 +172,21 @@ class Sweep:
             for other, values in rates.items()
             if other != OURS and OURS in rates
         }
-        self.report.add(f"medians {name}", {"phase": "medians", "set": name, "medians": medians, "ratios": ratios})
+        self.report.add("medians", {"phase": "medians", "medians": medians, "ratios": ratios})
 
-    def on_fewer_cores(self, name: str, root: Path) -> None:
+    def on_fewer_cores(self, numbers: Sequence[int]) -> None:
         available = sorted(os.sched_getaffinity(0))
-        for num in (8, 4, 2, 1):
+        for num in numbers:
             if num >= len(available):
+                self.report.skip(f"{num} cores", f"there are {len(available)}")
                 continue
-            variants = [_on(variant, num) for variant in self.best(name)]
-            self.together("cores", name, root, variants, cores=tuple(available[:num]), num_cores=num)
+            self.together("cores", [_on(variant, num) for variant in self.best()], cores=tuple(available[:num]), num_cores=num)
 
     # -- measuring ------------------------------------------------------------------------------
 
-    def _measured(self, what: str, root: Path, variants: Sequence[Variant], *, cores: tuple[int, ...]) -> list[dict[str, Any]]:
+    def _measured(self, what: str, variants: Sequence[Variant], *, cores: tuple[int, ...]) -> list[dict[str, Any]]:
         if not variants:
-            self.report.skip(what, "nothing to measure: what it builds on failed")
+            self.report.skip(what, "nothing to measure: what it builds on failed, or is the best as it comes")
             return []
         warmup_s = 0.4 * self.seconds
         needed_s = _AROUND_S + len(variants) * (self.seconds + warmup_s + 1)
@@ -165,7 +195,7 @@ class Sweep:
             self.report.skip(f"{what} {contenders}", f"{needed_s:.0f} s needed, {max(0, self.deadline.left_s):.0f} s left")
             return []
         arguments = {
-            "data": str(root),
+            "data": str(self.root),
             "variants": [variant.to_json() for variant in variants],
             "seconds": self.seconds,
             "warmup_s": warmup_s,
@@ -176,7 +206,7 @@ class Sweep:
             culprit, *others = variants[len(results) :] or [variants[-1]]
             self.report.fail(f"{what}, at {culprit.contender} {dict(culprit.options)}", outcome.problem)
             if others:
-                results = results + self._measured(what, root, others, cores=cores)
+                results = results + self._measured(what, others, cores=cores)
         return results
 
 
