@@ -82,6 +82,7 @@ def measure(shards: Path, recipe: str, place: str, num_threads: int, num_epochs:
             shards,
             batch_size=_BATCH,
             shuffle=True,
+            seed=0,
             num_workers=num_threads,
             transform=_transform(recipe),
             device="cpu",

@@ -94,7 +94,7 @@ def measure(shards: Path) -> dict[str, float]:
 
     recipe = [dp.RandomResizedCrop(_CROP), dp.RandomHorizontalFlip(), dp.ToDtype(torch.float32, scale=True)]
     recipe.append(dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD))
-    loader = dp.DataLoader(shards, batch_size=256, shuffle=True, num_workers=0, transform=recipe, device="cpu")
+    loader = dp.DataLoader(shards, batch_size=256, shuffle=True, seed=0, num_workers=0, transform=recipe, device="cpu")
     totals = StageTotals()
     loader.observe(totals)
     for _ in loader:

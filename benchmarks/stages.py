@@ -101,7 +101,14 @@ def measure(shards: Path, num_images: int) -> dict[str, float]:
     took["flip (half of them)"] = _each(decode_and_cut, num_images) - resized
     took["to float32"] = _convert(recipe, num_images)
     loader = dp.DataLoader(
-        dp.Dataset(index), batch_size=128, shuffle=True, num_workers=0, transform=_transforms(), drop_last=True, device="cpu"
+        dp.Dataset(index),
+        batch_size=128,
+        shuffle=True,
+        seed=0,
+        num_workers=0,
+        transform=_transforms(),
+        drop_last=True,
+        device="cpu",
     )
     took["the loader, all in all"] = _loader(loader, num_images)
     return took

@@ -28,6 +28,13 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A loader that is told no seed takes torch's; so that a test that fails fails again, it is the same in every run."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped, with the reason, where torch sees no device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

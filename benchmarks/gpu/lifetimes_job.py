@@ -166,6 +166,7 @@ def _loader(arguments: dict[str, Any], device: Device, *, is_float: bool) -> Any
         arguments["data"],
         batch_size=arguments["batch_size"],
         shuffle=True,
+        seed=0,
         drop_last=True,
         num_workers=4,
         transform=[datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip(), *(to_float if is_float else [])],

@@ -81,6 +81,7 @@ def _loader(asked: dict[str, Any], backend: Any, device: str) -> Any:
     return datapipe.DataLoader(
         asked["data"],
         batch_size=asked["batch_size"],
+        seed=0,
         num_workers=4,
         transform=[datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()],
         device=device,

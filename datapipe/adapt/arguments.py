@@ -11,9 +11,10 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
 from datapipe.datasets import SeenStream
 from datapipe.errors import OptionError
+from datapipe.loader.seeding import SeedSource
 
 
-def arguments_of(loader: TorchsLoader, seed: int, *, shares: bool = False) -> dict[str, Any]:
+def arguments_of(loader: TorchsLoader, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
     """What torch's arguments are in ours.
 
     `shares`: ranks share the samples also where no DistributedSampler says so. Raises OptionError where a sampler of the user's
@@ -40,7 +41,7 @@ def arguments_of(loader: TorchsLoader, seed: int, *, shares: bool = False) -> di
     return {**arguments, "sampler": sampler}
 
 
-def stream_arguments(loader: TorchsLoader, stream: SeenStream, seed: int, *, shares: bool = False) -> dict[str, Any]:
+def stream_arguments(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
     """What the arguments of a stream and its loader are in ours; a stream that every rank takes whole has no ranks."""
     return {
         **_common(loader, seed),
@@ -52,13 +53,13 @@ def stream_arguments(loader: TorchsLoader, stream: SeenStream, seed: int, *, sha
     }
 
 
-def _common(loader: TorchsLoader, seed: int) -> dict[str, Any]:
+def _common(loader: TorchsLoader, seed: SeedSource) -> dict[str, Any]:
     return {
         "num_workers": loader.num_workers or None,
         "collate_fn": loader.collate_fn if has_collate_fn(loader) else None,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
-        "seed": seed,
+        **({"generator": seed} if isinstance(seed, torch.Generator) else {"seed": seed}),
     }
 
 
@@ -90,7 +91,9 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def seed_of(loader: TorchsLoader) -> int:
-    """The seed of the loader's generator, or of its sampler's; else 0."""
-    generator = loader.generator or getattr(sampler_of(loader), "generator", None)
-    return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
+def generator_of(loader: TorchsLoader) -> torch.Generator | None:
+    """The generator that the loader's seed is drawn from. That of a sampler that goes on deciding is the sampler's alone."""
+    generator: torch.Generator | None = loader.generator
+    if generator is None and is_plain_shuffle(loader):
+        generator = sampler_of(loader).generator
+    return generator

@@ -15,6 +15,7 @@ from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.errors import OptionError
 from datapipe.joint import AnyIndex
+from datapipe.loader.seeding import SeedSource
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import flatten
 
@@ -30,7 +31,7 @@ class Behind:
     notes: tuple[str, ...] = ()  # what is not as it was
 
 
-def behind(loader: TorchsLoader, seed: int, *, shares: bool, takes_cut_files: bool) -> Behind | Unseen:
+def behind(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Behind | Unseen:
     """What is behind a loader, or why that cannot be said.
 
     `takes_cut_files`: cut files are to be images where Pillow is told so. Raises OptionError for what no loader could do.
@@ -59,7 +60,7 @@ def behind(loader: TorchsLoader, seed: int, *, shares: bool, takes_cut_files: bo
     return _with_any_sizes(Behind(seen.index, recipe, arguments, why))
 
 
-def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: int, *, shares: bool) -> Behind | Unseen:
+def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Behind | Unseen:
     if (loader.batch_size is None) == (stream.batch_size is None):
         return Unseen("its batches are made by the loader and by the webdataset pipeline, or by neither")
     if stream.batch_size is not None and has_collate_fn(loader):

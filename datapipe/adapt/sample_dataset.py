@@ -19,34 +19,34 @@ from datapipe.transforms import Recipe
 
 
 class Key(NamedTuple):
-    """A sample to be read, and what its random crop depends on beside the seed."""
+    """A sample to be read, and what its random crop depends on."""
 
     position: int
+    seed: int
     epoch: int
     occurrence: int
 
 
-def keys_of(picks: Picks, repeats: Repeats | None) -> list[Key]:
+def keys_of(picks: Picks, seed: int, *, repeats: Repeats | None) -> list[Key]:
     """The keys of a batch."""
     occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
     if repeats is not None:
         occurrences = repeats.occurrences(picks.positions, occurrences)
     pairs = zip(picks.positions.tolist(), occurrences.tolist(), strict=True)
-    return [Key(position, picks.after.epoch, occurrence) for position, occurrence in pairs]
+    return [Key(position, seed, picks.after.epoch, occurrence) for position, occurrence in pairs]
 
 
 class SampleDataset(torch.utils.data.Dataset[Any]):
     """(image, label) by `Key`, the image as the whole recipe makes it. Opens its files and decoder in each process."""
 
-    def __init__(self, index: AnyIndex, recipe: Recipe, *, seed: int) -> None:
+    def __init__(self, index: AnyIndex, recipe: Recipe) -> None:
         self._index = index
         self._recipe = recipe
-        self._seed = seed
         self._has_label = BatchFields.of(index, None).has_label
         self._worker: BlockWorker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._index, self._recipe, self._seed)
+        return _restore, (self._index, self._recipe)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -57,12 +57,12 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
             self._worker = BlockWorker(self._recipe, LocalFiles())
         ids = self._index.ids(np.array([key.position], np.int64))
         entries = self._index.look_up(ids, IMAGE)
-        draws = Draws(self._seed, key.epoch, apart(ids, np.array([key.occurrence], np.int64)))
+        draws = Draws(key.seed, key.epoch, apart(ids, np.array([key.occurrence], np.int64)))
         (image,), report = self._worker.load_each(entries, range(1), draws)
         for bad in report.bad:
             raise located(bad.reason, self._index, int(ids[0])) from bad.reason
         return (image, int(entries.labels[0])) if self._has_label else (image,)
 
 
-def _restore(index: AnyIndex, recipe: Recipe, seed: int) -> SampleDataset:
-    return SampleDataset(index, recipe, seed=seed)
+def _restore(index: AnyIndex, recipe: Recipe) -> SampleDataset:
+    return SampleDataset(index, recipe)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from datapipe.adapt.arguments import arguments_of, is_plain_shuffle, length_of, sampler_of, seed_of
+from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.behind import Behind, as_torch_gives, behind
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
-from datapipe.adapt.torch_loader import GivenKeys, KeySource, PickedKeys, TorchLoader, places_of
+from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
 from datapipe.datasets import Unseen
 from datapipe.errors import OptionError
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
 from datapipe.order import Order, SequentialOrder, ShuffledOrder
 from datapipe.plan import Plan, Tail
@@ -56,7 +56,8 @@ def from_torch(
     whom, what was left out, and why.
 
     What the sampler decides it goes on deciding, with one exception: a `RandomSampler`, of which torch promises no order, is
-    replaced by a shuffle by `seed` (None: the generator's, or 0), which resumes exactly. Ranks are those of a
+    replaced by a shuffle by `seed` (None: drawn from the generator or torch.initial_seed() when the first pass begins), which
+    resumes exactly. Ranks are those of a
     `DistributedSampler`; without one every rank takes all samples, as with torch, unless `share_among_ranks`: then they share
     them as with such a sampler, which is what Lightning and Accelerate do to torch's loaders. `num_workers` becomes as
     many threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format` there, and
@@ -68,8 +69,8 @@ def from_torch(
     if isinstance(loader, (DataLoader, TorchLoader, PrefetchedLoader)):
         return loader
     taken = torchs_loader(loader)
-    seed = seed_of(taken) if seed is None else seed
-    found = behind(taken, seed, shares=share_among_ranks, takes_cut_files=on_error == "raise")
+    source = seed_source(seed, generator_of(taken) if seed is None else None)
+    found = behind(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
     if isinstance(found, Behind) and found.in_workers is None:
         as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
         ours = DataLoader(
@@ -88,20 +89,20 @@ def from_torch(
     why = found.in_workers if isinstance(found, Behind) else found.reason
     _refuse(on_error, backend, why)
     resolve = resolve_device(device)
-    kept = _kept(taken, found, seed, shares=share_among_ranks)
+    kept = _kept(taken, found, source, shares=share_among_ranks)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
 # -- torch's workers --------------------------------------------------------------------------------
 
 
-def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: int, *, shares: bool) -> TorchLoader | Any:
+def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool) -> TorchLoader | Any:
     if isinstance(found, Behind):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
         kept = TorchLoader(
             loader,
-            dataset=SampleDataset(found.index, found.recipe, seed=seed),
-            source=_picked(loader, seed, key_of, len(found.index), shares=shares),
+            dataset=SampleDataset(found.index, found.recipe),
+            source=_picked(loader, key_of, len(found.index), shares=shares),
             seed=seed,
             fingerprint=found.index.fingerprint,
         )
@@ -112,7 +113,7 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: int, *, shares: bo
         return _as_it_is(loader, found.reason, shares=shares)
     source: KeySource = GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None))
     if is_plain_shuffle(loader) or shares:
-        source = _picked(loader, seed, places_of, length_of(loader.dataset) or 0, shares=shares)
+        source = _picked(loader, places_of, length_of(loader.dataset) or 0, shares=shares)
     kept = TorchLoader(loader, dataset=loader.dataset, source=source, seed=seed, fingerprint=_name_of(loader.dataset))
     kept.origin = _origin(loader, f"not seen through: {found.reason}; torch's workers run it")
     return kept
@@ -129,15 +130,15 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     return loader
 
 
-def _picked(loader: TorchsLoader, seed: int, key_of: Callable[[Any], list[Any]], num_samples: int, *, shares: bool) -> PickedKeys:
-    arguments = arguments_of(loader, seed, shares=shares)
+def _picked(loader: TorchsLoader, key_of: KeyOf, num_samples: int, *, shares: bool) -> PickedKeys:
+    arguments = arguments_of(loader, None, shares=shares)
     rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
     if "batch_sampler" in arguments:
         listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples)
         return PickedKeys(listed, "sampler", key_of)
     batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
     if "shuffle" in arguments:
-        order: Order = ShuffledOrder(num_samples, seed) if arguments["shuffle"] else SequentialOrder(num_samples)
+        order: Order = ShuffledOrder(num_samples, seed=0) if arguments["shuffle"] else SequentialOrder(num_samples)
         return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
     sampled = SampledSource(sampler_of(loader), batch_size, rank, drop_last=drop_last, num_samples=num_samples)
     return PickedKeys(sampled, "sampler", key_of)

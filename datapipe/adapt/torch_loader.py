@@ -6,6 +6,7 @@ state says, and notes the place behind every batch that is handed out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,15 @@ from datapipe.adapt.arguments import length_of, sampler_of
 from datapipe.adapt.loaders import TorchsLoader, arguments_kept
 from datapipe.errors import OptionError
 from datapipe.loader.iteration import Epochs
-from datapipe.loader.sources import PickSource, SampledSource
+from datapipe.loader.seeding import Seed, SeedSource
+from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
 from datapipe.loader.trail import Trail
-from datapipe.plan import Cursor, Picks, Rank
+from datapipe.order import ShuffledOrder
+from datapipe.plan import Cursor, Picks, Plan, Rank
+
+KeyOf = Callable[[Picks, int], list[Any]]  # what a dataset is asked for, of a batch's picks and the seed
 
 
 class KeySource(Protocol):
@@ -38,8 +43,12 @@ class KeySource(Protocol):
     @property
     def global_batch(self) -> int: ...
 
-    def keys(self, start: Cursor, /) -> Iterator[tuple[list[Any], Cursor]]:
+    def keys(self, start: Cursor, seed: int, /) -> Iterator[tuple[list[Any], Cursor]]:
         """From `start` on; with each the place behind it."""
+
+    @property
+    def rank(self) -> Rank | None:
+        """Of those that have to agree on the seed; None where nothing depends on it."""
 
     def is_at_end(self, cursor: Cursor, /) -> bool: ...
 
@@ -54,7 +63,7 @@ class GivenKeys:
 
     batch_sampler: Iterable[list[Any]]
     global_batch: int
-    rank: Rank
+    whose: Rank
     order: str = "sampler"
     trail: Trail = field(default_factory=Trail)
 
@@ -62,8 +71,12 @@ class GivenKeys:
     def num_steps(self) -> int:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
-    def keys(self, start: Cursor) -> Iterator[tuple[list[Any], Cursor]]:
-        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
+    @property
+    def rank(self) -> None:
+        """The sampler draws, if anything does."""
+
+    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
+        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.whose)
         for step, listed in enumerate(self.batch_sampler):
             keys, after = list(listed), Cursor(start.epoch, (step + 1) * self.global_batch)
             walk.add(repr(keys).encode(), after)
@@ -76,11 +89,11 @@ class GivenKeys:
 
 @dataclass(frozen=True)
 class PickedKeys:
-    """Picks, as keys of a dataset. `key_of`: from a batch's picks to what the dataset is asked for."""
+    """Picks, as keys of a dataset. `source`: of any seed; `key_of`: from a batch's picks to what the dataset is asked for."""
 
-    source: PickSource
+    source: Plan | SampledSource
     order: str
-    key_of: Callable[[Picks], list[Any]]
+    key_of: KeyOf
 
     @property
     def num_steps(self) -> int:
@@ -91,19 +104,26 @@ class PickedKeys:
         return self.source.global_batch
 
     @property
+    def rank(self) -> Rank:
+        return self.source.rank
+
+    @property
     def trail(self) -> Trail | None:
         return self.source.trail if isinstance(self.source, SampledSource) else None
 
-    def keys(self, start: Cursor) -> Iterator[tuple[list[Any], Cursor]]:
-        for picks in self.source.steps(start):
-            yield self.key_of(picks), picks.after
+    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
+        source = self.source
+        if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder):
+            source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
+        for picks in source.steps(start):
+            yield self.key_of(picks, seed), picks.after
 
     def is_at_end(self, cursor: Cursor) -> bool:
         return self.source.is_at_end(cursor)
 
 
-def places_of(picks: Picks) -> list[int]:
-    """The positions of a batch, as keys of a dataset of the user's."""
+def places_of(picks: Picks, seed: int) -> list[int]:
+    """The positions of a batch, as keys of a dataset of the user's, which draws for itself."""
     return picks.positions.tolist()  # type: ignore[no-any-return]
 
 
@@ -120,14 +140,14 @@ class TorchLoader:
         *,
         dataset: Any,
         source: KeySource,
-        seed: int,
+        seed: SeedSource,
         fingerprint: str,
         origin: str = "",
     ) -> None:
         self._inner = inner
         self._dataset = dataset
         self._source = source
-        self._seed = seed
+        self._seed = Seed(seed)
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
@@ -147,7 +167,7 @@ class TorchLoader:
         return getattr(self._inner, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._inner, self._dataset, self._source, self._seed, self._fingerprint, self.origin)
+        return _restore, (self._inner, self._dataset, self._source, self._seed.source, self._fingerprint, self.origin)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -158,6 +178,11 @@ class TorchLoader:
     def device(self) -> torch.device:
         """Where batches come: `prefetch` takes them further."""
         return torch.device("cpu")
+
+    @property
+    def seed(self) -> int | None:
+        """What our part of order and augmentation depends on; None until it is drawn, when the first pass begins."""
+        return self._seed.value
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""
@@ -173,11 +198,15 @@ class TorchLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there. Raises StateError for a state that this loader would not continue exactly."""
         cursor = self._state().cursor_from(state)
+        is_at_end = self._source.is_at_end(cursor)
+        self._seed.resume(state["seed"])
         if self._source.trail is not None:
             self._source.trail.resume(cursor, str(state.get("trail", "")))
-        self._epochs.resume(cursor, is_at_end=self._source.is_at_end(cursor))
+        self._epochs.resume(cursor, is_at_end=is_at_end)
 
     def _pass(self) -> Iterator[Any]:
+        rank = self._source.rank
+        self._batches.seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         self._batches.start = self._epochs.claim()
         after = self._batches.after = deque()
         for batch in self._loader:
@@ -191,7 +220,7 @@ class TorchLoader:
             global_batch=self._source.global_batch,
             num_samples=_length(self._inner.dataset),
             order=self._source.order,
-            seed=self._seed,
+            seed=self._seed.value,
             tail="drop" if self._inner.drop_last else "pad",
             dataset=self._fingerprint,
             trail="" if self._source.trail is None else self._source.trail.at(self._epochs.last),
@@ -204,11 +233,12 @@ class _Batches:
     def __init__(self, source: KeySource) -> None:
         self._source = source
         self.start = Cursor()
+        self.seed = 0
         self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
 
     def __iter__(self) -> Iterator[list[Any]]:
         after = self.after
-        for keys, cursor in self._source.keys(self.start):
+        for keys, cursor in self._source.keys(self.start, self.seed):
             after.append(cursor)
             yield keys
 
@@ -223,5 +253,7 @@ def _length(dataset: Any) -> int:
     return length
 
 
-def _restore(inner: TorchsLoader, dataset: Any, source: KeySource, seed: int, fingerprint: str, origin: str) -> TorchLoader:
+def _restore(
+    inner: TorchsLoader, dataset: Any, source: KeySource, seed: SeedSource, fingerprint: str, origin: str
+) -> TorchLoader:
     return TorchLoader(inner, dataset=dataset, source=source, seed=seed, fingerprint=fingerprint, origin=origin)

@@ -84,6 +84,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         fields=[name for name in ("image", "label") if name == "image" or name in held],
         batch_size=batch_size,
         shuffle=True,
+        seed=0,
         drop_last=True,
         num_workers=num_workers,
         transform=recipe,

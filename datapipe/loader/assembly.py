@@ -40,6 +40,7 @@ def assemble(
     index: AnyIndex,
     recipe: Recipe,
     options: LoaderOptions,
+    seed: int,
     rank: Rank,
     files: LocalFiles,
     observer: Observer,
@@ -55,6 +56,7 @@ def assemble(
     collator = Collator(
         recipe=recipe,
         options=options,
+        seed=seed,
         rank=rank,
         fields=fields,
         memory_format=memory_format,
@@ -88,6 +90,7 @@ def assemble(
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=geometry if leaves_pixels else recipe,
         options=options,
+        seed=seed,
         files=files,
         observer=observer,
         bad_samples=bad_samples,

@@ -6,6 +6,7 @@ rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class BatchMaker:
     further: FurtherFields
     recipe: Recipe  # as far as blocks, or DALI and what follows it on the CPU, carry it out
     options: LoaderOptions
+    seed: int
     files: LocalFiles
     observer: Observer
     bad_samples: BadSampleLog
@@ -60,6 +62,10 @@ class BatchMaker:
     repeats: Repeats | None
     kept: KeptImages | None = None
     enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches, where they are for a GPU
+
+    def with_seed(self, seed: int) -> BatchMaker:
+        """The same, all it holds included, with draws by another seed."""
+        return dataclasses.replace(self, seed=seed, collator=dataclasses.replace(self.collator, seed=seed))
 
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
@@ -74,7 +80,7 @@ class BatchMaker:
             entries=entries,
             extents=extents,
             picked=ids,
-            draws=Draws(self.options.seed, picks.after.epoch, apart(ids, occurrences)),
+            draws=Draws(self.seed, picks.after.epoch, apart(ids, occurrences)),
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),
@@ -177,7 +183,7 @@ class BatchMaker:
         sample, reason = int(batch.picked[row]), bad.reason
         if self.options.on_error == "raise":
             raise located(reason, self.index, sample) from reason
-        epoch, seed = batch.picks.after.epoch, self.options.seed
+        epoch, seed = batch.picks.after.epoch, self.seed
         where = str(self.index.describe(sample))
         tried = batch.num_attempts.get(row, 0)  # where a replacement turned out bad in DALI, the next one is sought
         if not tried:

@@ -26,6 +26,7 @@ class Collator:
 
     recipe: Recipe
     options: LoaderOptions
+    seed: int
     rank: Rank
     fields: BatchFields
     memory_format: torch.memory_format
@@ -120,7 +121,7 @@ class Collator:
         """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""
         if self.recipe.batch:
             key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
-            draws = Draws(self.options.seed, batch.picks.after.epoch, key)
+            draws = Draws(self.seed, batch.picks.after.epoch, key)
             columns[IMAGE], columns[LABEL] = self.recipe.run_batch(columns[IMAGE], columns[LABEL], draws)
         return columns
 

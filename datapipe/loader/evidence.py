@@ -69,6 +69,7 @@ class DataEvidence:
             device=self.device,
             fields=[name for name in (IMAGE, LABEL) if name in names],
             on_error="skip",
+            seed=0,
             rank=0,
             world_size=1,
             **{name: self.arguments[name] for name in _MEASURED_ARGUMENTS},

@@ -42,6 +42,7 @@ def explanation(loader: DataLoader) -> list[str]:
     lines += [
         f"data      {len(loader.dataset)} samples in {manifest.container}, {len(manifest.shards)} "
         f"shard{'s' * (len(manifest.shards) != 1)}, {_order(loader)}",
+        f"seed      {loader.describe_seed()}",
         f"fields    {_fields(loader)}",
         f"device    {choice.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
         f"backend   {choice.backend}: {choice.reason}",

@@ -30,6 +30,7 @@ from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import PickSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
@@ -50,7 +51,8 @@ class DataLoader:
     transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
       called with each image, as is all that follows it. Without one, images come as they are stored.
     batch_transform: a function of a finished batch.
-    seed: with epoch and sample id, all that shuffling and augmentation depend on.
+    seed: with epoch and sample id, all that shuffling and augmentation depend on. None: `torch.initial_seed()` when the first
+      pass begins, on all ranks of a process group that of rank 0; or the seed of the state that is loaded.
     tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the
       last batch is filled up, and a further element, "real", bool, says which samples are no repeats).
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
@@ -99,7 +101,7 @@ class DataLoader:
         batch_transform: Callable[..., Any] | None = None,
         device: str | torch.device = "auto",
         backend: Backend = "auto",
-        seed: int = 0,
+        seed: int | None = None,
         tail: str | None = None,
         on_error: OnError = "raise",
         fields: Iterable[str] | None = None,
@@ -114,6 +116,7 @@ class DataLoader:
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.options = parse_options(self._arguments)
+        self._seed = Seed(seed_source(seed, generator))
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset, transform = _open(dataset, transform)
@@ -169,9 +172,9 @@ class DataLoader:
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
-        self._latest = self._source()
-        check_still_alone(self._frozen_rank(), resolve_rank(self._arguments["rank"], self._arguments["world_size"]), self._latest)
-        return BatchIterator(Pass(self._batch_maker, self._latest, self._epochs, self.worker_init_fn))
+        now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
+        check_still_alone(self._frozen_rank(), now, self._source())
+        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
         """Batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
@@ -204,15 +207,26 @@ class DataLoader:
         Raises StateError for a state that this loader would not continue exactly.
         """
         cursor = self._state().cursor_from(state)
+        is_at_end = self._source().is_at_end(cursor)
+        self._seed.resume(state["seed"])
         self._trail.resume(cursor, str(state.get("trail", "")))
         self._latest = None
-        self._epochs.resume(cursor, is_at_end=self._source().is_at_end(cursor))
+        self._epochs.resume(cursor, is_at_end=is_at_end)
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
             raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
         self._observer, self._maker = observer, None
+
+    @property
+    def seed(self) -> int | None:
+        """What order and augmentation depend on; None until it is drawn, when the first pass begins."""
+        return self._seed.value
+
+    def describe_seed(self) -> str:
+        """Return the seed and where it is from, for people."""
+        return self._seed.describe()
 
     @property
     def fields(self) -> BatchFields:
@@ -273,24 +287,33 @@ class DataLoader:
             self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         return self._rank
 
-    def _source(self) -> PickSource:
-        """Where a pass that begins now takes its picks from."""
+    def _begin(self) -> tuple[BatchMaker, PickSource]:
+        """What a pass that begins now makes its batches with, and takes its picks from."""
+        seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
+        self._latest = self._source(seed)
+        return self._batch_maker(seed), self._latest
+
+    def _source(self, seed: int = 0) -> PickSource:
+        """Where a pass with that seed, beginning now, takes its picks from; how many there are depends on no seed."""
         return open_source(
             self.dataset,
             sampler=self._arguments["sampler"],
             batch_sampler=self._arguments["batch_sampler"],
             options=self.options,
+            seed=seed,
             rank=self._frozen_rank(),
             trail=self._trail,
         )
 
-    def _batch_maker(self) -> BatchMaker:
+    def _batch_maker(self, seed: int = 0) -> BatchMaker:
+        """What makes batches, with that seed; decoders and memory are those of any seed."""
         if self._maker is None:
             self._maker = assemble(
                 self.choice,
                 index=self.dataset.index,
                 recipe=self.recipe,
                 options=self.options,
+                seed=seed,
                 rank=self._frozen_rank(),
                 files=self._files,
                 observer=self._observer,
@@ -300,6 +323,8 @@ class DataLoader:
                 memory_format=self._arguments["memory_format"],
                 kept=self.kept_images(),
             )
+        if self._maker.seed != seed:
+            self._maker = self._maker.with_seed(seed)
         return self._maker
 
     def _state(self) -> LoaderState:
@@ -311,7 +336,7 @@ class DataLoader:
             num_samples=len(self.dataset),
             order=source.order.kind if isinstance(source, Plan) else "sampler",
             trail="" if isinstance(source, Plan) else self._trail.at(last),
-            seed=self.options.seed,
+            seed=self._seed.value,
             tail=self.options.tail.value,
             dataset=self.dataset.index.fingerprint,
         )

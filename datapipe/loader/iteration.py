@@ -56,8 +56,8 @@ class Epochs:
 class Pass:
     """What an iterator needs to begin."""
 
-    open_maker: Callable[[], BatchMaker]  # asked at the first `next()`, in the consumer's thread
-    source: PickSource
+    open: Callable[[], tuple[BatchMaker, PickSource]]  # asked at the first `next()`, in the consumer's thread
+    num_steps: Callable[[], int]  # of a whole epoch
     epochs: Epochs
     worker_init_fn: Callable[[int], None] | None
 
@@ -111,7 +111,7 @@ class BatchIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch, whatever is left of this one."""
-        return self._parts.source.num_steps
+        return self._parts.num_steps()
 
     def close(self) -> None:
         """End the pass: threads stop, batches in the making are dropped. May be called again."""
@@ -122,12 +122,12 @@ class BatchIterator(Iterator[Any]):
 
     def _begin(self) -> BatchMaker:
         parts = self._parts
-        maker = parts.open_maker()
+        maker, source = parts.open()
         if maker.options.num_workers:
             self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
             weakref.finalize(self, self._threads.stop_unheard)
             self._threads.start()
-        self._steps = parts.source.steps(parts.epochs.claim())
+        self._steps = source.steps(parts.epochs.claim())
         self._maker = maker  # last: what Ctrl-C leaves unfinished is begun anew
         return maker
 

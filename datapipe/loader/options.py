@@ -25,7 +25,6 @@ class LoaderOptions:
     tail: Tail
     num_workers: int  # decode threads; 0: the caller's
     prefetch_factor: int  # batches in the making beyond the one that is waited for
-    seed: int
     on_error: OnError
     output: Output
     rename: Mapping[str, str]
@@ -44,7 +43,6 @@ class LoaderOptions:
         _require(self.output in ("tuple", "dict"), f"output is {self.output!r}; choose tuple or dict")
         _require(not self.rename or self.output == "dict", "rename needs output='dict'")
         _require(self.boxes in ("list", "padded"), f"boxes is {self.boxes!r}; choose list or padded")
-        _require(-(2**63) <= self.seed < 2**64, f"seed is {self.seed}; it must fit 64 bits, as torch's seeds do")
 
     def block_size_of(self, num_samples: int) -> int:
         """Samples per unit of work in a batch of so many: enough for every thread to have one, few enough for its cache."""

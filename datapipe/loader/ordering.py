@@ -20,6 +20,7 @@ def open_source(
     sampler: Iterable[int] | WeightedSampler | None,
     batch_sampler: Iterable[list[int]] | None,
     options: LoaderOptions,
+    seed: int,
     rank: Rank,
     trail: Trail,
 ) -> PickSource:
@@ -30,17 +31,17 @@ def open_source(
     if sampler is not None and not isinstance(sampler, WeightedSampler):
         drop_last = options.tail is Tail.DROP
         return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, trail=trail)
-    order = _order(dataset, options, rank) if sampler is None else sampler.order(options.seed)
+    order = _order(dataset, options, seed, rank) if sampler is None else sampler.order(seed)
     return Plan(order, options.batch_size, rank, options.tail)
 
 
-def _order(dataset: Dataset, options: LoaderOptions, rank: Rank) -> Order:
+def _order(dataset: Dataset, options: LoaderOptions, seed: int, rank: Rank) -> Order:
     if dataset.mixture is not None:
-        return mixed_order(dataset.mixture, seed=options.seed, shuffle=options.shuffle)
+        return mixed_order(dataset.mixture, seed=seed, shuffle=options.shuffle)
     if not options.shuffle:
         return SequentialOrder(len(dataset))
     grouping = dataset.index.row_grouping([spec.name for spec in dataset.fields.stored])
     if grouping is None:
-        return ShuffledOrder(len(dataset), options.seed)
+        return ShuffledOrder(len(dataset), seed)
     global_batch = options.batch_size * rank.world_size
-    return WindowedOrder(grouping.starts, options.seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
+    return WindowedOrder(grouping.starts, seed, global_batch, max_lanes=max_lanes(grouping.nbytes))

@@ -30,7 +30,6 @@ def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:
         tail=_parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
         num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
         prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
-        seed=_resolve_seed(arguments["seed"], arguments["generator"]),
         on_error=arguments["on_error"],
         output=arguments["output"],
         rename=_parse_rename(arguments["rename"]),
@@ -66,17 +65,6 @@ def _parse_rename(rename: object) -> dict[str, str]:
     if rename is not None and not isinstance(rename, Mapping):
         raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
     return dict(rename or {})
-
-
-def _resolve_seed(seed: int, generator: torch.Generator | None) -> int:
-    """torch's way to seed a loader is a generator: its initial seed counts."""
-    if generator is None:
-        return whole_number(seed, "seed")
-    if not isinstance(generator, torch.Generator):
-        raise OptionError(f"generator is {generator!r:.60}; pass a torch.Generator, or seed=")
-    if seed != 0:
-        raise OptionError(f"seed={seed} and generator exclude each other; pass one")
-    return generator.initial_seed()
 
 
 def default_num_workers() -> int:

@@ -12,7 +12,6 @@ from datapipe.plan import Cursor
 
 STATE_VERSION = 1
 _ARGUMENTS = {
-    "seed": "seed",
     "order": "shuffle, sampler, weights or number of samples",
     "tail": "tail",
     "num_samples": "select()",
@@ -28,7 +27,7 @@ class LoaderState:
     global_batch: int  # batch_size x world_size
     num_samples: int
     order: str
-    seed: int
+    seed: int | None  # None: not drawn yet, as no pass has begun; `Seed.resume` says whether it fits
     tail: str
     dataset: str  # fingerprint
     trail: str = ""  # of a sampler's positions, see `Trail`

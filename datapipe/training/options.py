@@ -49,7 +49,7 @@ class TrainOptions:
     patience: int | None = None  # epochs without improvement after which to stop; None: never
     min_delta: float = 0.0  # the least that counts as improvement
     watch: Watched = "accuracy"  # of the validation: what `patience` and best.pt go by
-    seed: int = 0  # of dropout and the like; the loader has its own
+    seed: int = 0  # of dropout and the like, and of a loader that is given none
     out: Path | str | None = None  # checkpoints, metrics.jsonl, run.json; None: nothing is written
     resume: Path | str | None = None  # a checkpoint; "auto": that of `out` if there is one; None: `out` must have none
     save_every_steps: int | None = None  # beside every epoch

@@ -244,7 +244,7 @@ def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, A
             "samples": _length(dataset),
             "batch_size": getattr(loader, "batch_size", None),
             "batches": _length(loader),
-            "seed": getattr(getattr(loader, "options", None), "seed", None),
+            "seed": getattr(loader, "seed", None),
         },
         "world_size": state.peers.world_size,
         **environment(state.device),

@@ -232,13 +232,6 @@ def test_each_place_of_a_repeated_sample_is_cropped_anew(root: Path, transform: 
     assert len({image.numpy().tobytes() for image in images}) == 6
 
 
-def test_a_generator_is_the_seed(root: Path) -> None:
-    folder = folders.ImageFolder(root, transform=CENTRE)
-    ours = dp.from_torch(theirs(folder, shuffle=True, generator=torch.Generator().manual_seed(9)))
-    assert isinstance(ours, dp.DataLoader)
-    assert ours.options.seed == 9
-
-
 @pytest.mark.parametrize("seen", [True, False], ids=["seen through", "left to torch"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_share_the_samples_where_asked(root: Path, seen: bool, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ def make_loader(path: Path, **arguments: Any) -> dp.DataLoader:
     options: dict[str, Any] = {
         "batch_size": BATCH,
         "shuffle": True,
-        "seed": 3,
         "num_workers": 1,
         "output": "dict",
         "rename": {"image": "pixel_values", "label": "labels"},
@@ -97,6 +96,7 @@ def train(
             "report_to": "none",
             "disable_tqdm": True,
             "logging_strategy": "no",
+            "seed": 3,  # and so the loader's
         } | (options or {})),
     )  # fmt: skip
     trainer = Recording(

@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, Row] = {
         "`ConcatDataset`, Hugging Face's); for others there is `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
-    "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`) and epoch, the same on all ranks"),
+    "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`, or `torch.manual_seed`) and epoch, the same on all ranks"),
     "sampler": Row(Status.HONOURED, "decides for its rank, as in torch; `loader.set_epoch` tells it the epoch"),
     "batch_sampler": Row(Status.HONOURED, "excludes `batch_size`, `shuffle`, `sampler`, `drop_last` and `tail`"),
     "num_workers": Row(
@@ -46,7 +46,7 @@ ARGUMENTS: dict[str, Row] = {
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
     "worker_init_fn": Row(Status.HONOURED, "called in each decode thread with its number, at the start of each pass"),
     "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads: nothing is forked or spawned"),
-    "generator": Row(Status.HONOURED, "its initial seed is the `seed`; both at once are refused"),
+    "generator": Row(Status.HONOURED, "the `seed` is drawn from it when the first pass begins; both at once are refused"),
     "prefetch_factor": Row(
         Status.HONOURED, "batches in the making, in all (torch: per worker); more where they are too small to busy every thread"
     ),

@@ -18,7 +18,7 @@ EVAL = [dp.Resize((SIZE, SIZE))]
 
 def make(path: Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
     """A loader of small uint8 batches, changed as asked."""
-    return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2} | changes))
+    return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2, "seed": 0} | changes))
 
 
 def ids_of(loader: dp.DataLoader) -> list[list[int]]:

@@ -69,8 +69,8 @@ def test_batches_have_the_promised_form(folder: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "length"), [
     ({"batch_size": 5}, 8), ({"batch_size": 5, "drop_last": True}, 7), ({"batch_size": 5, "tail": "drop"}, 7),
-    ({"batch_size": 5, "tail": "mask"}, 8), ({"batch_size": 5, "rank": 1, "world_size": 3}, 3),
-    ({"batch_size": 5, "rank": 2, "world_size": 3, "tail": "drop"}, 2), ({"batch_size": 38, "drop_last": True}, 0),
+    ({"batch_size": 5, "tail": "mask"}, 8), ({"batch_size": 5, "rank": 1, "world_size": 3, "seed": 0}, 3),
+    ({"batch_size": 5, "rank": 2, "world_size": 3, "tail": "drop", "seed": 0}, 2), ({"batch_size": 38, "drop_last": True}, 0),
     ({"sampler": range(11), "batch_size": 4}, 3), ({"sampler": range(11), "batch_size": 4, "drop_last": True}, 2),
     ({"sampler": range(11), "batch_size": 4, "tail": "drop"}, 2), ({"batch_sampler": [[1], [2, 3], [4]]}, 3),
 ], ids=str)  # fmt: skip

@@ -167,7 +167,14 @@ def test_it_reads_as_torchs_does(folder: Path) -> None:
     """What frameworks look at."""
     generator = torch.Generator().manual_seed(3)
     loader = make(
-        folder, shuffle=True, generator=generator, drop_last=True, prefetch_factor=4, timeout=3, persistent_workers=True
+        folder,
+        shuffle=True,
+        seed=None,
+        generator=generator,
+        drop_last=True,
+        prefetch_factor=4,
+        timeout=3,
+        persistent_workers=True,
     )
     assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.prefetch_factor, loader.timeout) == (5, 2, True, 4, 3)
     assert loader.generator is generator

@@ -235,6 +235,7 @@ def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str
 
 _RANK = """
     import json, multiprocessing, os, sys
+    import torch
     import torch.distributed as dist
     import datapipe as dp
 
@@ -245,7 +246,8 @@ _RANK = """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         for name in ("RANK", "WORLD_SIZE"):
             os.environ[name] = "0"  # torch.distributed is asked before the environment
-        loader = dp.DataLoader(path, batch_size=8 // world_size, shuffle=True, seed=6, output="dict", num_workers=1,
+        torch.manual_seed(6 + rank if world_size == 2 else 7)  # rank 0's counts, and is in the state
+        loader = dp.DataLoader(path, batch_size=8 // world_size, shuffle=True, output="dict", num_workers=1,
                                transform=dp.RandomResizedCrop(24))
         if os.path.exists(state_path):
             loader.load_state_dict(json.load(open(state_path)))

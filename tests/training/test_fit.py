@@ -51,6 +51,16 @@ def loader_of(path: Path, *, recipe: list[object], batch_size: int = 15, **chang
     return dp.DataLoader(path, batch_size=batch_size, transform=recipe, device="cpu", num_workers=2, **changes)
 
 
+def test_a_loader_without_a_seed_takes_that_of_the_run(photos: Path) -> None:
+    def seed_under(seed: int) -> int | None:
+        loader = loader_of(photos, recipe=training_recipe(SIZE, num_classes=4), shuffle=True, batch_size=45)
+        fit(make_model("cnn", 4), loader, options=TrainOptions(epochs=1, display="none", seed=seed))
+        return loader.seed
+
+    assert None not in (seed_under(1), seed_under(2))
+    assert seed_under(1) == seed_under(1) != seed_under(2)
+
+
 def points(num: int = 8, *, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of points whose class is the sign of their first coordinate."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +72,7 @@ def points(num: int = 8, *, seed: int = 0) -> list[tuple[torch.Tensor, torch.Ten
 def test_learns_photographs(photos: Path, others: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Four classes: 25% is chance. Five epochs of 90 images of 64 pixels."""
     torch.manual_seed(0)
-    loader = loader_of(photos, recipe=training_recipe(SIZE, num_classes=4), shuffle=True)
+    loader = loader_of(photos, recipe=training_recipe(SIZE, num_classes=4), shuffle=True, seed=0)
     val_loader = loader_of(others, recipe=validation_recipe(SIZE), tail="mask")
     options = TrainOptions(epochs=5, lr=3e-3, out=tmp_path, log_every=2, display="none", **changes)
     lines: list[StepMetrics] = []

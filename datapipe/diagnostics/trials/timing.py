@@ -78,6 +78,7 @@ def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoad
         dataset,
         batch_size=max(1, min(sample.batch_size, len(dataset) // 8)),  # so that a pass has several
         shuffle=True,
+        seed=0,
         num_workers=sample.num_workers or None,
         transform=sample.recipe,
         device="cpu",
