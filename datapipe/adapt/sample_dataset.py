@@ -41,12 +41,12 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, index: AnyIndex, recipe: Recipe) -> None:
         self._index = index
-        self._recipe = recipe
+        self.recipe = recipe
         self._has_label = BatchFields.of(index, None).has_label
         self._worker: BlockWorker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._index, self._recipe)
+        return _restore, (self._index, self.recipe)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -54,7 +54,7 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
     def __getitem__(self, key: Key) -> tuple[Any, ...]:
         """Raises DecodeError, IntegrityError, StorageError, and what the user's transforms raise."""
         if self._worker is None:
-            self._worker = BlockWorker(self._recipe, LocalFiles())
+            self._worker = BlockWorker(self.recipe, LocalFiles())
         ids = self._index.ids(np.array([key.position], np.int64))
         entries = self._index.look_up(ids, IMAGE)
         draws = Draws(key.seed, key.epoch, apart(ids, np.array([key.occurrence], np.int64)))

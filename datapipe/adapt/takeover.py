@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.behind import Behind, as_torch_gives, behind
+from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
@@ -127,6 +128,7 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
         )
     name = type(loader.dataset).__qualname__
     loader.origin = f"{name}: not seen through: {reason}; torch's loader as it is, without a place to save"
+    loader.explanation = lines_about(loader, None)
     return loader
 
 

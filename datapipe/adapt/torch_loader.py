@@ -16,7 +16,9 @@ import torch
 import torch.utils.data
 
 from datapipe.adapt.arguments import length_of, sampler_of
+from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, arguments_kept
+from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.errors import OptionError
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.seeding import Seed, SeedSource
@@ -183,6 +185,13 @@ class TorchLoader:
     def seed(self) -> int | None:
         """What our part of order and augmentation depends on; None until it is drawn, when the first pass begins."""
         return self._seed.value
+
+    @property
+    def explanation(self) -> list[str]:
+        """What is done by whom, line by line, for `explain`."""
+        recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
+        seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
+        return [*seed, *lines_about(self._inner, recipe)]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""

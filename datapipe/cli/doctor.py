@@ -18,8 +18,9 @@ from typing import Any
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "cudf-cu12", "cudf-cu13", "webdataset", "h5py",
+    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "torchvision", "timm",
 )  # fmt: skip
+_MADE_FOR_A_TORCH = ("torchvision", "timm")  # installed need not mean that they can be imported; the second imports the first
 
 _MUCH_NBYTES = 10e9  # of a cache: worth a line on how to be rid of it
 
@@ -64,8 +65,20 @@ def examine() -> dict[str, Any]:
         "caches": [kept for name in (INDEXES, IMAGES) if (kept := _kept(user_cache(name))) is not None],
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
+    facts["not_importable"] = {
+        name: reason for name in _MADE_FOR_A_TORCH if name in facts["packages"] and (reason := _why_not(name)) is not None
+    }
     facts["advice"] = _advise(facts)
     return facts
+
+
+def _why_not(package: str) -> str | None:
+    """Why a package that is installed cannot be imported, in one line; None where it can."""
+    try:
+        importlib.import_module(package)
+    except Exception as exc:  # whatever its compiled parts make of another torch
+        return f"{type(exc).__name__}: {next(iter(str(exc).splitlines()), '')}"[:200]
+    return None
 
 
 def _kept(directory: Path) -> dict[str, Any] | None:
@@ -86,6 +99,7 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
+    advice += _advise_about_imports(facts)
     if facts["gpus"]:
         advice += _advise_about_dali(len(facts["gpus"]))
     if facts["open_files_limit"] < 1024:
@@ -100,6 +114,20 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if importlib.util.find_spec("PIL._imagingft") is None:
         advice.append("Pillow lacks FreeType: contact sheets will use a coarse font")
     return advice
+
+
+def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
+    """What to install in place of packages that were built for another torch."""
+    broken, packages = facts["not_importable"], facts["packages"]
+    torch, _, build = packages["torch"].partition("+")
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    told = "; ".join(f"{name} {packages[name]} ({reason})" for name, reason in broken.items())
+    if "torchvision" in broken:
+        remedy = f"install the two that belong together, pip install --force-reinstall torch=={torch} torchvision{index}"
+    else:
+        remedy = " and ".join(f"pip install --upgrade {name}" for name in broken)
+    beside = f"cannot be imported beside torch {packages['torch']}, and their datasets, transforms and models are out of reach"
+    return [f"{told} {beside}: {remedy}"] if broken else []
 
 
 def _advise_about_dali(num_gpus: int) -> list[str]:
@@ -135,10 +163,14 @@ def as_text(facts: dict[str, Any]) -> str:
         f"GPU       {gpus} (torch built for CUDA {facts['torch_cuda'] or '-: CPU only'})",
         f"decoder   {facts['decoder']}",
         *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
-        "packages  " + ", ".join(f"{name} {version}" for name, version in facts["packages"].items()),
+        "packages  " + ", ".join(_package(name, facts) for name in facts["packages"]),
     ]
     lines += [f"advice    {text}" for text in facts["advice"]] or ["advice    nothing to add"]
     return "\n".join(lines)
+
+
+def _package(name: str, facts: dict[str, Any]) -> str:
+    return f"{name} {facts['packages'][name]}" + (" (cannot be imported)" if name in facts["not_importable"] else "")
 
 
 def _version(name: str) -> str | None:

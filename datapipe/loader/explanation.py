@@ -29,7 +29,8 @@ def explain(loader: Any) -> None:
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: as it is"
-    print(f"from      {origin}\ndevice    {getattr(loader, 'device', 'cpu')}")
+    own = getattr(loader, "explanation", ())  # of what `from_torch` left to torch's workers
+    print("\n".join([f"from      {origin}", f"device    {getattr(loader, 'device', 'cpu')}", *own]))
 
 
 def explanation(loader: DataLoader) -> list[str]:

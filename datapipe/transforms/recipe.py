@@ -173,6 +173,17 @@ class Recipe:
 
     def explain(self) -> list[str]:
         """What is done where, one line per step, and what it was made of where it was another library's."""
+        lines = self.explain_own()
+        if self.rest:
+            lines += [f"per sample: {', '.join(map(described, self.rest))}", f"  since {self.rest_reason}"]
+            return [*lines, f"out: what {described(self.rest[-1])} gives"]
+        size = self.output_size()
+        shape = f"{size[0]} x {size[1]}" if size else "of the sample's size"
+        lines.append(f"out: {str(self.output_dtype).removeprefix('torch.')} RGB, {shape}, channels_last")
+        return lines
+
+    def explain_own(self) -> list[str]:
+        """The same without the rest, and without what leaves: what datapipe carries out."""
         last_pixel = min((step.operation for step in self.pixels), default=len(self.transforms))
         lines = [
             f"with the decode: {op!r}{self._from(op)}"
@@ -186,12 +197,6 @@ class Recipe:
         lines += [f"on the batch: {op!r}{self._from(op)}" for _, op in self.batch]
         if self._passed_over:
             lines.append(f"nothing to do: {', '.join(self._passed_over)}")
-        if self.rest:
-            lines += [f"per sample: {', '.join(map(described, self.rest))}", f"  since {self.rest_reason}"]
-            return [*lines, f"out: what {described(self.rest[-1])} gives"]
-        size = self.output_size()
-        shape = f"{size[0]} x {size[1]}" if size else "of the sample's size"
-        lines.append(f"out: {str(self.output_dtype).removeprefix('torch.')} RGB, {shape}, channels_last")
         return lines
 
     def _from(self, *ops: object) -> str:

@@ -243,7 +243,7 @@ def test_ranks_share_the_samples_where_asked(root: Path, seen: bool, shuffle: bo
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
         for shares in (True, False):
-            ours = dp.from_torch(theirs(data, shuffle=shuffle), share_among_ranks=shares)
+            ours = dp.from_torch(theirs(data, shuffle=shuffle), share_among_ranks=shares, seed=0)
             taken[shares].append([label for _, labels in ours for label in labels.tolist()])
     together = [label for part in taken[True] for label in part]
     assert len(together) == len(targets) + len(targets) % 2

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -61,3 +65,57 @@ def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     (advice,) = [line for line in doctor.examine()["advice"] if "JPEG" in line]
     assert advice.startswith("GPU 1 decodes whole JPEGs, not the crop's region alone: its trial was ended by SIGSEGV; another ")
+
+
+@pytest.fixture
+def _modules_apart() -> Iterator[None]:
+    """Those of torchvision and timm are forgotten for the test, and are again what they were after it."""
+
+    def named() -> dict[str, ModuleType]:
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("torchvision", "timm")}
+
+    before = named()
+    for name in before:
+        del sys.modules[name]
+    yield
+    for name in named():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.mark.usefixtures("caches", "_modules_apart")
+def test_a_torchvision_for_another_torch_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is installed, and raises when it is imported; timm imports it."""
+
+    def install(name: str, code: str) -> None:
+        (tmp_path / f"{name}.py").write_text(code)
+        (tmp_path / f"{name}-9.9.dist-info").mkdir(exist_ok=True)
+        (tmp_path / f"{name}-9.9.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+        importlib.invalidate_caches()
+        sys.modules.pop(name, None)
+
+    def advice() -> str:
+        assert main(["doctor"]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("torchvision", "raise RuntimeError('operator torchvision::nms does not exist')")
+    install("timm", "import torchvision")
+    text = advice()
+    assert "torchvision 9.9 (cannot be imported), timm 9.9 (cannot be imported)" in text
+    version, _, build = torch.__version__.partition("+")
+    said = "advice    torchvision 9.9 (RuntimeError: operator torchvision::nms does not exist); timm 9.9 (RuntimeError: "
+    assert said in text
+    assert f"beside torch {torch.__version__}" in text
+    assert f"pip install --force-reinstall torch=={version} torchvision" in text
+    assert (f"--index-url https://download.pytorch.org/whl/{build}\n" in text) == bool(build)
+    install("torchvision", "")
+    assert "timm 9.9" in advice()
+    install("timm", "import a_module_that_is_not_there")
+    text = advice()
+    assert "timm 9.9 (ModuleNotFoundError: No module named 'a_module_that_is_not_there') cannot be imported" in text
+    assert "out of reach: pip install --upgrade timm\n" in text
+    install("timm", "")
+    assert "cannot be imported" not in advice()

@@ -1,0 +1,92 @@
+"""What `explain` says of a loader that stays with torch's workers: who does what, and what would gain more."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from datapipe.adapt.behind import handed_over
+from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.decode import default_decoder_name
+from datapipe.loader.parsing import default_num_workers
+from datapipe.transforms import Recipe
+from datapipe.transforms.lowering import described
+
+
+def lines_about(loader: TorchsLoader, recipe: Recipe | None) -> list[str]:
+    """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None where it does not decode."""
+    dataset = type(loader.dataset).__qualname__
+    lines = [f"workers   {_workers(loader)}"]
+    if recipe is None:
+        lines += [
+            f"decoder   what the code of {dataset} uses: datapipe does not see its files",
+            f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",
+        ]
+    else:
+        lines.append(f"decoder   datapipe's ({default_decoder_name()}), in {_place(loader)}; Pillow for what it does not take")
+        steps = _steps(recipe, _place(loader))
+        lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
+    lines.append(f"batches   {_batches(loader)}")
+    gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe)]
+    return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
+
+
+def _workers(loader: TorchsLoader) -> str:
+    if not loader.num_workers:
+        return "none: the training process makes each batch itself, while it waits (num_workers=0)"
+    ahead = (loader.prefetch_factor or 2) * loader.num_workers
+    return f"{loader.num_workers} process{'es' * (loader.num_workers != 1)} of torch's, {ahead} batches ahead in all"
+
+
+def _place(loader: TorchsLoader) -> str:
+    return "torch's workers" if loader.num_workers else "the training process"
+
+
+def _steps(recipe: Recipe, place: str) -> list[str]:
+    """What is done to an image, a line for each step, and by whom."""
+    own = [op for op in recipe.rest if op is not handed_over]
+    steps = [f"by datapipe, {step}" for step in recipe.explain_own()] or ["by datapipe: nothing but the decoding"]
+    if own:
+        return [*steps, f"by {place}, as they are: {', '.join(map(described, own))}", f"  since {recipe.rest_reason}"]
+    return [*steps, "handed over as the transforms would hand it over"]
+
+
+def _batches(loader: TorchsLoader) -> str:
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return f"none are made: single samples, or batches of the dataset's, in {_place(loader)}"
+    return f"by {_name(loader.collate_fn)}, in {_place(loader)}"
+
+
+def _gains_of_workers(loader: TorchsLoader) -> list[str]:
+    usable = default_num_workers()
+    if loader.num_workers >= usable or (usable == 1 and loader.num_workers):
+        return []
+    instead = f"instead of {loader.num_workers}" if loader.num_workers else "so that batches are made while the model computes"
+    return [f"num_workers={usable} {instead}: this process may use {usable} core{'s' * (usable != 1)}"]
+
+
+def _gain_of_loader(loader: TorchsLoader, recipe: Recipe | None) -> str:
+    """Return what would let datapipe's threads make whole batches, or more of them."""
+    if recipe is None:
+        return (
+            "change what the first line gives as the reason (ImageFolder, Subset and ConcatDataset are seen through, say), or "
+            "take datapipe.DataLoader over what `datapipe convert` makes: datapipe then decodes, cuts and resizes"
+        )
+    own = next((op for op in recipe.rest if op is not handed_over), None)
+    if own is not None:
+        return (
+            f"transforms that datapipe has (docs/transforms.md) in place of {described(own)} and what follows it; or move that "
+            "towards the end of the list: datapipe does what comes before it"
+        )
+    if has_collate_fn(loader):
+        return (
+            f"transforms that end in ToTensor(), and in place of {_name(loader.collate_fn)} a collate_fn that takes plain "
+            "tensors and needs no worker_init_fn: datapipe's threads then make the batches"
+        )
+    return "transforms that end in ToTensor(): datapipe's threads then make the batches"
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,109 @@
+"""`explain` of loaders that stay with torch's workers: who does what, and what would gain more."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import make_folder
+from torch.utils.data import DataLoader, IterableDataset
+from torchvision_reference import torchvision_v2
+
+import datapipe as dp
+from datapipe.decode import default_decoder_name
+
+torchvision_v2()
+folders = importlib.import_module("torchvision.datasets")
+v1: Any = importlib.import_module("torchvision.transforms")
+
+
+def watermarked(image: Any) -> Any:
+    return image
+
+
+def as_lists(samples: list[Any]) -> Any:
+    return samples
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("explained") / "set", num=6)
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.loader.parsing.num_usable_cores", lambda: 8)
+
+
+def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What `explain` prints of it taken over: the text under each heading."""
+    dp.explain(loader)
+    found: dict[str, str] = {}
+    heading = ""
+    for line in capsys.readouterr().out.splitlines():
+        heading = line[:10].strip() or heading
+        found[heading] = f"{found[heading]}\n{line[10:]}" if heading in found else line[10:]
+    return found
+
+
+def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chain = v1.Compose([v1.Resize(30), v1.RandomCrop(24), watermarked, v1.ToTensor()])
+    found = told(dp.from_torch(DataLoader(folders.ImageFolder(root, chain), 4, shuffle=True, num_workers=2)), capsys)
+    assert found["workers"] == "2 processes of torch's, 4 batches ahead in all"
+    assert found["decoder"].startswith(f"datapipe's ({default_decoder_name()}), in torch's workers; Pillow for")
+    recipe = found["recipe"].splitlines()
+    assert [line.partition(":")[0] for line in recipe[:3]] == ["by datapipe, with the decode"] * 2 + [
+        "by torch's workers, as they are"
+    ]
+    assert "RandomCrop(24)" in recipe[1]
+    assert recipe[2].endswith(".watermarked, torchvision.transforms.ToTensor")
+    assert "watermarked is called as it is" in recipe[3]
+    assert found["batches"] == "by default_collate, in torch's workers"
+    cores, transforms = found["to gain"].splitlines()
+    assert cores == "num_workers=8 instead of 2: this process may use 8 cores"
+    assert transforms.startswith("transforms that datapipe has (docs/transforms.md) in place of ")
+    assert found["seed"].startswith("torch.initial_seed()")
+
+
+def test_a_collate_fn_for_images(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = folders.ImageFolder(root, v1.Compose([v1.RandomCrop(24)]))
+    found = told(dp.from_torch(DataLoader(dataset, 4, num_workers=2, collate_fn=as_lists)), capsys)
+    assert "handed_over" not in str(found)
+    assert found["recipe"].endswith("\nhanded over as the transforms would hand it over")
+    assert found["batches"] == "by as_lists, in torch's workers"
+    assert (
+        found["to gain"]
+        .splitlines()[1]
+        .startswith("transforms that end in ToTensor(), and in place of as_lists a collate_fn that takes")
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "asked"), [(Numbers(), {"sampler": [1, 2]}), (Stream(), {}), (Numbers(), {"batch_size": None})]
+)
+def test_a_dataset_that_is_not_seen_through(dataset: Any, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    name = type(dataset).__name__
+    found = told(dp.from_torch(DataLoader(dataset, **({"batch_size": 2} | asked)), device="cpu"), capsys)
+    assert found["workers"].startswith("none: the training process makes each batch itself")
+    assert found["decoder"] == f"what the code of {name} uses: datapipe does not see its files"
+    assert found["recipe"] == f"none by datapipe; all transforms by the code of {name}, in the training process"
+    assert "num_workers=8 so that batches are made while the model computes" in found["to gain"]
+    assert "`datapipe convert`" in found["to gain"]
+    assert "seed" not in found
