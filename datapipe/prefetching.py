@@ -6,14 +6,14 @@ import copy
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from datapipe.backends.device import Arrival, Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
 from datapipe.backends.nests import tensors_of
-from datapipe.errors import OptionError
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.observe import Observer, null_observer
 
 _NONE_LEFT = object()
@@ -134,6 +134,12 @@ class PrefetchIterator(Iterator[Any]):
         except Exception:
             self.close()
             raise
+
+    def __reduce__(self) -> NoReturn:
+        raise LifecycleError(
+            "an iterator over prefetched batches cannot be copied or pickled, as it holds batches on their way to a device; "
+            "copy the loader itself"
+        )
 
     def close(self) -> None:
         """End the pass and drop what was copied ahead. May be called again."""

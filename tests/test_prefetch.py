@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import weakref
@@ -308,6 +309,11 @@ def test_it_pickles_as_its_arguments() -> None:
     loader = dp.prefetch([1, 2, 3], "cpu", depth=4)
     again = pickle.loads(pickle.dumps(loader))
     assert (list(again), again.depth, again.device) == ([1, 2, 3], 4, torch.device("cpu"))
+
+
+def test_its_iterators_are_not_copied() -> None:
+    with pytest.raises(dp.LifecycleError, match=r"cannot be copied or pickled.*copy the loader itself"):
+        copy.deepcopy(iter(on_fake(numbered(3), FakeDevice(0))))
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

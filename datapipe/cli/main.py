@@ -21,8 +21,7 @@ COMMANDS = ("convert", "verify", "inspect", "index", "bench", "diagnose", "train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parse(argv)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -38,6 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of one command. Unknown ones are an error of that command, which then shows its own usage, not ours."""
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -49,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"datapipe.cli.{name}").add_parser(subparsers)
+        subparsers.choices[name].set_defaults(parser=subparsers.choices[name])
     return parser
 
 

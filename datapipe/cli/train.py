@@ -51,7 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("--model", metavar="NAME", default="cnn", help="cnn, vit, or a name of torchvision or timm (default: cnn)")
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        default="cnn",
+        help="cnn, vit, or a network of torchvision or timm by its name there, as resnet50 or timm:convnext_tiny (default: cnn)",
+    )
     group.add_argument("--pretrained", type=Path, metavar="FILE", help="weights to begin with; the head may be another one")
     group.add_argument("--num-classes", type=int, metavar="N", help="outputs of the head (default: the dataset's classes)")
     group.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help="torch.compile (backend: inductor)")

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from datapipe.backends.device import Uploader
 from datapipe.draws import Draws
+from datapipe.errors import OptionError
 from datapipe.loader.batch_fields import ADDED, IMAGE, LABEL, BatchFields
 from datapipe.loader.columns import column_of
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.rows import Batch
+from datapipe.loader.sizes import stack
 from datapipe.plan import Rank, Tail
 from datapipe.transforms import Recipe
+from datapipe.transforms.lowering import described
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Collator:
             rows = zip(*columns.values(), strict=True)
             return self.options.collate_fn([self._output(dict(zip(columns, row, strict=True))) for row in rows])
         if self.fields.has_image:
-            columns[IMAGE] = self._stacked(columns[IMAGE])
+            columns[IMAGE] = self._stacked(columns[IMAGE], batch)
         return self._output(self._mixed(batch, columns))
 
     def _kept(self, batch: Batch, images: Any, good: torch.Tensor | None) -> Any:
@@ -109,13 +113,27 @@ class Collator:
             images = images[torch.from_numpy(batch.good) if good is None else good]
         return images.permute(0, 3, 1, 2)
 
-    def _stacked(self, images: Any) -> Any:
+    def _stacked(self, images: Any, batch: Batch) -> Any:
         if self.recipe.rest:
-            return torch.utils.data.default_collate(images)
+            return self._collated(images)
         if isinstance(images, list):  # none are left where every sample was bad
-            images = torch.stack(images) if images else torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
+            none = torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
+            images = stack(images, batch.ids[batch.good]) if images else none
         stacked: torch.Tensor = images
         return stacked if self.memory_format is torch.channels_last else stacked.contiguous(memory_format=self.memory_format)
+
+    def _collated(self, values: list[Any]) -> Any:
+        """What the user's transforms gave, as torch puts it together. Raises OptionError for what no batch can be made of."""
+        try:
+            return torch.utils.data.default_collate(values)
+        except (TypeError, RuntimeError) as exc:
+            last, kind = described(self.recipe.rest[-1]), type(values[0]).__qualname__
+            what = "PIL images" if isinstance(values[0], Image.Image) else f"values of type {kind}"
+            reason = "" if isinstance(values[0], Image.Image) else f" ({next(iter(str(exc).splitlines()), '')})"
+            raise OptionError(
+                f"the last transform, {last}, gives {what}, of which torch's default_collate makes no batch{reason}; end the "
+                "transforms with one that gives tensors of one size, such as torchvision's ToTensor(), or pass a collate_fn"
+            ) from exc
 
     def _mixed(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Any]:
         """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""

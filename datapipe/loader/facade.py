@@ -31,6 +31,7 @@ from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.seeding import Seed, seed_source
+from datapipe.loader.sizes import check_sizes
 from datapipe.loader.sources import PickSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
@@ -128,9 +129,10 @@ class DataLoader:
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
         self.fields.check_rename(self.options.rename)
+        self._files = LocalFiles(row_groups=row_groups_of_windows(len(self.fields.stored)))
         makes_batches = collate_fn is None and (batch_size > 1 or batch_sampler is not None)
         if self.fields.has_image and makes_batches and not self.recipe.rest:
-            self.recipe.check_equal_sizes(self._stored_size)
+            check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
         self._cache = CacheOptions.of(cache, cache_nbytes)
         if self._cache is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
@@ -147,7 +149,6 @@ class DataLoader:
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
-        self._files = LocalFiles(row_groups=row_groups_of_windows(len(self.fields.stored)))
         self._rank: Rank | None = None
         self._choice: Choice | None = None
         self._maker: BatchMaker | None = None

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from datapipe.backends.device import Arrival
 from datapipe.checks import whole_number
@@ -112,6 +112,12 @@ class BatchIterator(Iterator[Any]):
     def __len__(self) -> int:
         """Steps of a whole epoch, whatever is left of this one."""
         return self._parts.num_steps()
+
+    def __reduce__(self) -> NoReturn:
+        raise LifecycleError(
+            "an iterator over a datapipe.DataLoader cannot be copied or pickled, as it holds threads and batches in the making; "
+            "copy the loader itself, or take its state_dict() and load it into a copy, which then goes on from that place"
+        )
 
     def close(self) -> None:
         """End the pass: threads stop, batches in the making are dropped. May be called again."""

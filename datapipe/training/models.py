@@ -14,6 +14,7 @@ from datapipe.training.networks import ConvNet, VisionTransformer
 
 BUILT_IN: dict[str, Callable[[int], nn.Module]] = {"cnn": ConvNet, "vit": VisionTransformer}
 LIBRARIES = ("torchvision", "timm")
+_THEIRS = "names of torchvision.models and timm.list_models() work too, as resnet50 or timm:convnext_tiny"
 _SIZE_ARGUMENTS = {"torchvision": "image_size", "timm": "img_size"}
 
 
@@ -41,12 +42,13 @@ def make_model(name: str, num_classes: int, *, size: int | None = None) -> nn.Mo
             return _made(candidate, models, bare if colon else name, num_classes, size)
         known += names
     if missing and (colon or len(missing) == len(LIBRARIES)):
-        reasons = "; ".join(map(str, missing))
+        reasons = "; ".join([*map(str, missing), f"once one can be imported, {_THEIRS}"])
         raise DependencyError(f"model {name!r} is not one of ours ({', '.join(BUILT_IN)}), and {reasons}")
     near = difflib.get_close_matches(bare if colon else name, sorted(set(known)), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"ours are {', '.join(BUILT_IN)}"
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    ours = ", ".join(BUILT_IN)
     absent = "".join(f" ({exc})" for exc in missing)
-    raise OptionError(f"model {name!r}: no such network; {hint}{absent}")
+    raise OptionError(f"model {name!r}: no such network; {hint}ours are {ours}; {_THEIRS}{absent}")
 
 
 def _library(name: str) -> Any:

@@ -91,5 +91,7 @@ def checkpoint_to_resume(options: TrainOptions) -> Path | None:
     if options.resume is not None:
         return Path(options.resume)
     if last is not None and last.exists():
-        raise OptionError(f"{options.out}: holds a run already; go on with it by resume='auto', or choose another out")
+        raise OptionError(
+            f"{options.out}: holds a run already; go on with it by --resume auto (resume='auto'), or choose another --out (out=)"
+        )
     return None

@@ -111,10 +111,10 @@ class Recipe:
             size = op.output_size(size)
         return size
 
-    def check_equal_sizes(self, input_size: Size | None = None) -> Size:
+    def check_equal_sizes(self, input_size: Size | None = None, *, such_as: str = "") -> Size:
         """The one size in which all images leave. Raises OptionError where they could differ.
 
-        `input_size`: (height, width) where all stored images have it, None where they differ.
+        `input_size`: (height, width) where all stored images have it, None where they differ, as `such_as` says.
         """
         size = self.output_size(input_size)
         if self.rest:
@@ -122,7 +122,7 @@ class Recipe:
         if size is None:
             ends = f"ends with {self.geometry[-1][1]!r}, which keeps differences" if self.geometry else "has no crop or resize"
             raise OptionError(
-                f"images would differ in size: the recipe's geometry {ends}; "
+                f"images would differ in size: the recipe's geometry {ends}{such_as and f', and {such_as}'}; "
                 "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
             )
         return size

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -125,8 +127,6 @@ def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) ->
 
 
 def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -> None:
-    import pickle
-
     import torch
 
     arguments: dict[str, Any] = {"batch_size": 5, "shuffle": True, "transform": TRAIN, "num_workers": 2, "seed": 4}
@@ -147,13 +147,16 @@ def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -
         assert same(found, copies(loader)), loader.choice
 
 
-def test_open_iterators_do_not_pickle(folder: Path) -> None:
-    import pickle
-
-    iterator = iter(dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2))
-    next(iterator)
-    with pytest.raises(TypeError):
-        pickle.dumps(iterator)
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_iterators_are_not_copied(folder: Path, copied: Callable[[object], object]) -> None:
+    loader = dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2)
+    for iterator in (iter(loader), iter(loader)):
+        with pytest.raises(dp.LifecycleError, match=r"cannot be copied or pickled.*copy the loader itself, or take"):
+            copied(iterator)
+        next(iterator)
+    with pytest.raises(dp.LifecycleError, match="cannot be copied or pickled"):
+        copied(iterator)
+    assert len(list(iterator)) == len(loader) - 1
 
 
 # -- interrupts --------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def test_of_libraries(name: str) -> None:
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("name", "said"), [
     ("resnet19", "did you mean resnet18"), ("timm:resnet9", "did you mean resnet18"), ("zzzz", "ours are cnn, vit"),
+    ("help", r"ours are cnn, vit; names of torchvision.models and timm.list_models\(\) work too, as resnet50 or timm:"),
     ("keras:x", "no library 'keras'"), ("odd_one", "cannot be made with num_classes=7: no num_classes here"),
 ])  # fmt: skip
 def test_unknown_names(name: str, said: str) -> None:

@@ -152,7 +152,7 @@ def batches(num: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     options = TrainOptions(epochs=1, out=tmp_path / "run", display="none")
     fit(torch.nn.Linear(6, 3), batches(), options=options)
-    with pytest.raises(OptionError, match=r"holds a run already; go on with it by resume='auto', or choose another out"):
+    with pytest.raises(OptionError, match=r"holds a run already; go on with it by --resume auto \(resume='auto'\), or choose"):
         fit(torch.nn.Linear(6, 3), batches(), options=options)
     last = tmp_path / "run" / "last.pt"
     go_on = dataclasses.replace(options, out=tmp_path / "other", resume=last)

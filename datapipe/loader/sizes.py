@@ -1,0 +1,65 @@
+"""Whether the images of a batch fit together, where nothing but the images themselves says of what size they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.backends.images_cpu import checked_header
+from datapipe.errors import DatapipeError, OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.joint import AnyIndex
+from datapipe.loader.batch_fields import IMAGE
+from datapipe.transforms import Recipe
+
+_LOOKED_AT = 16  # samples, spread over the dataset
+
+Size = tuple[int, int]  # height, width in pixels
+
+_REMEDY = "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
+
+
+def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, files: LocalFiles) -> None:
+    """Raise OptionError where batches could not be made, as images would differ in size.
+
+    `stored_size`: of all images, where the dataset knows it. Otherwise the headers of some are read, unless the recipe makes
+    all images equal: if these leave the recipe in one size, the others are taken to do so too; `stack` says if not.
+    """
+    if recipe.output_size(stored_size) is not None:
+        return
+    left = {recipe.output_size(size): f"{where} is {_text(size)}" for size, where in _sizes_of_some(index, files)}
+    if len(left) != 1:
+        recipe.check_equal_sizes(None, such_as=" and ".join(list(left.values())[:2]))
+
+
+def stack(images: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> torch.Tensor:
+    """Return (b, 3, h, w) of b images of that size. `ids`: of their samples. Raises OptionError where they differ in size."""
+    sizes = {(int(image.shape[1]), int(image.shape[2])): int(sample) for image, sample in zip(images, ids, strict=True)}
+    if len(sizes) > 1:
+        (size, first), (other_size, other) = list(sizes.items())[:2]
+        found = f"sample {first} is {_text(size)}, sample {other} {_text(other_size)}"
+        raise OptionError(f"the images of a batch differ in size: {found}; {_REMEDY}, or pass a collate_fn")
+    return torch.stack(list(images))
+
+
+def _sizes_of_some(index: AnyIndex, files: LocalFiles) -> list[tuple[Size, str]]:
+    """The sizes of some stored images, and what to call each; of bad ones nothing."""
+    found: list[tuple[Size, str]] = []
+    if not len(index):
+        return found
+    ids = index.ids(np.unique(np.linspace(0, len(index) - 1, _LOOKED_AT, dtype=np.int64)))
+    entries = index.look_up(ids, IMAGE)
+    for row, sample in enumerate(ids.tolist()):
+        try:
+            header = checked_header(files.read(entries.extents, row))
+        except DatapipeError:  # what becomes of it is the policy for bad samples, when it is its turn
+            continue
+        found.append(((header.height, header.width), str(index.describe(sample))))
+    return found
+
+
+def _text(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
