@@ -38,6 +38,7 @@ def row_groups_of_windows(num_fields: int) -> RowGroups:
 class RowGroups:
     """The row groups used last, of at most `max_nbytes`; but `min_groups` of them, however large. Thread-safe.
 
+    What threads have just read, or still use, comes on top: one row group for each of them.
     Where there is no room, those go first of which as many rows were read as they have: an epoch is done with them. A row
     group is read once however many threads ask for it meanwhile; they wait. What failed to be read is tried again when
     next asked for. `read`: reads one, and raises what it raises.
@@ -96,13 +97,15 @@ class RowGroups:
         return rows
 
     def _keep(self, group: RowGroup, rows: Rows) -> None:
-        kept = self._kept[group] = _Kept(rows, rows.nbytes)
-        self._nbytes += kept.nbytes
-        self._use(group, kept)
-        while self._nbytes > self._max_nbytes and len(self._kept) > self._min_groups:
-            oldest = next(itertools.chain((one for one in self._spent if one != group), self._kept))
+        """Make room, then keep it: `nbytes`, which is read without the lock, is never beyond the bound."""
+        kept = _Kept(rows, rows.nbytes)
+        while self._nbytes + kept.nbytes > self._max_nbytes and len(self._kept) >= self._min_groups:
+            oldest = next(itertools.chain(self._spent, self._kept))
             self._nbytes -= self._kept.pop(oldest).nbytes
             self._spent.pop(oldest, None)
+        self._kept[group] = kept
+        self._nbytes += kept.nbytes
+        self._use(group, kept)
 
     def _use(self, group: RowGroup, kept: _Kept) -> None:
         self._kept.move_to_end(group)

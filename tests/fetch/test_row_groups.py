@@ -149,6 +149,22 @@ def test_threads_that_ask_at_once_share_one_reading() -> None:
     assert len(reader.counts) == 5
 
 
+def test_the_bound_holds_at_every_moment() -> None:
+    """Also while one row group takes the place of another, which is when other threads look."""
+    seen: list[int] = []
+
+    class Watched(RowGroups):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_nbytes":
+                seen.append(value)
+
+    cache = Watched(max_nbytes=250, read=Reader())
+    for number in (0, 1, 2, 0, 3, 4):
+        cache.value(group(number), number * 10)
+    assert max(seen) == 200
+
+
 @pytest.mark.usefixtures("_many_switches")
 def test_threads_that_push_out_each_others_row_groups_get_the_right_ones() -> None:
     cache = RowGroups(max_nbytes=250, read=Reader())

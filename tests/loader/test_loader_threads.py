@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import NUM_SAMPLES
-from recipes import make, own_threads
+from recipes import CROP, make, own_threads
 
 import datapipe as dp
 from datapipe.loader.parsing import default_num_workers
@@ -73,11 +73,11 @@ def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) -> None:
     """Also where the iterator was dropped: Python ignores what is raised in a finaliser."""
-    is_waiting, batches = threading.Event(), iter(range(2))
+    is_waiting = threading.Event()
 
     def collate(rows: list[Any]) -> int:
-        if next(batches, 0):
-            is_waiting.wait()
+        if rows[0][1]:  # of the second batch, which threads may well come to first
+            is_waiting.wait(30)
             time.sleep(0.1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.1)
@@ -90,7 +90,9 @@ def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) ->
         iterators.clear()
         time.sleep(10)
 
-    iterators = [iter(make(folder, num_workers=1, collate_fn=collate))]
+    labels = dp.DataLoader(folder).dataset.targets
+    batches = [[labels.index(0)], [labels.index(1)]]
+    iterators = [iter(dp.DataLoader(folder, batch_sampler=batches, transform=CROP, num_workers=1, collate_fn=collate))]
     next(iterators[0])
     with pytest.raises(KeyboardInterrupt):
         end_pass(iterators)
