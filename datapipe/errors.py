@@ -20,8 +20,8 @@ class FormatError(DatapipeError, ValueError):
     """A file is not what its place or its index says it is."""
 
 
-class DecodeError(DatapipeError, ValueError):
-    """A sample's bytes do not decode: the sample is *bad*."""
+class DecodeError(DatapipeError, ValueError, OSError):
+    """A sample's bytes do not decode: the sample is *bad*. An OSError too, as Pillow's for such an image."""
 
 
 class IntegrityError(DatapipeError, ValueError):

@@ -102,9 +102,9 @@ class Plan:
             )
         return step
 
-    def is_at_end(self, cursor: Cursor) -> bool:
-        """Whether nothing is left of the cursor's epoch."""
-        return self.step_at(cursor) >= self.num_steps
+    def check(self, cursor: Cursor) -> None:
+        """Raise StateError where `cursor` does not lie between two steps of this plan."""
+        self.step_at(cursor)
 
     def picks(self, epoch: int, step: int) -> Picks:
         """One batch, from its number alone."""

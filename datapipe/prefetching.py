@@ -100,7 +100,11 @@ class PrefetchedLoader:
 
 
 class PrefetchIterator(Iterator[Any]):
-    """One pass. The inner loader is asked in the thread that calls `next()`, and by nobody else."""
+    """One pass. The inner loader is asked in the thread that calls `next()`, and by nobody else.
+
+    What it raises comes after the batches before it, and the next `next()` asks it again: ours goes on with the batch after one
+    that failed, as torch's does.
+    """
 
     def __init__(self, loader: PrefetchedLoader) -> None:
         self._loader = loader
@@ -108,7 +112,8 @@ class PrefetchIterator(Iterator[Any]):
         self._ahead: deque[tuple[Arrival, _State | None]] = deque()
         self._num_asked = 0
         self._is_exhausted = False  # nothing more comes from the inner loader
-        self._error: Exception | None = None  # raised once the batches before it are handed out
+        # Raised once the batches before it are handed out, with the state after it; until then nothing more is asked for.
+        self._failed: tuple[Exception, _State | None] | None = None
         self._is_over = False
 
     def __iter__(self) -> PrefetchIterator:
@@ -118,22 +123,25 @@ class PrefetchIterator(Iterator[Any]):
         if self._is_over:
             raise StopIteration
         loader = self._loader
-        try:
-            if self._batches is None:
+        if self._batches is None:
+            try:
                 self._begin()
-            self._top_up()
-            if self._ahead:
-                arrival, state = self._ahead.popleft()
-                batch = arrival.hand_over()
-                loader._state = state
-                return batch
-            if self._error is not None:
-                raise self._error
-            loader._state = None  # all is handed out: the inner loader knows best what follows
-            raise StopIteration
-        except Exception:
-            self.close()
-            raise
+            except Exception:
+                self.close()
+                raise
+        self._top_up()
+        if self._ahead:
+            arrival, loader._state = self._ahead.popleft()
+            return arrival.hand_over()
+        if self._failed is not None:
+            (error, loader._state), self._failed = self._failed, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here
+        loader._state = None  # all is handed out: the inner loader knows best what follows
+        self.close()
+        raise StopIteration
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
@@ -145,7 +153,7 @@ class PrefetchIterator(Iterator[Any]):
         """End the pass and drop what was copied ahead. May be called again."""
         self._is_over = True
         self._ahead.clear()
-        self._error = None
+        self._failed = None
         batches, self._batches = self._batches, None
         if batches is not self._loader._inner:  # an iterator that was passed in is the caller's
             close = getattr(batches, "close", None)
@@ -166,7 +174,7 @@ class PrefetchIterator(Iterator[Any]):
         loader = self._loader
         assert self._batches is not None
         assert loader._uploader is not None
-        while len(self._ahead) <= loader.depth and not self._is_exhausted:
+        while len(self._ahead) <= loader.depth and not self._is_exhausted and self._failed is None:
             try:
                 batch = next(self._batches, _NONE_LEFT)
                 if batch is _NONE_LEFT:
@@ -175,7 +183,7 @@ class PrefetchIterator(Iterator[Any]):
                 state = _state_of(loader._inner)
                 arrival = loader._uploader.upload(batch, step=self._num_asked, num_samples=_num_samples(batch))
             except Exception as exc:
-                self._error, self._is_exhausted = exc, True
+                self._failed = exc, _state_of(loader._inner)
                 return
             self._num_asked += 1
             self._ahead.append((arrival, state))

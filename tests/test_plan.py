@@ -56,7 +56,7 @@ def test_every_sample_exactly_once(num_samples: int, batch_size: int, world_size
         assert sorted(real) == list(range(num_samples))
         assert end == Cursor(epoch, num_samples)
     assert end.epoch == epoch
-    assert all(plan.is_at_end(end) for plan in ranks)
+    assert all(plan.step_at(end) == plan.num_steps for plan in ranks)
     for picks in picked:
         assert [pick.step for pick in picks] == list(range(len(picks)))
         for pick in picks:
@@ -154,8 +154,8 @@ def test_a_place_at_the_end_in_mid_step_is_the_end() -> None:
     """After the last, short step the place is the number of samples, a multiple of nothing."""
     plan = Plan(SequentialOrder(30), 4, Rank(0, 2))
     assert list(plan.steps(Cursor(0, 30))) == []
-    assert plan.is_at_end(Cursor(0, 30))
-    assert not plan.is_at_end(Cursor(0, 24))
+    assert plan.step_at(Cursor(0, 30)) == plan.num_steps
+    assert plan.step_at(Cursor(0, 24)) < plan.num_steps
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0), (5, 4)])

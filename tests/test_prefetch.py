@@ -176,7 +176,43 @@ def test_a_batch_that_cannot_be_moved_is_such_an_error() -> None:
     next(iterator)
     with pytest.raises(dp.OptionError, match="sparse"):
         next(iterator)
+    assert next(iterator) is not None
     assert next(iterator, None) is None
+
+
+class Failing:
+    """A loader as ours: its second batch fails, counts as done, and the pass goes on."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self) -> Failing:
+        self.done = 0
+        return self
+
+    def __next__(self) -> list[torch.Tensor]:
+        if self.done == 4:
+            raise StopIteration
+        self.done += 1
+        if self.done == 2:
+            raise OSError("broken image")
+        return [torch.full((2,), float(self.done))]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_pass_goes_on_after_a_batch_that_failed(depth: int) -> None:
+    loader = on_fake(Failing(), FakeDevice(), depth=depth)
+    iterator, found = iter(loader), []
+    for _ in range(5):
+        try:
+            batch = next(iterator, None)
+            found.append((None if batch is None else batch[0].shape[0], loader.state_dict()["done"]))
+        except OSError:
+            found.append(("failed", loader.state_dict()["done"]))
+    assert found == [(2, 1), ("failed", 2), (2, 3), (2, 4), (None, 4)]
 
 
 def test_leaving_early_drops_what_was_copied_ahead() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.utils.data
 
@@ -20,11 +21,12 @@ from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, arguments_kept
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.errors import OptionError
-from datapipe.loader.iteration import Epochs
+from datapipe.loader.iteration import Epochs, OneThread
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
+from datapipe.loader.threads import raise_once
 from datapipe.loader.trail import Trail
 from datapipe.order import ShuffledOrder
 from datapipe.plan import Cursor, Picks, Plan, Rank
@@ -33,7 +35,7 @@ KeyOf = Callable[[Picks, int], list[Any]]  # what a dataset is asked for, of a b
 
 
 class KeySource(Protocol):
-    """Lists of what a dataset is asked for, one for each batch."""
+    """What a dataset is asked for, batch by batch."""
 
     @property
     def order(self) -> str:
@@ -45,14 +47,15 @@ class KeySource(Protocol):
     @property
     def global_batch(self) -> int: ...
 
-    def keys(self, start: Cursor, seed: int, /) -> Iterator[tuple[list[Any], Cursor]]:
+    def keys(self, start: Cursor, seed: int, /) -> Iterator[tuple[Any, Cursor]]:
         """From `start` on; with each the place behind it."""
 
     @property
     def rank(self) -> Rank | None:
         """Of those that have to agree on the seed; None where nothing depends on it."""
 
-    def is_at_end(self, cursor: Cursor, /) -> bool: ...
+    def check(self, cursor: Cursor, /) -> None:
+        """Raise StateError where no pass could begin at `cursor`."""
 
     @property
     def trail(self) -> Trail | None:
@@ -61,9 +64,9 @@ class KeySource(Protocol):
 
 @dataclass(frozen=True)
 class GivenKeys:
-    """The lists of a batch sampler of the user's, whatever is in them."""
+    """What a batch sampler of the user's gives, whatever that is: lists, or a slice or dict for `__getitems__`."""
 
-    batch_sampler: Iterable[list[Any]]
+    batch_sampler: Iterable[Any]
     global_batch: int
     whose: Rank
     order: str = "sampler"
@@ -77,16 +80,23 @@ class GivenKeys:
     def rank(self) -> None:
         """The sampler draws, if anything does."""
 
-    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
+    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         first, walk = start.samples_done // self.global_batch, self.trail.begin(self.whose)
-        for step, listed in enumerate(self.batch_sampler):
-            keys, after = list(listed), Cursor(start.epoch, (step + 1) * self.global_batch)
-            walk.add(repr(keys).encode(), after)
+        for step, given in enumerate(self.batch_sampler):
+            keys = list(given) if isinstance(given, Iterator) else given  # what can be gone through once
+            after = Cursor(start.epoch, (step + 1) * self.global_batch)
+            walk.add(_told_apart(keys), after)
             if step >= first:
                 yield keys, after
 
-    def is_at_end(self, cursor: Cursor) -> bool:
-        return cursor.samples_done // self.global_batch >= self.num_steps
+    def check(self, cursor: Cursor) -> None:
+        """Any place may turn out to be one: only the sampler, when asked, says how far it goes."""
+
+
+def _told_apart(keys: Any) -> bytes:
+    if isinstance(keys, torch.Tensor | np.ndarray):  # whose repr leaves values out
+        return np.asarray(keys).tobytes()
+    return repr(keys).encode()
 
 
 @dataclass(frozen=True)
@@ -120,8 +130,8 @@ class PickedKeys:
         for picks in source.steps(start):
             yield self.key_of(picks, seed), picks.after
 
-    def is_at_end(self, cursor: Cursor) -> bool:
-        return self.source.is_at_end(cursor)
+    def check(self, cursor: Cursor) -> None:
+        self.source.check(cursor)
 
 
 def places_of(picks: Picks, seed: int) -> list[int]:
@@ -156,8 +166,8 @@ class TorchLoader:
         self._batches = _Batches(source)
         self._loader = torch.utils.data.DataLoader(dataset, batch_sampler=self._batches, **arguments_kept(inner))
 
-    def __iter__(self) -> Iterator[Any]:
-        return self._pass()
+    def __iter__(self) -> TorchIterator:
+        return TorchIterator(self._begin, self.__len__, self._epochs)
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError for a sampler without a length."""
@@ -201,26 +211,25 @@ class TorchLoader:
             tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch handed out: small, JSON-safe."""
+        """The place after the last batch handed out: small, JSON-safe. Once a pass has ended: the beginning of the next epoch."""
         return self._state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there. Raises StateError for a state that this loader would not continue exactly."""
         cursor = self._state().cursor_from(state)
-        is_at_end = self._source.is_at_end(cursor)
+        self._source.check(cursor)
         self._seed.resume(state["seed"])
         if self._source.trail is not None:
             self._source.trail.resume(cursor, str(state.get("trail", "")))
-        self._epochs.resume(cursor, is_at_end=is_at_end)
+        self._epochs.resume(cursor)
 
-    def _pass(self) -> Iterator[Any]:
+    def _begin(self) -> tuple[Iterator[Any], Walk]:
+        """torch's iterator of a pass that begins now, and what it is asked for."""
         rank = self._source.rank
-        self._batches.seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
-        self._batches.start = self._epochs.claim()
-        after = self._batches.after = deque()
-        for batch in self._loader:
-            self._epochs.last = after.popleft()
-            yield batch
+        seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
+        start = self._epochs.claim()
+        walk = self._batches.walk = Walk(self._source.keys(start, seed), start.epoch)
+        return iter(self._loader), walk
 
     def _state(self) -> LoaderState:
         return LoaderState(
@@ -236,20 +245,87 @@ class TorchLoader:
         )
 
 
+class TorchIterator(Iterator[Any]):
+    """The batches of one pass over torch's loader, in order. Nothing happens before the first `next()`.
+
+    A batch that fails raises, counts as done, and the next `next()` goes on after it. Not to be shared between threads.
+    """
+
+    def __init__(
+        self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs
+    ) -> None:
+        self._begin, self._num_steps, self._epochs = begin, num_steps, epochs
+        self._one_thread = OneThread()
+        self._batches: Iterator[Any] | None = None
+        self._walk: Walk | None = None
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, whatever is left of this one."""
+        return self._num_steps()
+
+    def __next__(self) -> Any:
+        with self._one_thread:
+            return self._next()
+
+    def close(self) -> None:
+        """End the pass. May be called again."""
+        self._is_over, self._batches = True, None
+
+    def _next(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        if self._batches is None or self._walk is None:
+            self._batches, self._walk = self._begin()
+        walk, num_received = self._walk, self._num_received()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.close()
+            if walk.error is not None:
+                error, walk.error = walk.error, None
+                raise_once(error)
+            self._epochs.end(walk.epoch)
+            raise
+        except Exception:
+            if num_received is None or num_received != self._num_received():  # else it is the wait that failed
+                self._epochs.last = walk.after.popleft()
+            raise
+        self._epochs.last = walk.after.popleft()
+        return batch
+
+    def _num_received(self) -> int | None:
+        """How many batches have come from torch's workers, those that failed included; None where there are no workers."""
+        return getattr(self._batches, "_rcvd_idx", None)
+
+
+class Walk:
+    """One pass over the keys: asked in the consumer's thread, as many batches ahead as torch likes."""
+
+    def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
+        self._keys = keys
+        self.epoch = epoch
+        self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
+        self.error: Exception | None = None  # of the sampler, raised once the batches before it are handed out
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for keys, cursor in self._keys:
+                self.after.append(cursor)
+                yield keys
+        except Exception as exc:
+            self.error = exc
+
+
 class _Batches:
-    """What torch takes for a batch sampler: asked in the consumer's thread, as many batches ahead as torch likes."""
+    """What torch takes for a batch sampler: gives the keys of the pass that begins."""
 
     def __init__(self, source: KeySource) -> None:
         self._source = source
-        self.start = Cursor()
-        self.seed = 0
-        self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
+        self.walk = Walk(iter(()), 0)
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        after = self.after
-        for keys, cursor in self._source.keys(self.start, self.seed):
-            after.append(cursor)
-            yield keys
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.walk)
 
     def __len__(self) -> int:
         return self._source.num_steps

@@ -199,20 +199,22 @@ class DataLoader:
             tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch handed out: small, JSON-safe."""
+        """The place after the last batch handed out: small, JSON-safe. Once a pass has ended: the beginning of the next epoch."""
         return self._state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there, on as many ranks as you like while batch_size x world_size is the same.
 
+        A state taken after the last batch, before the pass had ended, leaves nothing: the next pass is empty, the one after it is
+        over the next epoch.
         Raises StateError for a state that this loader would not continue exactly.
         """
         cursor = self._state().cursor_from(state)
-        is_at_end = self._source().is_at_end(cursor)
+        self._source().check(cursor)
         self._seed.resume(state["seed"])
         self._trail.resume(cursor, str(state.get("trail", "")))
         self._latest = None
-        self._epochs.resume(cursor, is_at_end=is_at_end)
+        self._epochs.resume(cursor)
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""

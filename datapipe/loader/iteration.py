@@ -16,7 +16,7 @@ from datapipe.checks import whole_number
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.sources import PickSource
-from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
+from datapipe.loader.threads import BatchTask, LoaderThreads, raise_once, run_here
 from datapipe.observe import Stage, StageEvent
 from datapipe.plan import Cursor, Picks
 
@@ -27,29 +27,49 @@ class Epochs:
     def __init__(self) -> None:
         self.last = Cursor()  # after the last batch handed out
         self._next = Cursor()
-        self._is_at_end = False  # of its epoch, so that a pass begins with the following one
         self._lock = threading.Lock()
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is over `epoch`: from its beginning, or what a resumed state has left of it."""
         number = whole_number(epoch, "epoch", least=0)
         with self._lock:
-            self._is_at_end = False
             if self._next.epoch != number:
                 self._next = Cursor(number)
 
-    def resume(self, cursor: Cursor, *, is_at_end: bool) -> None:
-        """The next pass goes on from `cursor`; `is_at_end`: nothing is left of its epoch."""
+    def resume(self, cursor: Cursor) -> None:
+        """The next pass goes on from `cursor`. Where that is after the last batch of its epoch, the pass is empty."""
         with self._lock:
             self.last = self._next = cursor
-            self._is_at_end = is_at_end
 
     def claim(self) -> Cursor:
         """The place of a pass that begins now; the pass after it belongs to the epoch that follows."""
         with self._lock:
-            claimed = Cursor(self._next.epoch + 1) if self._is_at_end else self._next
-            self._next, self._is_at_end = Cursor(claimed.epoch + 1), False
+            claimed = self._next
+            self._next = Cursor(claimed.epoch + 1)
             return claimed
+
+    def end(self, epoch: int) -> None:
+        """A pass over `epoch` has said that nothing is left: from here on training stands before the epoch that follows."""
+        self.last = Cursor(epoch + 1)
+
+
+class OneThread:
+    """Stands around an iterator's `next()`: refuses a second thread while one is inside."""
+
+    def __init__(self) -> None:
+        self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._inside.setdefault("thread", me) != me:
+            raise LifecycleError(
+                "two threads called next() on one iterator at once; an iterator is not to be shared between threads: let one "
+                "thread iterate and hand batches on through a queue.Queue, or give each thread a loader of its own, such as "
+                "loader.dataset.select(...) of a part of the samples"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._inside.pop("thread", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +86,9 @@ class BatchIterator(Iterator[Any]):
     """The batches of one pass, in order.
 
     Nothing happens before the first `next()`: then the pass claims its epoch and starts its threads. They
-    end with the last batch, with `close()`, or when the iterator is dropped. Not to be shared between
-    threads, nor used in a forked child.
+    end with the last batch, with `close()`, or when the iterator is dropped. A batch that fails raises, counts as done, and
+    the next `next()` goes on after it; what concerns the whole pass (`worker_init_fn`, the sampler, `timeout`) ends it. Not
+    to be shared between threads, nor used in a forked child: both raise LifecycleError.
     """
 
     def __init__(self, parts: Pass) -> None:
@@ -78,6 +99,8 @@ class BatchIterator(Iterator[Any]):
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
         self._threads: LoaderThreads | None = None
         self._process = os.getpid()
+        self._one_thread = OneThread()
+        self._epoch = 0  # once the pass has begun
         self._is_closed = False
 
     def __iter__(self) -> BatchIterator:
@@ -89,22 +112,34 @@ class BatchIterator(Iterator[Any]):
                 "this iterator was made in another process and its threads did not survive the fork; "
                 "make a new one here with iter(loader)"
             )
+        with self._one_thread:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._is_closed:
             raise StopIteration
         try:
             maker = self._begin() if self._maker is None else self._maker
             self._top_up(maker)
             start_ns = time.perf_counter_ns()
-            batch = self._first_batch(maker) if self._tasks else None
+            if self._tasks:
+                self._wait(self._tasks[0], maker)
         except Exception:
             self.close()
             raise
         if not self._tasks:
             self.close()  # outside of the handler above: Ctrl-C in here is no consequence of the pass's end
-            raise self._sampler_error or StopIteration
+            if self._sampler_error is not None:
+                error, self._sampler_error = self._sampler_error, None
+                raise_once(error)
+            self._parts.epochs.end(self._epoch)
+            raise StopIteration
         task = self._tasks.popleft()
-        self._top_up(maker)
         self._parts.epochs.last = task.picks.after
+        batch = task.take()
+        if isinstance(batch, Arrival):
+            batch = batch.hand_over()
+        self._top_up(maker)
         waited_ns = time.perf_counter_ns() - start_ns
         maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks.positions)))
         return batch
@@ -133,8 +168,9 @@ class BatchIterator(Iterator[Any]):
             self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
             weakref.finalize(self, self._threads.stop_unheard)
             self._threads.start()
-        self._steps = source.steps(parts.epochs.claim())
-        self._maker = maker  # last: what Ctrl-C leaves unfinished is begun anew
+        start = parts.epochs.claim()
+        self._epoch, self._steps = start.epoch, source.steps(start)
+        self._maker = maker  # last: what Ctrl-C leaves unfinished is begun again
         return maker
 
     def _top_up(self, maker: BatchMaker) -> None:
@@ -152,14 +188,8 @@ class BatchIterator(Iterator[Any]):
             if self._threads is not None:
                 self._threads.board.add(task)
 
-    def _first_batch(self, maker: BatchMaker) -> Any:
-        """The batch that is due, once it is made. Its task stays where it is: an interrupted wait may be taken up again."""
-        task = self._tasks[0]
-        self._wait(task, maker)
-        batch = task.take()
-        return batch.hand_over() if isinstance(batch, Arrival) else batch
-
     def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
+        """Wait until the batch that is due is made, or has failed. Its task stays first: Ctrl-C takes nothing from the pass."""
         if self._threads is None:
             run_here(task, maker)
         elif not task.done.wait(maker.options.timeout_s or None):

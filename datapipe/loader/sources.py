@@ -26,7 +26,8 @@ class PickSource(Protocol):
 
     def steps(self, start: Cursor, /) -> Iterator[Picks]: ...
 
-    def is_at_end(self, cursor: Cursor, /) -> bool: ...
+    def check(self, cursor: Cursor, /) -> None:
+        """Raise StateError where no pass could begin at `cursor`."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,8 @@ class SampledSource:
                     occurrences=occurrences,
                 )
 
-    def is_at_end(self, cursor: Cursor) -> bool:
-        """Whether nothing is left of the cursor's epoch; a sampler without a length cannot say so."""
-        return isinstance(self.batches, Sized) and cursor.samples_done // self.global_batch >= self.num_steps
+    def check(self, cursor: Cursor) -> None:
+        """Any place may turn out to be one: only the sampler, when asked, says how far it goes."""
 
     def _lists(self) -> Iterator[list[object]]:
         if self.batch_size is None:

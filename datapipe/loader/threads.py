@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,6 +25,18 @@ from datapipe.plan import Picks
 
 _JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
 _UNHEARD_S = 0.01  # time for a collection to end
+
+
+def raise_once(error: BaseException) -> NoReturn:
+    """Raise what was kept until now; the caller has let go of it.
+
+    Its traceback will lead to the iterator. What still held it would make a cycle, and the threads of an iterator that is
+    dropped would not end before a collection.
+    """
+    try:
+        raise error
+    finally:
+        del error
 
 
 class BatchTask:
@@ -81,10 +93,19 @@ class BatchTask:
 
     def take(self) -> Any:
         """The finished batch, once; raises what its making raised."""
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         result, self._result = self._result, None
         return result
+
+    def raise_interrupt(self) -> None:
+        """Raise, and forget, what interrupted the making of the batch without being a fault of the batch."""
+        if not isinstance(self._error, Exception):
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise_once(error)
 
     def _finish(self) -> None:
         assert self._batch is not None
@@ -160,7 +181,10 @@ class Board:
 
 
 def run_here(task: BatchTask, maker: BatchMaker) -> None:
-    """Make one batch in the calling thread, as decode threads would: with torch's operators on one thread."""
+    """Make one batch in the calling thread, as decode threads would: with torch's operators on one thread.
+
+    Ctrl-C in the middle of it raises here; the task may then be run again.
+    """
     num_intraop = torch.get_num_threads()
     torch.set_num_threads(1)
     worker = maker.workers.borrow()
@@ -171,6 +195,7 @@ def run_here(task: BatchTask, maker: BatchMaker) -> None:
     finally:
         maker.workers.give_back(worker)
         torch.set_num_threads(num_intraop)
+    task.raise_interrupt()
 
 
 class LoaderThreads:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures import convert, make_folder, write_webdataset
+from recipes import own_threads
 
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DependencyError
 from datapipe.loader.choice import Choice, Evidence, Request
+
+
+@pytest.fixture(autouse=True)
+def _no_iterator_of_others() -> None:
+    """Collect iterators that a test before this one left open in the traceback of an exception that it caught."""
+    if own_threads():
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,39 @@ def test_raise_names_file_reason_and_remedy(damaged: Path, num_workers: int, pos
     assert str(listing(damaged)[position]) in str(caught.value)
     assert f"sample {position}" in str(caught.value)
     assert "on_error='skip'" in str(caught.value)
+    assert isinstance(caught.value, OSError), "as Pillow's errors are: scripts catch that"
+    assert loader.state_dict()["samples_done"] == 6, "the batch that failed is done"
+    assert next(iterator)["id"].tolist() == [8], "the pass goes on after it"
     assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_a_loop_that_catches_sees_all_other_batches(damaged: Path, num_workers: int) -> None:
+    """`try: next(it) except OSError: continue`: with as many steps as ever, and batches in order."""
+    loader = make(damaged, num_workers=num_workers, batch_size=1)
+    bad = [0, 4, 5, 20, 36]
+    for _ in range(2):
+        iterator, seen, num_failed = iter(loader), [], 0
+        while True:
+            try:
+                seen += next(iterator)["id"].tolist()
+            except StopIteration:
+                break
+            except OSError:
+                num_failed += 1
+        assert seen == [number for number in range(37) if number not in bad]
+        assert num_failed == len(bad)
+
+
+def test_a_state_after_a_batch_that_failed_goes_on_behind_it(damaged: Path) -> None:
+    loader = make(damaged, batch_size=2, sampler=[1, 2, 0, 3, 6, 7])
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(dp.DecodeError):
+        next(iterator)
+    resumed = make(damaged, batch_size=2, sampler=[1, 2, 0, 3, 6, 7])
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch["id"].tolist() for batch in resumed] == [batch["id"].tolist() for batch in iterator] == [[6, 7]]
 
 
 def test_the_first_bad_batch_raises_whatever_comes_ready_first(damaged: Path) -> None:

@@ -41,17 +41,48 @@ def test_resumes_exactly_after_every_step(folder: Path, arguments: dict[str, Any
     steps = len(original)
     expected = copies(original) + copies(original)
     walking = make(folder, **arguments)
-    states = [through_json(walking.state_dict())]
-    for _ in range(2):
-        states.extend(through_json(walking.state_dict()) for _ in walking)
-    for done, state in enumerate(states):
+    states = [(0, through_json(walking.state_dict()))]
+    for epoch in range(2):
+        states += [(epoch * steps + step, through_json(walking.state_dict())) for step, _ in enumerate(walking, 1)]
+        states.append(((epoch + 1) * steps, through_json(walking.state_dict())))
+    for place, (done, state) in enumerate(states):
         resumed = make(folder, **arguments)
         resumed.load_state_dict(state)
         rest = copies(resumed)
-        whole_epoch_is_next = done % steps == 0
-        assert len(rest) == (steps if whole_epoch_is_next else steps - done % steps)
+        left = (state["epoch"] + 1) * steps - done
+        assert len(rest) == left
+        assert left in (0, steps) if done % steps == 0 else 0 < left < steps
         if done < 2 * steps:
-            assert same(rest, expected[done : done + len(rest)]), f"after {done} steps"
+            assert same(rest, expected[done : done + left]), f"after {done} steps, state {place}"
+
+
+def test_a_state_taken_after_the_last_batch_leaves_nothing_of_its_epoch(folder: Path) -> None:
+    """As with torchdata: a script that counts epochs itself goes through its loop for that epoch, which has nothing to do."""
+    loader = make(folder)
+    copies(loader)
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    inside = through_json(loader.state_dict())
+    assert next(iterator, None) is None
+    ended = through_json(loader.state_dict())
+    expected = copies(loader)
+
+    resumed = make(folder)
+    resumed.load_state_dict(inside)
+    assert resumed.state_dict() == inside
+    assert copies(resumed) == []
+    assert resumed.state_dict() == ended
+    assert same(copies(resumed), expected)
+    resumed.load_state_dict(ended)
+    assert same(copies(resumed), expected)
+    for state, left in ((inside, 0), (ended, len(loader))):
+        resumed.load_state_dict(state)
+        resumed.set_epoch(state["epoch"])
+        assert len(copies(resumed)) == left, "naming the epoch keeps the place in it"
+    resumed.load_state_dict(inside)
+    resumed.set_epoch(2)
+    assert same(copies(resumed), expected), "naming the next epoch is to begin it"
 
 
 def test_the_place_is_that_of_the_last_batch_handed_out(folder: Path) -> None:
