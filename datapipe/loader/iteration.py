@@ -15,6 +15,7 @@ from datapipe.backends.device import Arrival
 from datapipe.checks import whole_number
 from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
+from datapipe.loader.ending import ending
 from datapipe.loader.sources import PickSource
 from datapipe.loader.threads import BatchTask, LoaderThreads, raise_once, run_here
 from datapipe.observe import Stage, StageEvent
@@ -54,12 +55,13 @@ class Epochs:
 
 
 class OneThread:
-    """Stands around an iterator's `next()`: refuses a second thread while one is inside."""
+    """Stands around an iterator's `next()`: refuses a second thread while one is inside, and a daemon once Python ends."""
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
 
     def __enter__(self) -> None:
+        ending.rest_if_near()
         me = threading.get_ident()
         if self._inside.setdefault("thread", me) != me:
             raise LifecycleError(
@@ -192,7 +194,10 @@ class BatchIterator(Iterator[Any]):
         """Wait until the batch that is due is made, or has failed. Its task stays first: Ctrl-C takes nothing from the pass."""
         if self._threads is None:
             run_here(task, maker)
-        elif not task.done.wait(maker.options.timeout_s or None):
+            return
+        with ending:
+            is_done = task.done.wait(maker.options.timeout_s or None)
+        if not is_done:
             self._threads.abandon()
             raise LifecycleError(
                 f"no batch within timeout={maker.options.timeout_s} s (step {task.picks.step}); is the storage responding? "

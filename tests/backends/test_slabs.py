@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -90,3 +92,37 @@ def test_a_slab_outlives_its_pool() -> None:
     gc.collect()
     slab[:] = 5
     assert slab.sum() == 320
+
+
+_DIES_LATE = """
+import ctypes, sys, torch
+import numpy as np
+from torch.utils.dlpack import to_dlpack
+from datapipe.backends.slabs import SlabPool
+
+tensor = torch.from_numpy(SlabPool(64, max_free=4).lease())
+capsule = to_dlpack(tensor)
+address = ctypes.pythonapi.PyCapsule_GetPointer
+address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+managed = address(capsule, b"dltensor")
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
+release = ctypes.cast(managed + 56, ctypes.POINTER(ctypes.c_void_p))[0]  # DLManagedTensor.deleter
+del tensor
+
+class SigEvent(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("how", ctypes.c_int), ("function", ctypes.c_void_p)]
+    _fields_ += [("attributes", ctypes.c_void_p), ("_padding", ctypes.c_char * 64)]
+
+libc, timer, sigev_thread = ctypes.CDLL(None), ctypes.c_void_p(), 2
+event = SigEvent(managed, 0, sigev_thread, release, None)
+assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+in_1_s = (ctypes.c_long * 4)(0, 0, 1, 0)
+assert libc.timer_settime(timer, 0, ctypes.byref(in_1_s), None) == 0  # `release(managed)` in a thread of C's own
+libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(2), None)  # which finds Python ended
+"""
+
+
+def test_the_last_view_may_die_after_the_interpreter() -> None:
+    """As where a thread of C++ code holds it: what frees the memory must not wait for Python's lock."""
+    done = subprocess.run([sys.executable, "-c", _DIES_LATE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -234,6 +234,40 @@ def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
 
 
+@pytest.mark.parametrize("kind", ["0", "2", "from_torch"])
+def test_a_script_may_end_while_a_daemon_thread_iterates(folder: Path, kind: str) -> None:
+    """torch aborts where a thread is taken off its stack while a tensor of its dies; `tests/loader/exit_runs.py` runs more."""
+    command = [sys.executable, TESTS / "exit_runs.py", folder, kind, "4"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert (done.stdout.split(), done.stderr) == (["0"] * 4, "")
+
+
+def test_a_daemon_thread_goes_on_while_others_are_waited_for(folder: Path, tmp_path: Path) -> None:
+    """The main thread has ended, and a thread that is no daemon is still fed."""
+    script = write_script(
+        tmp_path / "fed.py",
+        """
+        import queue, sys, threading, datapipe as dp
+        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=dp.RandomResizedCrop(24), num_workers=2, device="cpu")
+        batches = queue.Queue(2)
+
+        def feed():
+            while True:
+                for batch in loader:
+                    batches.put(batch)
+
+        def train():
+            threading.main_thread().join()
+            print(len([batches.get() for _ in range(100)]))
+
+        threading.Thread(target=feed, daemon=True).start()
+        threading.Thread(target=train).start()
+        """,
+    )
+    done = subprocess.run([sys.executable, script, folder], env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "100\n", "")
+
+
 # -- ranks -------------------------------------------------------------------------------------------
 
 _RANK = """
