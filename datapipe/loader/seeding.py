@@ -82,7 +82,7 @@ class Seed:
             f"rank {rank.rank} of {rank.world_size} has no process group of torch.distributed with these ranks, over which to "
             "agree on a seed: it is 0, whatever torch.manual_seed was told; pass seed=, or begin passes once the group is there",
             RuntimeWarning,
-            stacklevel=6,  # at the `next()` of a `DataLoader` that begins the pass
+            stacklevel=7,  # at the `next()` of a `DataLoader` that begins the pass
         )
         return 0, "as the ranks have no process group to agree on another one"
 

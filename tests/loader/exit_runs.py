@@ -40,6 +40,7 @@ def iterate_for_ever(loader: Any, begun: threading.Event) -> None:
 def main() -> None:
     folder, kind, num = sys.argv[1], sys.argv[2], int(sys.argv[3])
     statuses = []
+    _ = dp.DataLoader, dp.from_torch  # imported here, not by each child
     for number in range(num):
         child = os.fork()
         if child == 0:
