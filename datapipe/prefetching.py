@@ -79,6 +79,14 @@ class PrefetchedLoader:
             return self._load_state_dict
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the inner loader has is set there, and means what it means there."""
+        inner = vars(self).get("_inner")
+        if name.startswith("_") or name in ("device", "depth") or not hasattr(inner, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(inner, name, value)
+
     def __reduce__(self) -> tuple[Callable[..., PrefetchedLoader], tuple[Any, ...]]:
         return _from_arguments, (self._inner, self.device, self.depth)
 

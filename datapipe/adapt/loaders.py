@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch.utils.data
@@ -47,6 +48,13 @@ def torchs_loader(loader: Any) -> TorchsLoader:
 def arguments_kept(loader: TorchsLoader) -> dict[str, Any]:
     """The arguments of a loader, but for what is read, in which order, and `in_order`: a place needs batches in order."""
     return {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
+
+
+def made_again(loader: TorchsLoader, *, dataset: Any, batch_sampler: Any) -> TorchsLoader:
+    """Return a loader with the same arguments over these. What torch had to say of them it has said."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler, **arguments_kept(loader))
 
 
 def has_collate_fn(loader: TorchsLoader) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
-from datapipe.datasets import Unseen
+from datapipe.datasets import Original, Unseen
 from datapipe.errors import OptionError
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
@@ -24,6 +26,7 @@ from datapipe.loader.options import OnError
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
+from datapipe.loader.trail import Trail
 from datapipe.order import Order, SequentialOrder, ShuffledOrder
 from datapipe.plan import Plan, Tail
 from datapipe.prefetching import PrefetchedLoader, prefetch
@@ -75,7 +78,7 @@ def from_torch(
     if isinstance(found, Behind) and found.in_workers is None:
         as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
         ours = DataLoader(
-            Dataset(found.index),
+            Dataset(found.index, original=None if isinstance(taken.dataset, IterableDataset) else Original.of(taken.dataset)),
             transform=found.recipe,
             batch_transform=None if has_collate_fn(taken) else as_theirs,
             device=device,
@@ -103,7 +106,9 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, sha
         kept = TorchLoader(
             loader,
             dataset=SampleDataset(found.index, found.recipe),
-            source=_picked(loader, key_of, len(found.index), shares=shares),
+            open_source=functools.partial(
+                _picked, loader=loader, key_of=key_of, shares=shares, original=Original.of(loader.dataset)
+            ),
             seed=seed,
             fingerprint=found.index.fingerprint,
         )
@@ -112,10 +117,17 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, sha
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _as_it_is(loader, found.reason, shares=shares)
-    source: KeySource = GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None))
+    open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader)
     if is_plain_shuffle(loader) or shares:
-        source = _picked(loader, places_of, length_of(loader.dataset) or 0, shares=shares)
-    kept = TorchLoader(loader, dataset=loader.dataset, source=source, seed=seed, fingerprint=_name_of(loader.dataset))
+        open_source = functools.partial(_picked, loader=loader, key_of=places_of, shares=shares)
+        open_source(Trail())  # raises for what cannot be shared
+    if callable(getattr(loader.dataset, "state_dict", None)):
+        warnings.warn(
+            f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not hold; save "
+            "and load it beside that",
+            stacklevel=3,
+        )
+    kept = TorchLoader(loader, dataset=loader.dataset, open_source=open_source, seed=seed, fingerprint=_name_of(loader.dataset))
     kept.origin = _origin(loader, f"not seen through: {found.reason}; torch's workers run it")
     return kept
 
@@ -132,17 +144,29 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     return loader
 
 
-def _picked(loader: TorchsLoader, key_of: KeyOf, num_samples: int, *, shares: bool) -> PickedKeys:
+def _given(trail: Trail, *, loader: TorchsLoader) -> GivenKeys:
+    assert loader.batch_sampler is not None
+    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail)
+
+
+def _picked(
+    trail: Trail, *, loader: TorchsLoader, key_of: KeyOf, shares: bool, original: Original | None = None
+) -> PickedKeys:
+    """What a pass that begins now asks for; of a dataset that was seen through, if it is still as it was."""
+    if original is not None:
+        original.check_unchanged()
+    num_samples = length_of(loader.dataset) or 0
     arguments = arguments_of(loader, None, shares=shares)
     rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
     if "batch_sampler" in arguments:
-        listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples)
+        listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples, trail=trail)
         return PickedKeys(listed, "sampler", key_of)
     batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
     if "shuffle" in arguments:
         order: Order = ShuffledOrder(num_samples, seed=0) if arguments["shuffle"] else SequentialOrder(num_samples)
         return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
-    sampled = SampledSource(sampler_of(loader), batch_size, rank, drop_last=drop_last, num_samples=num_samples)
+    sampler = sampler_of(loader)
+    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, trail=trail)
     return PickedKeys(sampled, "sampler", key_of)
 
 

@@ -7,9 +7,9 @@ state says, and notes the place behind every batch that is handed out.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,15 +18,16 @@ import torch.utils.data
 
 from datapipe.adapt.arguments import length_of, sampler_of
 from datapipe.adapt.explaining import lines_about
-from datapipe.adapt.loaders import TorchsLoader, arguments_kept
+from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
+from datapipe.adapt.torch_iteration import TorchIterator, Walk
 from datapipe.errors import OptionError
-from datapipe.loader.iteration import Epochs, OneThread
+from datapipe.loader.attributes import FIXED, SETTABLE
+from datapipe.loader.iteration import Epochs
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
-from datapipe.loader.threads import raise_once
 from datapipe.loader.trail import Trail
 from datapipe.order import ShuffledOrder
 from datapipe.plan import Cursor, Picks, Plan, Rank
@@ -57,10 +58,6 @@ class KeySource(Protocol):
     def check(self, cursor: Cursor, /) -> None:
         """Raise StateError where no pass could begin at `cursor`."""
 
-    @property
-    def trail(self) -> Trail | None:
-        """Of a sampler of the user's."""
-
 
 @dataclass(frozen=True)
 class GivenKeys:
@@ -69,8 +66,8 @@ class GivenKeys:
     batch_sampler: Iterable[Any]
     global_batch: int
     whose: Rank
+    trail: Trail
     order: str = "sampler"
-    trail: Trail = field(default_factory=Trail)
 
     @property
     def num_steps(self) -> int:
@@ -119,10 +116,6 @@ class PickedKeys:
     def rank(self) -> Rank:
         return self.source.rank
 
-    @property
-    def trail(self) -> Trail | None:
-        return self.source.trail if isinstance(self.source, SampledSource) else None
-
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
         source = self.source
         if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder):
@@ -142,8 +135,11 @@ def places_of(picks: Picks, seed: int) -> list[int]:
 class TorchLoader:
     """torch's batches, with epochs, `state_dict` and `load_state_dict` as `datapipe.DataLoader` has them.
 
-    `inner`: the loader whose arguments are taken over. `dataset`: read in place of its own, if not the same. Not to be shared
-    between threads. Two passes at once are as good as with torch: not where workers persist. Pickles as its arguments.
+    `inner`: the loader whose arguments are taken over. `dataset`: read in place of its own, if not the same. `open_source`: asked
+    again for each pass what that asks for, as the dataset may have another length by then. Attributes may be assigned as with
+    torch: batch_size, batch_sampler, sampler, drop_last, dataset and persistent_workers raise ValueError, others take effect
+    with the next pass. Not to be shared between threads. Two passes at once are as good as with torch: not where workers
+    persist. Pickles as its arguments.
     """
 
     def __init__(
@@ -151,20 +147,21 @@ class TorchLoader:
         inner: TorchsLoader,
         *,
         dataset: Any,
-        source: KeySource,
+        open_source: Callable[[Trail], KeySource],
         seed: SeedSource,
         fingerprint: str,
         origin: str = "",
     ) -> None:
         self._inner = inner
         self._dataset = dataset
-        self._source = source
+        self._trail = Trail()  # of a sampler of the user's
+        self._open_source = open_source
         self._seed = Seed(seed)
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
-        self._batches = _Batches(source)
-        self._loader = torch.utils.data.DataLoader(dataset, batch_sampler=self._batches, **arguments_kept(inner))
+        self._batches = _Batches(open_source, self._trail)
+        self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches)
 
     def __iter__(self) -> TorchIterator:
         return TorchIterator(self._begin, self.__len__, self._epochs)
@@ -178,8 +175,22 @@ class TorchLoader:
             raise AttributeError(f"'TorchLoader' object has no attribute {name!r}")
         return getattr(self._inner, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in FIXED | SETTABLE | {"generator"}:
+            super().__setattr__(name, value)
+            return
+        if name == "in_order" and not value:
+            raise OptionError("in_order=False is not available: batches come in order, which a place that can be saved needs")
+        for loader in (self._inner, self._loader):
+            setattr(loader, name, value)  # torch refuses what may not change
+
+    @property
+    def _source(self) -> KeySource:
+        """What a pass that begins now asks for."""
+        return self._open_source(self._trail)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._inner, self._dataset, self._source, self._seed.source, self._fingerprint, self.origin)
+        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, self._fingerprint, self.origin)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -219,116 +230,51 @@ class TorchLoader:
         cursor = self._state().cursor_from(state)
         self._source.check(cursor)
         self._seed.resume(state["seed"])
-        if self._source.trail is not None:
-            self._source.trail.resume(cursor, str(state.get("trail", "")))
+        self._trail.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor)
+        if cursor.samples_done and not isinstance(self._dataset, SampleDataset):
+            warnings.warn(
+                f"the place in the epoch is resumed, the random state is not: what {type(self._dataset).__qualname__} draws for "
+                "the rest of the epoch, such as crops, differs from a run that was not interrupted",
+                stacklevel=2,
+            )
 
     def _begin(self) -> tuple[Iterator[Any], Walk]:
         """torch's iterator of a pass that begins now, and what it is asked for."""
-        rank = self._source.rank
+        source = self._source
+        rank = source.rank
         seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         start = self._epochs.claim()
-        walk = self._batches.walk = Walk(self._source.keys(start, seed), start.epoch)
+        walk = self._batches.walk = Walk(source.keys(start, seed), start.epoch)
         return iter(self._loader), walk
 
     def _state(self) -> LoaderState:
+        source = self._source
         return LoaderState(
             epoch=self._epochs.last.epoch,
             samples_done=self._epochs.last.samples_done,
-            global_batch=self._source.global_batch,
+            global_batch=source.global_batch,
             num_samples=_length(self._inner.dataset),
-            order=self._source.order,
+            order=source.order,
             seed=self._seed.value,
             tail="drop" if self._inner.drop_last else "pad",
             dataset=self._fingerprint,
-            trail="" if self._source.trail is None else self._source.trail.at(self._epochs.last),
+            trail=self._trail.at(self._epochs.last),
         )
-
-
-class TorchIterator(Iterator[Any]):
-    """The batches of one pass over torch's loader, in order. Nothing happens before the first `next()`.
-
-    A batch that fails raises, counts as done, and the next `next()` goes on after it. Not to be shared between threads.
-    """
-
-    def __init__(
-        self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs
-    ) -> None:
-        self._begin, self._num_steps, self._epochs = begin, num_steps, epochs
-        self._one_thread = OneThread()
-        self._batches: Iterator[Any] | None = None
-        self._walk: Walk | None = None
-        self._is_over = False
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch, whatever is left of this one."""
-        return self._num_steps()
-
-    def __next__(self) -> Any:
-        with self._one_thread:
-            return self._next()
-
-    def close(self) -> None:
-        """End the pass. May be called again."""
-        self._is_over, self._batches = True, None
-
-    def _next(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        if self._batches is None or self._walk is None:
-            self._batches, self._walk = self._begin()
-        walk, num_received = self._walk, self._num_received()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self.close()
-            if walk.error is not None:
-                error, walk.error = walk.error, None
-                raise_once(error)
-            self._epochs.end(walk.epoch)
-            raise
-        except Exception:
-            if num_received is None or num_received != self._num_received():  # else it is the wait that failed
-                self._epochs.last = walk.after.popleft()
-            raise
-        self._epochs.last = walk.after.popleft()
-        return batch
-
-    def _num_received(self) -> int | None:
-        """How many batches have come from torch's workers, those that failed included; None where there are no workers."""
-        return getattr(self._batches, "_rcvd_idx", None)
-
-
-class Walk:
-    """One pass over the keys: asked in the consumer's thread, as many batches ahead as torch likes."""
-
-    def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
-        self._keys = keys
-        self.epoch = epoch
-        self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
-        self.error: Exception | None = None  # of the sampler, raised once the batches before it are handed out
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            for keys, cursor in self._keys:
-                self.after.append(cursor)
-                yield keys
-        except Exception as exc:
-            self.error = exc
 
 
 class _Batches:
     """What torch takes for a batch sampler: gives the keys of the pass that begins."""
 
-    def __init__(self, source: KeySource) -> None:
-        self._source = source
+    def __init__(self, open_source: Callable[[Trail], KeySource], trail: Trail) -> None:
+        self._open_source, self._trail = open_source, trail
         self.walk = Walk(iter(()), 0)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.walk)
 
     def __len__(self) -> int:
-        return self._source.num_steps
+        return self._open_source(self._trail).num_steps
 
 
 def _length(dataset: Any) -> int:
@@ -339,6 +285,11 @@ def _length(dataset: Any) -> int:
 
 
 def _restore(
-    inner: TorchsLoader, dataset: Any, source: KeySource, seed: SeedSource, fingerprint: str, origin: str
+    inner: TorchsLoader,
+    dataset: Any,
+    open_source: Callable[[Trail], KeySource],
+    seed: SeedSource,
+    fingerprint: str,
+    origin: str,
 ) -> TorchLoader:
-    return TorchLoader(inner, dataset=dataset, source=source, seed=seed, fingerprint=fingerprint, origin=origin)
+    return TorchLoader(inner, dataset=dataset, open_source=open_source, seed=seed, fingerprint=fingerprint, origin=origin)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.checks import positions_of, real_number, whole_number
+from datapipe.datasets import Original
 from datapipe.draws import key64
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
@@ -36,11 +37,19 @@ class Dataset:
     (3, h, w) uint8 tensor, the label an int, others as `docs/loader.md` says of each kind.
     """
 
-    def __init__(self, index: AnyIndex, fields: BatchFields | None = None, mixture: Mixture | None = None) -> None:
+    def __init__(
+        self,
+        index: AnyIndex,
+        fields: BatchFields | None = None,
+        mixture: Mixture | None = None,
+        *,
+        original: Original | None = None,
+    ) -> None:
         if isinstance(index, (str, os.PathLike)):
             raise OptionError(f"Dataset takes an index, not a path: DataLoader({os.fspath(index)!r}, ...).dataset opens one")
         self.index = index
         self.mixture = mixture
+        self.original = original  # the torch Dataset that it was made of
         self.fields = BatchFields.of(index, None) if fields is None else fields
         self._files = LocalFiles()
         self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
@@ -92,6 +101,36 @@ class Dataset:
             self._targets = self.index.labels().tolist()
         return self._targets
 
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """The path and the label of every sample, in order. Raises AttributeError where samples are no files of their own."""
+        positions = np.arange(len(self), dtype=np.int64)
+        entries = self.index.look_up(self.index.ids(positions), self.fields.looked_up(self.index))
+        if not entries.extents.one_file_each:
+            raise AttributeError(f"{self.index.where}: its samples are no files of their own, but lie in shards")
+        return list(zip(entries.extents.paths, entries.labels.tolist(), strict=True))
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        """As `samples`: torchvision's `ImageFolder` has both names."""
+        return self.samples
+
+    @property
+    def root(self) -> str:
+        """Where it lies."""
+        return self.index.where
+
+    @property
+    def transform(self) -> object:
+        """What the torch Dataset that this was made of does to each image; None where it was made of none. To be read only:
+        `d[i]` is untransformed, and the loader has transforms of its own.
+        """
+        return None if self.original is None else self.original.transform
+
+    @transform.setter
+    def transform(self, value: object) -> None:
+        raise OptionError("a dataset's transform is fixed once a loader has it; make a loader with transform=")
+
     def select(self, indices: Iterable[int]) -> Dataset:
         """The samples at these positions, in this order. They keep their ids, and so their random crops."""
         if self.mixture is not None:
@@ -130,4 +169,4 @@ class Dataset:
 
     def with_fields(self, fields: BatchFields) -> Dataset:
         """The same samples, with these fields."""
-        return Dataset(self.index, fields, self.mixture)
+        return Dataset(self.index, fields, self.mixture, original=self.original)

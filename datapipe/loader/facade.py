@@ -10,12 +10,13 @@ import torch
 
 from datapipe.backends.kept_images import KeptImages
 from datapipe.containers import open_index
-from datapipe.datasets import Unseen, see_through
+from datapipe.datasets import Original, Unseen, see_through
 from datapipe.errors import OptionError
 from datapipe.fetch.cache.places import CacheOptions
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
+from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.caching import CacheStats, open_kept_images, stats_of
@@ -25,7 +26,7 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import OnError, Output
+from datapipe.loader.options import LoaderOptions, OnError, Output
 from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
@@ -115,8 +116,8 @@ class DataLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.options = parse_options(self._arguments)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        options = parse_options(arguments)
         self._seed = Seed(seed_source(seed, generator))
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
@@ -128,30 +129,15 @@ class DataLoader:
         if isinstance(sampler, WeightedSampler):
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
-        self.fields.check_rename(self.options.rename)
+        self.fields.check_rename(options.rename)
         self._files = LocalFiles(row_groups=row_groups_of_windows(len(self.fields.stored)))
-        makes_batches = collate_fn is None and (batch_size > 1 or batch_sampler is not None)
-        if self.fields.has_image and makes_batches and not self.recipe.rest:
-            check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
         self._cache = CacheOptions.of(cache, cache_nbytes)
         if self._cache is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
-        self._request = Request(
-            backend,
-            self.recipe,
-            self._stored_size,
-            has_collate_fn=collate_fn is not None,
-            has_image=self.fields.has_image,
-            has_cache=self._cache is not None,
-        )
-        if self.recipe.batch and collate_fn is not None:
-            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
-        self._choice: Choice | None = None
-        self._maker: BatchMaker | None = None
         self._kept: KeptImages | None = None
         self._trail = Trail()
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
@@ -160,19 +146,60 @@ class DataLoader:
         setter = EpochSetter if shuffle else SequentialEpochSetter
         self.sampler = setter(self._epochs, self.dataset) if sampler is None else sampler
         self.batch_size = batch_size
-        self.num_workers = self.options.num_workers
-        self.prefetch_factor = self.options.prefetch_factor
-        self.collate_fn = collate_fn
-        self.drop_last = self.options.tail is Tail.DROP
-        self.pin_memory = pin_memory
-        self.timeout = timeout
-        self.worker_init_fn = leave_random_state if worker_init_fn is None else worker_init_fn
+        self.drop_last = options.tail is Tail.DROP
         self.generator = generator
         self.persistent_workers = persistent_workers
+        self._apply(arguments, options)
+
+    def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
+        """Let passes that begin from now on go by these. Raises OptionError, and changes nothing, where they do not fit."""
+        collate_fn = arguments["collate_fn"]
+        makes_batches = collate_fn is None and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
+        if self.fields.has_image and makes_batches and not self.recipe.rest:
+            check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
+        if self.recipe.batch and collate_fn is not None:
+            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
+        request = Request(
+            arguments["backend"],
+            self.recipe,
+            self._stored_size,
+            has_collate_fn=collate_fn is not None,
+            has_image=self.fields.has_image,
+            has_cache=self._cache is not None,
+        )
+        self._request, self.options = request, options
+        self._choice: Choice | None = None
+        self._maker: BatchMaker | None = None
+        shown = {name: arguments[name] for name in SETTABLE} | {
+            "num_workers": options.num_workers,
+            "prefetch_factor": options.prefetch_factor,
+            "worker_init_fn": arguments["worker_init_fn"] or leave_random_state,
+        }
+        vars(self).update(shown, _arguments=arguments)  # past `__setattr__`, which from here on looks at them
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take torch's attributes that may change, for the next pass. Raises OptionError for arguments that may not."""
+        arguments = vars(self).get("_arguments", {})
+        if name not in arguments:
+            super().__setattr__(name, value)
+            return
+        check_settable(name)
+        changed = {**arguments, name: value}
+        self._apply(changed, parse_options(changed))
+
+    _arguments: dict[str, Any]
+    num_workers: int
+    prefetch_factor: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None]
 
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
+        if self.dataset.original is not None:
+            self.dataset.original.check_unchanged()
         now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         check_still_alone(self._frozen_rank(), now, self._source())
         return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self.worker_init_fn))
@@ -360,7 +387,7 @@ def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
     if seen.transform is not None and transform is not None:
         raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
     own = Recipe.of(seen.transform, input_kind="pil" if seen.transform is not None else "any")
-    return Dataset(seen.index), own if transform is None else transform
+    return Dataset(seen.index, original=Original.of(dataset)), own if transform is None else transform
 
 
 def _from_arguments(arguments: dict[str, Any]) -> DataLoader:

@@ -1,0 +1,88 @@
+"""One pass over a torch loader, with the place after each batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from datapipe.errors import LifecycleError
+from datapipe.loader.iteration import Epochs, OneThread
+from datapipe.loader.threads import raise_once
+from datapipe.plan import Cursor
+
+
+class TorchIterator(Iterator[Any]):
+    """The batches of one pass over torch's loader, in order. Nothing happens before the first `next()`.
+
+    A batch that fails raises, counts as done, and the next `next()` goes on after it. Not to be shared between threads.
+    """
+
+    def __init__(self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs) -> None:
+        self._begin, self._num_steps, self._epochs = begin, num_steps, epochs
+        self._one_thread = OneThread()
+        self._batches: Iterator[Any] | None = None
+        self._walk: Walk | None = None
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, whatever is left of this one."""
+        return self._num_steps()
+
+    def __reduce__(self) -> NoReturn:
+        raise LifecycleError(
+            "an iterator over a loader cannot be copied or pickled, as it holds torch's workers and batches in the making; copy "
+            "the loader itself, or take its state_dict() and load it into a copy, which then goes on from that place"
+        )
+
+    def __next__(self) -> Any:
+        with self._one_thread:
+            return self._next()
+
+    def close(self) -> None:
+        """End the pass. May be called again."""
+        self._is_over, self._batches = True, None
+
+    def _next(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        if self._batches is None or self._walk is None:
+            self._batches, self._walk = self._begin()
+        walk, num_received = self._walk, self._num_received()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.close()
+            if walk.error is not None:
+                error, walk.error = walk.error, None
+                raise_once(error)
+            self._epochs.end(walk.epoch)
+            raise
+        except Exception:
+            if num_received is None or num_received != self._num_received():  # else it is the wait that failed
+                self._epochs.last = walk.after.popleft()
+            raise
+        self._epochs.last = walk.after.popleft()
+        return batch
+
+    def _num_received(self) -> int | None:
+        """How many batches have come from torch's workers, those that failed included; None where there are no workers."""
+        return getattr(self._batches, "_rcvd_idx", None)
+
+
+class Walk:
+    """One pass over the keys: asked in the consumer's thread, as many batches ahead as torch likes."""
+
+    def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
+        self._keys = keys
+        self.epoch = epoch
+        self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
+        self.error: Exception | None = None  # of the sampler, raised once the batches before it are handed out
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for keys, cursor in self._keys:
+                self.after.append(cursor)
+                yield keys
+        except Exception as exc:
+            self.error = exc
