@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,18 +21,20 @@ def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqli
     `temporary`: where sorting spills to. Translates sqlite's errors into StorageError.
     """
     connection = sqlite3.connect(path, isolation_level=None)
+    directory = None if temporary is None else os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", f"cache_size=-{_CACHE_KIB}"):
             connection.execute(f"PRAGMA {pragma}")
-        if temporary is not None:  # deprecated by sqlite, yet the only way that works after its initialisation
-            connection.execute("PRAGMA temp_store_directory = '{}'".format(str(temporary).replace("'", "''")))
+        if directory is not None:  # deprecated by sqlite, yet the only way that works after its initialisation
+            connection.execute(f"PRAGMA temp_store_directory = '/proc/self/fd/{directory}'")  # its name may be no UTF-8
         yield connection
     except sqlite3.OperationalError as exc:
         raise StorageError(f"{path.parent}: the plan cannot be written ({exc}); free space or check permissions") from exc
     finally:
-        if temporary is not None:
+        if directory is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("PRAGMA temp_store_directory = ''")
+            os.close(directory)
         connection.close()
 
 
@@ -53,7 +56,7 @@ def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterat
     """A second database, known as `name` within `connection`, that is deleted in the end; one transaction over both."""
     path = scratch / f"{name}.{os.getpid()}.db"
     path.unlink(missing_ok=True)
-    connection.execute(f"ATTACH ? AS {name}", (os.fspath(path),))
+    connection.execute(f"ATTACH ? AS {name}", (os.fsencode(path),))
     try:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
             connection.execute(f"PRAGMA {name}.{pragma}")
@@ -70,8 +73,8 @@ def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterat
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a finished plan. It never changes, so several machines may share it."""
-    quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    quoted = urllib.parse.quote(os.fsencode(path.absolute()))
+    connection = sqlite3.connect(f"file://{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB // 4}")
         yield connection

@@ -7,9 +7,14 @@ without a traceback.
 
 from __future__ import annotations
 
+from datapipe.printable import printable
+
 
 class DatapipeError(Exception):
-    """Root of everything datapipe raises on purpose."""
+    """Root of everything datapipe raises on purpose. Its text is one printable line, whatever names it holds."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class OptionError(DatapipeError, ValueError):

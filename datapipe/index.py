@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import Manifest
 from datapipe.order import Permutation
+from datapipe.printable import printable
 from datapipe.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
 
@@ -272,9 +273,10 @@ class Description:
     source: str  # path of the file it was converted from, relative to the source; "" where it was not
 
     def __str__(self) -> str:
-        if self.key == os.fsencode(self.path[-len(self.key) :]):  # a file of its own, whose path says it all
-            return f"{self.path}: sample {self.id}"
-        return f"{self.path}: sample {self.id} ({self.source or self.key.decode(errors='replace')})"
+        text = f"{self.path}: sample {self.id}"
+        if self.key != os.fsencode(self.path[-len(self.key) :]):  # else a file of its own, whose path says it all
+            text += f" ({self.source or os.fsdecode(self.key)})"
+        return printable(text)
 
 
 def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, chosen: NDArray[np.int64] | None) -> SampleIndex:

@@ -140,7 +140,7 @@ def _refuse_several_sets(options: ConvertOptions, folders: list[bytes]) -> None:
     """Raise OptionError, with the commands to give instead, for a folder of `train/` and `val/`."""
     names = [os.fsdecode(name) for name in held_apart(options.source, folders)]
     if names:
-        command = "  datapipe convert {source} DST/{name} --to {to}"
-        commands = "\n".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)
+        command = "`datapipe convert {source} DST/{name} --to {to}`"
+        commands = " and ".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)
         shown = " and ".join(f"{name}/" for name in names)
-        raise OptionError(f"{options.source}: holds {shown}, which are sets of their own; run\n{commands}")
+        raise OptionError(f"{options.source}: holds {shown}, which are sets of their own; run {commands}")

@@ -25,6 +25,7 @@ from datapipe.containers.tar import Member, scan_members, split_name
 from datapipe.containers.tar_fields import HEAD_NBYTES, field_of_suffix
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.manifest import MANIFEST_NAME, FieldSpec, Kind, read_manifest, refuse_unfinished
+from datapipe.printable import printable
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABELS = ("cls", "label")
@@ -87,7 +88,7 @@ class TarSource:
         try:
             return next(groups, None)
         except FormatError as exc:
-            reason = str(exc).removeprefix(f"{os.fsdecode(path)}: ")
+            reason = str(exc).removeprefix(f"{printable(os.fsdecode(path))}: ")
             notes.problems.append(ScanProblem(name, f"{reason}; samples from there on are missing"))
             return None
 

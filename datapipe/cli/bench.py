@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.say import say
+
 if TYPE_CHECKING:
     import torch
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
     index = open_index(args.path)
     result = measure(index, args)
-    print(json.dumps(result, indent=1) if args.json else as_text(result))
+    say(*(json.dumps(result, indent=1) if args.json else as_text(result)).split("\n"))
     return 0
 
 

@@ -14,6 +14,7 @@ from datapipe.decode import open_decoder
 from datapipe.errors import DecodeError, IntegrityError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import SampleIndex
+from datapipe.printable import printable
 
 _CELL, _CAPTION, _GAP = 160, 16, 8  # pixels
 _PAPER, _INK, _BAD = (250, 250, 248), (40, 40, 40), (190, 40, 30)
@@ -42,7 +43,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
         except (DecodeError, IntegrityError):
             draw.rectangle((x, y, x + _CELL - 1, y + _CELL - 1), outline=_BAD)
             draw.text((x + 6, y + 6), "bad", fill=_BAD, font=font)
-        draw.text((x, y + _CELL + 1), _shorten(f"{sample}  {caption}", draw, font), fill=_INK, font=font)
+        draw.text((x, y + _CELL + 1), _shorten(printable(f"{sample}  {caption}"), draw, font), fill=_INK, font=font)
     try:
         with atomic_writer(path) as file:
             sheet.save(file, "PNG")

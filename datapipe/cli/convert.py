@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from datapipe.cli.progress import Progress
+from datapipe.cli.say import say
 from datapipe.errors import OptionError
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
     """Do what was asked; 0, or 130 when interrupted. Raises what `converters.convert` raises."""
     import converters
 
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may be any bytes
     options = _recognised(_options(args))
     try:
         with _terminable(), _Display() as display:
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 report = converters.convert(options, display)
     except KeyboardInterrupt:
-        print("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
+        say("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
     if args.dry_run:
         _print_preview(preview, options, as_json=args.json)
@@ -167,7 +167,7 @@ def _recognised(options: ConvertOptions) -> ConvertOptions:
     if options.form != "auto":
         return options
     taken = recognise(options)
-    print(f"{options.source}: taken for {taken}", file=sys.stderr)
+    say(f"{options.source}: taken for {taken}", file=sys.stderr)
     return dataclasses.replace(options, form=taken.form)
 
 
@@ -223,25 +223,25 @@ def _print_report(report: Report, *, as_json: bool) -> None:
         print(json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str))
         return
     for warning in report.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", file=sys.stderr)
     if not report.is_finished:
-        print(
+        say(
             f"{report.destination}: this part is done ({report.num_written} shards written, {report.num_resumed} there before);"
             f" {report.num_waiting} shards of other parts are missing; whoever comes last finishes the dataset"
         )
         return
     if report.compared is not None:
-        print(f"{report.destination}: already converted: {report.num_samples} samples, {report.compared}; nothing was written")
+        say(f"{report.destination}: already converted: {report.num_samples} samples, {report.compared}; nothing was written")
         return
     for one in report.sets:
         bad = f", {one.num_errors} bad samples left out (see {one.directory / 'errors.jsonl'})" if one.num_errors else ""
-        print(
+        say(
             f"{one.directory}: {one.num_samples} samples{_of_classes(report.num_classes)}"
             f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
     resumed = f", {report.num_resumed} shards were there already" if report.num_resumed else f", {rate:.0f} samples/s"
-    print(f"done in {report.elapsed_s:.1f} s{resumed}")
+    say(f"done in {report.elapsed_s:.1f} s{resumed}")
 
 
 def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) -> None:
@@ -249,22 +249,22 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
         print(json.dumps(dataclasses.asdict(preview), indent=1))
         return
     for warning in preview.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", file=sys.stderr)
     for source, reason in preview.problems:
-        print(f"warning: {source}: {reason}", file=sys.stderr)
+        say(f"warning: {source}: {reason}", file=sys.stderr)
     if preview.num_unreadable:
         shown = "; ".join(f"{source}: {reason}" for source, reason in preview.unreadable)
-        print(f"warning: {preview.num_unreadable} samples cannot be read: {shown}", file=sys.stderr)
+        say(f"warning: {preview.num_unreadable} samples cannot be read: {shown}", file=sys.stderr)
     for one in preview.sets:
-        print(
+        say(
             f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
             f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
         )
         for key, source in one.first:
-            print(f"  {key}  {source}")
-    print("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
+            say(f"  {key}  {source}")
+    say("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
     needed = "unknown, as images are encoded anew" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
-    print(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+    say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
 
 
 def _of_classes(num_classes: int | None) -> str:

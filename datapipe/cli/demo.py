@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.say import say
+
 if TYPE_CHECKING:
     from datapipe.cli.demo_diagnosis import Diagnosed
     from datapipe.cli.demo_training import Comparison
@@ -91,7 +93,7 @@ class Teller:
         self._stream = sys.stderr if to_stderr else sys.stdout
 
     def line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        say(*text.split("\n"), file=self._stream)
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[list[str]]:

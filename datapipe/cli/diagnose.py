@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.say import say
+
 if TYPE_CHECKING:
     from datapipe.diagnostics.attach.command import Outcome
     from datapipe.diagnostics.attach.settings import Settings
@@ -289,4 +291,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tell(text: str) -> None:
-    print(f"datapipe diagnose: {text}", file=sys.stderr, flush=True)
+    say(f"datapipe diagnose: {text}", file=sys.stderr)

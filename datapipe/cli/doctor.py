@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from datapipe.cli.say import say
+
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
@@ -38,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     facts = examine()
-    print(json.dumps(facts, indent=1) if args.json else as_text(facts))
+    say(*(json.dumps(facts, indent=1) if args.json else as_text(facts)).split("\n"))
     return 0
 
 

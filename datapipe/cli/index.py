@@ -7,6 +7,8 @@ import json
 import time
 from typing import Any
 
+from datapipe.cli.say import say
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -31,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         found = {"samples": len(index), "container": index.manifest.container, "index": str(index.sidecar_directory)}
         print(json.dumps({**found, "seconds": round(elapsed_s, 3)}, indent=1))
     else:
-        print(f"{len(index):,} samples ({index.manifest.container}); index in {index.sidecar_directory}; {elapsed_s:.2f} s")
+        say(f"{len(index):,} samples ({index.manifest.container}); index in {index.sidecar_directory}; {elapsed_s:.2f} s")
     return 0

@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.say import say
+
 if TYPE_CHECKING:
     from datapipe.index import SampleIndex
 
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"--grid: {args.path} holds no images")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
-    print(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
+    say(*(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts)).split("\n"))
     return 0
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from datapipe import __version__
+from datapipe.cli.say import Parser, say
 from datapipe.errors import DatapipeError, OptionError
 
 COMMANDS = ("convert", "verify", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
@@ -21,6 +23,9 @@ COMMANDS = ("convert", "verify", "inspect", "index", "bench", "diagnose", "train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding has not
     args = parse(argv)
     try:
         status: int = args.run(args)
@@ -48,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="datapipe",
         description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",
         epilog="example: datapipe convert photos/ shards/ --to webdataset",
@@ -62,5 +67,5 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"datapipe: {message}", file=sys.stderr)
+    say(f"datapipe: {message}", file=sys.stderr)
     return status

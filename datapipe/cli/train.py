@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.say import say
 from datapipe.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     with process_group(device) as leads:
         report = train(args, options, device, leads=leads)
     if leads:
-        print(json.dumps(report.to_json(), indent=1) if args.json else as_text(report))
+        say(*(json.dumps(report.to_json(), indent=1) if args.json else as_text(report)).split("\n"))
     return 0
 
 
@@ -232,4 +233,4 @@ def as_text(report: Report) -> str:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, file=sys.stderr)

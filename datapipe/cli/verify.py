@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 from datapipe.cli.progress import Progress
+from datapipe.cli.say import say
 
 _EPILOG = """\
 example:
@@ -37,18 +37,17 @@ def run(args: argparse.Namespace) -> int:
     """Check; 0 intact, 1 damaged. Raises what `converters.verify.verify` raises."""
     from converters.verify import verify
 
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names may be any bytes
     with Progress(None, "B", "verify") as progress:
         report = verify(args.directory, num_workers=args.workers, on_bytes=progress.update)
     if args.json:
         print(json.dumps({**dataclasses.asdict(report), "is_intact": not report.problems}, indent=1))
     else:
         for problem in report.problems:
-            print(problem)
+            say(str(problem))
         rate = report.nbytes / 1e9 / max(report.elapsed_s, 1e-9)
         num = len(report.problems)
         verdict = f"{num} problem{'s' * (num > 1)}" if num else "intact"
-        print(
+        say(
             f"{args.directory}: {verdict}; {report.num_samples} samples in {report.num_shards} shards,"
             f" {report.nbytes / 1e6:.1f} MB read at {rate:.2f} GB/s"
         )

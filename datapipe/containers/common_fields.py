@@ -6,17 +6,16 @@ field that some samples lack is left out, and said once for the whole set.
 
 from __future__ import annotations
 
-import logging
-
 from datapipe.containers.field_names import IMAGE, LABEL
 from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.printable import get_logger
 from datapipe.sidecar import SidecarRows
 
 _NUM_NAMED = 8  # fields, in a message
 _NEEDED = frozenset((IMAGE, LABEL))
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class CommonFields:

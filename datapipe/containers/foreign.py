@@ -28,6 +28,7 @@ from datapipe.containers.listing import ScanNotes
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.printable import printable
 from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 from datapipe.user_cache import INDEXES, user_cache
 
@@ -205,4 +206,6 @@ def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldS
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:
     """A bar on a terminal, after a second; nothing elsewhere."""
-    yield from tqdm(steps, total=total, desc=f"indexing {data.where}", unit="shard", disable=None, delay=1, leave=False)
+    yield from tqdm(
+        steps, total=total, desc=f"indexing {printable(data.where)}", unit="shard", disable=None, delay=1, leave=False
+    )

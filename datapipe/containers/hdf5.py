@@ -8,7 +8,6 @@ Links to other files, external storage and virtual datasets are not followed.
 
 from __future__ import annotations
 
-import logging
 import mmap
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from datapipe.containers.hdf5_rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
 from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.printable import get_logger
 from datapipe.probe import encoding_of
 from datapipe.sidecar import SidecarRows
 
@@ -34,7 +34,7 @@ _MAX_OBJECTS = 10_000  # looked at; a file with a dataset for each sample has mo
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # datasets named in an error
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 _Objects = dict[str, "h5py.Group | h5py.Dataset"]

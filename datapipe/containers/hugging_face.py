@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from datapipe.printable import get_logger
+
 FEATURES = b"huggingface"  # its key; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ told by its name or by the schema's metadata. The other columns are further fiel
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from datapipe.containers import parquet_format as form
@@ -22,6 +21,7 @@ from datapipe.containers.parquet_rows import NoFieldError
 from datapipe.containers.thrift_compact import DamagedError
 from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.printable import get_logger
 from datapipe.probe import encoding_of
 from datapipe.sidecar import SidecarRows
 
@@ -29,7 +29,7 @@ _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # columns named in an error
 _REMEDY = "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:

@@ -8,7 +8,6 @@ field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) a
 
 from __future__ import annotations
 
-import logging
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from datapipe.containers.tar_format import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar_format import LABEL_SUFFIX
 from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.printable import get_logger
 from datapipe.sidecar import FieldExtent, SidecarRows
 
 IMAGE_FIELD = FieldSpec(IMAGE, Kind.IMAGE)
@@ -33,7 +33,7 @@ _MAX_NAME = 1 << 20  # bytes of a long name or PAX header that are believed
 _MAX_LABEL = (1 << 63) - 1
 _WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: nothing follows their header, whatever its size says
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

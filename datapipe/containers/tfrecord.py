@@ -8,7 +8,6 @@ their own (lengths); those over whole frames are not, as that would mean to read
 
 from __future__ import annotations
 
-import logging
 import mmap
 import struct
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from datapipe.containers.tfrecord_example import Feature, parse_example
 from datapipe.containers.tfrecord_fields import FurtherFeatures
 from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
+from datapipe.printable import get_logger
 from datapipe.probe import encoding_of
 from datapipe.sidecar import FieldExtent, SidecarRows
 
@@ -35,7 +35,7 @@ _ENCODINGS = {
     Kind.LABEL: "varint", Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes",
 }  # fmt: skip
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:

@@ -7,7 +7,6 @@ of the kernel holds yet. The figures are kept in the user's cache directory unde
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ import torch
 
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.loader.choice import Measured
+from datapipe.printable import get_logger
 from datapipe.user_cache import RATES, remembered
 
 CANDIDATES: tuple[Dali | None, ...] = (None, Dali(num_pipelines=1), Dali(num_pipelines=2), Dali(num_pipelines=3))
@@ -24,7 +24,7 @@ _WARMUP_BATCHES = 3
 _MEASURED_S = 0.7  # per candidate and round, and at least _MEASURED_BATCHES
 _MEASURED_BATCHES = 4
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

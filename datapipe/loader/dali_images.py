@@ -6,7 +6,6 @@ Rows that DALI must not see, or would not give as Pillow does, are made by `imag
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from datapipe.draws import Draws
 from datapipe.errors import BackendError
 from datapipe.index import Entries
 from datapipe.loader.lending import Lending
+from datapipe.printable import get_logger
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
@@ -30,7 +30,7 @@ MAX_GIVEN_UP = 3  # batches in a row, before DALI is taken to be broken
 
 _PLACEHOLDER = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)  # its region
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Pixels = NDArray[np.uint8]  # (h, w, 3)
 

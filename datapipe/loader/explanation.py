@@ -14,6 +14,7 @@ from datapipe.errors import OptionError
 from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.caching import described
 from datapipe.loader.facade import DataLoader
+from datapipe.printable import printable
 
 
 def explain(loader: Any) -> None:
@@ -24,13 +25,13 @@ def explain(loader: Any) -> None:
     Makes the choice of a backend if that has not been made yet, which on a GPU may take some seconds of measuring.
     """
     if isinstance(loader, DataLoader):
-        print("\n".join(explanation(loader)))
+        print("\n".join(map(printable, explanation(loader))))
         return
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: as it is"
     own = getattr(loader, "explanation", ())  # of what `from_torch` left to torch's workers
-    print("\n".join([f"from      {origin}", f"device    {getattr(loader, 'device', 'cpu')}", *own]))
+    print("\n".join([f"from      {printable(origin)}", f"device    {getattr(loader, 'device', 'cpu')}", *map(printable, own)]))
 
 
 def explanation(loader: DataLoader) -> list[str]:

@@ -17,6 +17,7 @@ from datapipe.joint import joined
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.dataset import Dataset, Mixture
 from datapipe.order import Order, SequentialOrder, ShuffledOrder
+from datapipe.printable import printable
 from datapipe.sampling import MixedOrder, WeightedOrder, checked_weights, own_seed, shares
 
 
@@ -115,7 +116,7 @@ def _warn_of_classes(datasets: Sequence[Dataset]) -> None:
     """Labels that mean different things are legitimate only where nobody looks at them."""
     named = {tuple(dataset.index.manifest.classes): dataset for dataset in datasets if dataset.index.manifest.classes}
     if len(named) > 1:
-        told = "; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items())
+        told = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
         warnings.warn(
             f"mix() of datasets that name different classes ({told:.400}): each keeps its own labels, so one label means "
             "several things; convert them with the same classes, or do not use the labels",

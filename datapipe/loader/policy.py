@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ from numpy.typing import NDArray
 from datapipe.draws import key64
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.joint import AnyIndex
+from datapipe.printable import get_logger, printable
 from datapipe.transforms import CutMix, MixUp, Recipe
 
 MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad
 _KEPT = 1000  # reports kept for the user to look at
 _LOGGED = 20  # of them logged one by one
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> D
     where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
     if isinstance(reason, IntegrityError):
-        return IntegrityError(f"{where}: {str(reason).removeprefix(f'{where.path}: ')}")
+        return IntegrityError(f"{where}: {str(reason).removeprefix(f'{printable(where.path)}: ')}")
     return DecodeError(f"{where}: {reason}; {remedy}")
 
 

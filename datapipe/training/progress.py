@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from datapipe.printable import printable
 from datapipe.training.options import Display
 from datapipe.training.record import EpochMetrics, StepMetrics
 
@@ -61,6 +62,7 @@ class RunDisplay:
         """A line of text, above the bar if there is one."""
         if self._is_silent:
             return
+        text = printable(text)
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from datapipe.printable import printable
+
 _told: set[str] = set()
 _listeners: list[Callable[[str], None]] = []
 
@@ -14,7 +16,7 @@ _listeners: list[Callable[[str], None]] = []
 def complain(what: str, exc: BaseException | None = None) -> None:
     """One line on stderr for each `what`, from each process."""
     with suppress(Exception):
-        message = what if exc is None else f"{what}: {type(exc).__name__}: {exc}"
+        message = printable(what if exc is None else f"{what}: {type(exc).__name__}: {exc}")
         key = f"{os.getpid()} {what}"
         if key not in _told:
             _told.add(key)

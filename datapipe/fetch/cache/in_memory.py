@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import secrets
 import tempfile
@@ -20,8 +19,9 @@ from typing import Any, NamedTuple
 
 from datapipe.errors import StorageError
 from datapipe.fetch.cache.files import StoreFiles
+from datapipe.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _held: dict[str, _Held] = {}  # of this process, until it ends: a loader made anew finds what the one before it has kept
 

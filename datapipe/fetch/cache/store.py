@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -34,8 +33,9 @@ from datapipe.fetch.cache.entries import (
     unpack_head,
 )
 from datapipe.fetch.cache.files import StoreFiles
+from datapipe.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Size = tuple[int, int]
 

@@ -1,0 +1,20 @@
+"""What commands print, and how they refuse what was typed: names that it holds cannot reach the terminal as they are."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn, TextIO
+
+from datapipe.printable import printable
+
+
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Print each of `lines`, made printable, on standard output unless told otherwise."""
+    print("\n".join(map(printable, lines)), file=file, flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose refusals are printable, whatever arguments they quote."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))

@@ -1,0 +1,40 @@
+"""Text that may hold the names of files, made fit for a terminal or a log.
+
+A file's name may be any bytes but NUL and the slash: escape sequences that a terminal obeys, line ends that forge a line,
+bytes that are not UTF-8. Messages pass through here where they become text: an error in `str()`, a record in its logger,
+a line of a command when it is printed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+
+def printable(text: str) -> str:
+    r"""Return `text` as one line in which whatever does not print is an escape, such as `\x1b`; a byte that is not UTF-8 too.
+
+    What prints stays, backslashes included, so that nothing changes when a message is put into another one.
+    """
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of that name; what is logged with it comes out printable, whoever handles it."""
+    logger = logging.getLogger(name)
+    if _make_printable not in logger.filters:
+        logger.addFilter(_make_printable)
+    return logger
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # what os.fsdecode makes of a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    named = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}.get(code)
+    if named is not None:
+        return named
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
