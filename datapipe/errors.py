@@ -7,6 +7,8 @@ without a traceback.
 
 from __future__ import annotations
 
+import os
+
 from datapipe.printable import printable
 
 
@@ -43,6 +45,13 @@ class UnfinishedError(DatapipeError, ValueError):
 
 class StorageError(DatapipeError, OSError):
     """The operating system refused a read or a write (full disk, permissions)."""
+
+    def __str__(self) -> str:
+        if self.strerror is None:
+            return super().__str__()
+        name = self.filename
+        where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else name}: "
+        return printable(f"{where}{self.strerror}")  # without the number, which tells people nothing more
 
 
 class StateError(DatapipeError, ValueError):

@@ -55,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises OptionError for arguments that exclude each other, and what its steps raise."""
+    from datapipe.atomic import write_json
     from datapipe.errors import OptionError
 
     if args.data is not None and args.images is not None:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     _verify(args.out / "shards", tell)
     comparison = _compare(photos, args.out / "shards", args.workers, tell)
     result = as_result(comparison)
-    (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(args.out / "result.json", result)
     picture = args.out / "result.png"
     _draw(comparison, picture)
     tell.line("")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datapipe.atomic import atomic_writer
 from datapipe.cli.diagnose import diagnose_command, write_reports
 from datapipe.errors import DatapipeError
 
@@ -31,7 +32,8 @@ def diagnose_script(photos: Path, shards: Path | None, out: Path, *, num_workers
     script = out.parent / "train.py"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    shutil.copyfile(Path(__file__).with_name("demo_script.py"), script)
+    with atomic_writer(script) as file:
+        file.write(Path(__file__).with_name("demo_script.py").read_bytes())
     command = [str(script), str(photos), "--workers", str(num_workers)]
     if shards is not None:
         command += ["--shards", str(shards)]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from datapipe.atomic import atomic_writer
+
 if TYPE_CHECKING:
     from datapipe.cli.demo_training import Comparison
 
@@ -26,7 +28,8 @@ def draw(comparison: Comparison, path: Path) -> None:
         left = 40 + 300 * number
         canvas.rectangle((left, _HEIGHT - 34, left + 18, _HEIGHT - 16), fill=_COLORS[name])
         canvas.text((left + 26, _HEIGHT - 25), title, fill=_INK, font=_font(17), anchor="lm")
-    image.save(path)
+    with atomic_writer(path) as file:
+        image.save(file, "PNG")
 
 
 def _bars(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int, int, int, int]) -> None:

@@ -32,6 +32,7 @@ examples:
   datapipe diagnose --fail-if 'starvation>10%' train.py
   datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
 """
+_DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _APPLIED_STEPS = 300  # at most, of the run with the remedy
 
 
@@ -130,6 +131,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _fresh_directory(wanted: Path | None) -> Path:
     """Made now: a script of hours shall not run for nothing. Raises OptionError for one that holds a diagnosis."""
+    from datapipe.atomic import refuse_irregular
     from datapipe.errors import OptionError, StorageError
 
     out = wanted
@@ -137,7 +139,9 @@ def _fresh_directory(wanted: Path | None) -> Path:
         stamp = datetime.now().strftime("diagnosis-%Y%m%d-%H%M%S")
         names = (Path(stamp if number == 0 else f"{stamp}-{number}") for number in range(1000))
         out = next(path for path in names if not path.exists())
-    if (out / "diagnosis.json").exists():
+    for name in (_DIAGNOSIS, _PAGE, _TRACE):
+        refuse_irregular(out / name)
+    if (out / _DIAGNOSIS).exists():
         raise OptionError(f"--out {out}: holds a diagnosis already; name another directory, or delete it")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -175,19 +179,20 @@ def diagnose_command(
 
 def write_reports(document: dict[str, Any], out: Path, *, html: bool, trace: bool) -> Path | None:
     """`diagnosis.json` and what else is wanted; where the page lies."""
-    from datapipe.atomic import write_json
+    from datapipe.atomic import atomic_writer, write_json
 
-    write_json(out / "diagnosis.json", document)
+    write_json(out / _DIAGNOSIS, document)
     if trace:
         from datapipe.diagnostics.report.trace import trace as trace_of
 
-        write_json(out / "trace.json", trace_of(document))
+        write_json(out / _TRACE, trace_of(document))
     if not html:
         return None
     from datapipe.diagnostics.report.page import page
 
-    path = out / "diagnosis.html"
-    path.write_text(page(document), encoding="utf-8", errors="backslashreplace")
+    path = out / _PAGE
+    with atomic_writer(path) as file:
+        file.write(page(document).encode("utf-8", "backslashreplace"))
     return path
 
 
@@ -280,7 +285,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A diagnosis, or the one in a directory."""
     from datapipe.errors import FormatError, MissingDataError
 
-    file = path / "diagnosis.json" if path.is_dir() else path
+    file = path / _DIAGNOSIS if path.is_dir() else path
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:

@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as exc:
+        if exc.filename is None:  # no file's doing
+            raise
+        return _fail(f"{os.fsdecode(exc.filename)}: {exc.strerror}", 1)
     return status
 
 

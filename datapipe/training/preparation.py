@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from datapipe.atomic import refuse_irregular
 from datapipe.errors import OptionError
-from datapipe.training.checkpoint import LAST
+from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.learner import Criterion, Learner, cross_entropy
 from datapipe.training.optimizers import make_optimizer
 from datapipe.training.options import TrainOptions
 from datapipe.training.precision import MixedPrecision
 from datapipe.training.ranks import Peers
 from datapipe.training.recompute import recompute_blocks
+from datapipe.training.record import METRICS, RECORD
 
 
 def device_for(loader: Any) -> torch.device:
@@ -84,8 +86,14 @@ def batches_per_epoch(loader: object, peers: Peers) -> int:
 
 
 def checkpoint_to_resume(options: TrainOptions) -> Path | None:
-    """The file to go on from. Raises OptionError where `out` holds a run that nobody asked to go on with."""
+    """The file to go on from.
+
+    Raises OptionError where `out` holds a run that nobody asked to go on with, StorageError where it cannot hold one.
+    """
     last = None if options.out is None else Path(options.out) / LAST
+    if options.out is not None:  # now, rather than at the end of an epoch
+        for name in (LAST, BEST, METRICS, RECORD):
+            refuse_irregular(Path(options.out) / name)
     if options.resume == "auto":
         return last if last is not None and last.exists() else None
     if options.resume is not None:
