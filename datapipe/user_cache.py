@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import filelock
 import platformdirs
 
 from datapipe import atomic
+from datapipe.locks import one_at_a_time
+from datapipe.printable import get_logger
+from datapipe.private_files import private_directory
 
 T = TypeVar("T")
 
 # Of datasets of others; decoded images; of backends on this machine; whether a GPU decodes regions.
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def user_cache(name: str) -> Path:
@@ -36,22 +38,19 @@ def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[]
     """
     name = hashlib.sha256(json.dumps(dict(circumstances), sort_keys=True).encode()).hexdigest()[:16]
     path = user_cache(kind) / f"{name}.json"
-    lock = filelock.FileLock(f"{path}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as exc:
-        logger.warning("%s cannot be kept in %s (%s); every process finds it out again", kind, path.parent, exc)
-        return parse(make())
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(private_directory(path.parent))
+            stack.enter_context(one_at_a_time(path.with_suffix(".lock")))
+        except OSError as exc:
+            logger.warning("%s cannot be kept in %s (%s); every process finds it out again", kind, path.parent, exc)
+            return parse(make())
         try:
             return parse(json.loads(path.read_text())["found"])
         except (OSError, ValueError, KeyError, TypeError):
             found = make()
         try:
-            atomic.write_json(path, {"circumstances": dict(circumstances), "found": found})
+            atomic.write_json(path, {"circumstances": dict(circumstances), "found": found}, mode=0o600)
         except OSError as exc:
             logger.warning("%s cannot be kept in %s (%s)", kind, path.parent, exc)
         return parse(found)
-    finally:
-        lock.release()

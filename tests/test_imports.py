@@ -22,7 +22,20 @@ LEVELS: dict[str, int] = {
     room: level
     for level, rooms in enumerate(
         (
-            ("errors", "printable", "checks", "observe", "atomic", "cores", "user_cache", "npy", "probe", "decode"),
+            (
+                "errors",
+                "printable",
+                "checks",
+                "observe",
+                "atomic",
+                "cores",
+                "locks",
+                "private_files",
+                "user_cache",
+                "npy",
+                "probe",
+                "decode",
+            ),
             (
                 "manifest",
                 "row_groups",
@@ -80,8 +93,8 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 }
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "cores")),
-    *(f"datapipe.{room}" for room in ("user_cache", "probe", "decode")),
+    *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "cores", "locks")),
+    *(f"datapipe.{room}" for room in ("private_files", "user_cache", "probe", "decode")),
     *(
         f"datapipe.{room}"
         for room in (

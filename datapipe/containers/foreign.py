@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import filelock
 from tqdm import tqdm
 
 from datapipe import atomic
@@ -27,8 +26,10 @@ from datapipe.containers.common_fields import CommonFields
 from datapipe.containers.listing import ScanNotes
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
+from datapipe.locks import one_at_a_time
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.printable import printable
+from datapipe.private_files import private_directory
 from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 from datapipe.user_cache import INDEXES, user_cache
 
@@ -58,7 +59,7 @@ def open_foreign(data: ForeignSet) -> SampleIndex:
         if _is_true(_read_stamp(home), data):
             return _opened(data, home)
     home = _first_writable(homes)
-    with filelock.FileLock(home / ".lock"):
+    with one_at_a_time(home / ".lock"):
         if not _is_true(_read_stamp(home), data):
             _make_index(data, home)
     return _opened(data, home)
@@ -83,9 +84,12 @@ def _first_writable(homes: list[Path]) -> Path:
     """Make and return the first of `homes` that can be written. Raises StorageError where none can."""
     for home in homes:
         with contextlib.suppress(OSError):
+            if home.is_relative_to(user_cache(INDEXES)):
+                with private_directory(home):
+                    pass
             home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
+            if os.access(home, os.W_OK):
+                return home
     raise StorageError(f"{homes[-1]}: the index cannot be kept there; set XDG_CACHE_HOME to a place that can be written")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +160,29 @@ def test_what_cannot_be_read_is_named(own: Path, what: str) -> None:
         path.symlink_to("gone.jpg")
     with pytest.raises(StorageError, match=r"ant/x\.jpg: (dangling symbolic link|not a regular file but a named pipe)"):
         open_index(own)
+
+
+@pytest.mark.parametrize("problem", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.parametrize("container", ["folder", "tar"])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_is_indexed_nevertheless(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, problem: int
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = folder if container == "folder" else write_webdataset(folder, tmp_path / "tars")
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert len(open_index(path)) == NUM_SAMPLES
+    assert len(open_index(path)) == NUM_SAMPLES
+
+
+def test_an_index_in_the_users_cache_is_the_users_alone(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        home = open_index(folder).sidecar_directory
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (home, home.parent, home.parent.parent, tmp_path / "cache")} == {0o700}

@@ -7,8 +7,10 @@ import errno
 import json
 import logging
 import os
+import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -283,6 +285,83 @@ def test_another_users_list_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(in_memory, "_list_path", lambda: str(tmp_path / "link"))
     with pytest.raises(StorageError, match="cannot be opened"):
         store_at("ram", about=f"{tmp_path}")
+
+
+# -- whose it is ------------------------------------------------------------------------------------
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.rglob("*"))}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_nobody_else_may_look_into_a_cache(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = store_at(str(tmp_path / "a" / "b"))
+    finally:
+        os.umask(before)
+    (directory,) = (tmp_path / "a" / "b").iterdir()
+    assert modes(tmp_path / "a") == {
+        "a": 0o700, "b": 0o700, directory.name: 0o700, "about.json": 0o600, "index": 0o600, "data": 0o600,
+    }  # fmt: skip
+    fill(store, range(3))
+    assert num_right(store) == 3
+
+
+def test_a_cache_that_others_could_look_into_is_closed_to_them(tmp_path: Path) -> None:
+    fill(store_at(str(tmp_path)), range(3))
+    (directory,) = tmp_path.iterdir()
+    for path in (directory, directory / "index", directory / "data"):
+        path.chmod(0o777)
+    assert num_right(store_at(str(tmp_path))) == 3
+    assert {modes(directory)[name] for name in ("index", "data")} == {0o600}
+    assert modes(directory)[directory.name] == 0o700
+
+
+@pytest.mark.parametrize("name", ["index", "data", ""])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
+    store_at(str(tmp_path / "cache"))
+    (directory,) = (tmp_path / "cache").iterdir()
+    place, elsewhere = directory / name, tmp_path / "elsewhere"
+    if name:
+        place.unlink()
+        elsewhere.write_bytes(b"precious")
+    else:
+        place.rename(tmp_path / "gone")
+        elsewhere.mkdir()
+    place.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="cannot be written"):
+        store_at(str(tmp_path / "cache"))
+    assert elsewhere.read_bytes() == b"precious" if name else not os.listdir(elsewhere)
+
+
+@pytest.mark.parametrize("name", ["index", "data"])
+def test_a_pipe_is_no_cache(tmp_path: Path, name: str) -> None:
+    store_at(str(tmp_path))
+    (directory,) = tmp_path.iterdir()
+    (directory / name).unlink()
+    os.mkfifo(directory / name)
+    with pytest.raises(StorageError, match="not a regular file"):
+        store_at(str(tmp_path))
+
+
+def test_another_users_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_at(str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match=r"belongs to another user.*; pass a directory that can"):
+        store_at(str(tmp_path))
+
+
+@pytest.mark.parametrize("problem", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, problem: int) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(StorageError, match=f"{re.escape(os.strerror(problem))}.*local disk"):
+        store_at("ram" if place == "ram" else str(tmp_path), about=f"{tmp_path}")
 
 
 # -- no room ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datapipe import atomic
 from datapipe.errors import StorageError
+from datapipe.private_files import open_private, private_directory
 
 ABOUT_NAME = "about.json"
 
@@ -27,18 +28,17 @@ class StoreFiles:
 
 
 def open_on_disk(directory: Path, about: dict[str, str]) -> StoreFiles:
-    """The files in `directory`, made where there are none yet. `about`: written beside them, for people.
+    """The files in `directory`, made where there are none yet; for this user alone. `about`: written beside them, for people.
 
-    Raises StorageError where they can be neither opened nor made.
+    Raises StorageError where they can be neither opened nor made, or are not this user's own.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     opened: list[int] = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not (directory / ABOUT_NAME).exists():
-            atomic.write_json(directory / ABOUT_NAME, about)
-        for name in ("index", "data"):
-            opened.append(os.open(directory / name, flags, 0o666))  # noqa: PERF401  # those opened are closed on an error
+        with private_directory(directory) as here:
+            if not (directory / ABOUT_NAME).exists():
+                atomic.write_json(directory / ABOUT_NAME, about, mode=0o600)
+            for name in ("index", "data"):
+                opened.append(open_private(name, here, where=directory))  # noqa: PERF401  # those opened are closed on an error
     except OSError as exc:
         for descriptor in opened:
             os.close(descriptor)

@@ -125,7 +125,13 @@ def _list_of_holders() -> Iterator[int]:
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             raise StorageError(f"cache='ram': {path}: belongs to another user; remove it, or pass cache='disk'")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise StorageError(
+                exc.errno,
+                f"cache='ram': {path}: cannot be locked ({exc.strerror}); point TMPDIR at a local disk, or pass no cache",
+            ) from exc
         yield descriptor
     finally:
         os.close(descriptor)

@@ -63,7 +63,8 @@ def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
     try:
         return Store(files, capacity=_capacity(files) if options.nbytes is None else options.nbytes)
     except OSError as exc:
-        raise StorageError(exc.errno, f"cache: {files.where}: cannot be used ({exc.strerror}); pass another directory") from exc
+        remedy = "a directory on a local disk" if options.directory is None else "another directory, on a local disk"
+        raise StorageError(exc.errno, f"cache: {files.where}: cannot be used ({exc.strerror}); pass {remedy}") from exc
 
 
 def _capacity(files: StoreFiles) -> int:
