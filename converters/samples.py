@@ -15,8 +15,8 @@ from converters.sources import Origin
 from converters.writers import StoredSample
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.manifest import FieldSpec
+from datapipe.probe import MAX_SAMPLE_NBYTES
 
-MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; above it a sample is bad, not read
 _OPEN_AHEAD = 16  # samples whose files are opened before their turn, so that the disk reads them meanwhile
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe put in a file's place must not block
 

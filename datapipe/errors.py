@@ -39,6 +39,10 @@ class MissingDataError(DatapipeError, FileNotFoundError):
     """A path, shard or file that should be there is not."""
 
 
+class MissingSampleError(IntegrityError, MissingDataError):
+    """The file that a sample has to itself is gone, or no file any more: the sample is *bad*."""
+
+
 class UnfinishedError(DatapipeError, ValueError):
     """A directory in which a conversion is still under way, or was interrupted."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from datapipe.errors import DecodeError
 
+MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; above it a sample is bad, and not read
 MAX_PIXELS = 178_956_970  # PIL's bomb limit: above it an image is refused before it is decoded
 
 _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import threading
@@ -11,10 +12,15 @@ from pathlib import Path
 
 import crc32c
 
-from datapipe.errors import IntegrityError, MissingDataError, StorageError
+from datapipe.errors import DatapipeError, DecodeError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index import WHOLE_FILE, Extents
+from datapipe.probe import MAX_SAMPLE_NBYTES
+
+# Of a file that is not where the listing saw it; whether the storage works is another question.
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG))
+_RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 
 
 class LocalFiles:
@@ -34,7 +40,8 @@ class LocalFiles:
         """The bytes of one extent, behind their prefix where they have one.
 
         Raises MissingDataError, StorageError, or IntegrityError where the file is shorter than its index
-        says, the checksum differs, or a row group cannot be read; DecodeError where a row has no value.
+        says, the checksum differs, or a row group cannot be read; DecodeError where a row has no value or a sample is
+        larger than MAX_SAMPLE_NBYTES; MissingSampleError where a file that is a sample is gone, or no file any more.
         """
         if extents.row_groups is not None and (group := extents.row_groups[row]) is not None:
             return self._row_groups.value(group, int(extents.offset[row]))
@@ -44,6 +51,7 @@ class LocalFiles:
         offset, nbytes = int(extents.offset[row]), int(extents.nbytes[row])
         if nbytes == WHOLE_FILE:
             return _read_whole(path)
+        _check_size(nbytes)
         try:
             file = self._file(path)  # held by name: dropped by other threads meanwhile, it stays open for this read
             data = os.pread(file.descriptor, nbytes, offset)
@@ -105,6 +113,7 @@ def _read_whole(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the loader
         try:
             size = os.fstat(descriptor).st_size
+            _check_size(size)
             data = os.read(descriptor, size + 1)
             while len(data) < size and (more := os.read(descriptor, size - len(data))):
                 data += more
@@ -112,7 +121,19 @@ def _read_whole(path: str) -> bytes:
         finally:
             os.close(descriptor)
     except OSError as exc:
+        if exc.errno in _GONE:
+            raise MissingSampleError(f"{path}: is missing, or no file any more ({exc.strerror}); {_RESTORE}") from exc
         raise _translated(exc, path) from exc
+    except ValueError as exc:
+        if isinstance(exc, DatapipeError):
+            raise
+        raise MissingSampleError(f"{path}: is no name for a file ({exc}); {_RESTORE}") from exc
+
+
+def _check_size(nbytes: int) -> None:
+    """Raise DecodeError for more than is read into memory for one sample."""
+    if nbytes > MAX_SAMPLE_NBYTES:
+        raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
 
 
 def _translated(exc: OSError, path: str) -> MissingDataError | StorageError:

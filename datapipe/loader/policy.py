@@ -57,7 +57,7 @@ def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> D
     where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
     if isinstance(reason, IntegrityError):
-        return IntegrityError(f"{where}: {str(reason).removeprefix(f'{printable(where.path)}: ')}")
+        return type(reason)(f"{where}: {str(reason).removeprefix(f'{printable(where.path)}: ')}")
     return DecodeError(f"{where}: {reason}; {remedy}")
 
 

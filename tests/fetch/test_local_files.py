@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +19,11 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.errors import IntegrityError, MissingDataError, StorageError
+from datapipe.errors import DecodeError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.index import Extents
+from datapipe.probe import MAX_SAMPLE_NBYTES
 
 NBYTES = 4096
 
@@ -138,9 +141,31 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path, whole: bool) -> 
     files = LocalFiles()
     with pytest.raises(MissingDataError, match=r"gone\.jpg: is missing"):
         files.read(extents([tmp_path / "gone.jpg"], whole=whole), 0)
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(MissingSampleError if whole else StorageError, match="Is a directory"):
         files.read(extents([tmp_path], whole=whole), 0)
     files.will_need(extents([tmp_path / "gone.jpg"], whole=whole))  # only a wish: errors are left to read
+
+
+def test_storage_that_fails_is_no_bad_sample(shards: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(StorageError, match=r"00\.tar: cannot be read"):
+        LocalFiles().read(extents(shards, whole=True), 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_more_than_a_sample_may_have_is_not_read(tmp_path: Path, whole: bool) -> None:
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(MAX_SAMPLE_NBYTES + 1)  # no blocks on disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=f"{MAX_SAMPLE_NBYTES + 1} bytes exceed the limit of {MAX_SAMPLE_NBYTES}"):
+            LocalFiles().read(extents([tmp_path / "huge.jpg"], nbytes=MAX_SAMPLE_NBYTES + 1, whole=whole), 0)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:

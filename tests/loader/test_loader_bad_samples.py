@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recipes import CROP, TRAIN
 
 import datapipe as dp
 from datapipe.containers import open_index
+from datapipe.probe import MAX_SAMPLE_NBYTES
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -279,6 +281,48 @@ def test_a_missing_shard_is_named_and_never_passed_over(own: Path, on_error: str
     with pytest.raises(dp.MissingDataError, match="is missing") as caught:
         list(make(own, on_error=on_error, num_workers=num_workers))
     assert path in str(caught.value)
+
+
+def _vanish(path: Path) -> None:
+    path.unlink()
+
+
+def _become_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _lose_its_directory(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.write_bytes(b"")
+
+
+def _grow(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_SAMPLE_NBYTES + 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("change", [_vanish, _become_a_directory, _lose_its_directory, _grow])
+def test_a_loose_file_that_is_none_any_more_is_a_bad_sample(
+    folder: Path, tmp_path: Path, change: Callable[[Path], None], num_workers: int
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(folder, root)
+    index = open_index(root)
+    paths = listing(root)
+    change(paths[7])
+    bad = [sample for sample, path in enumerate(paths) if not path.is_file() or path.stat().st_size > MAX_SAMPLE_NBYTES]
+    assert 7 in bad
+    with pytest.raises(dp.DecodeError if change is _grow else dp.MissingDataError, match=f"sample {bad[0]}: ") as caught:
+        list(make(dp.Dataset(index), num_workers=num_workers))
+    assert str(paths[bad[0]]) in str(caught.value)
+    assert "on_error='skip' or 'replace'" in str(caught.value)
+    loader = make(dp.Dataset(index), on_error="skip", num_workers=num_workers)
+    assert sum(len(batch["label"]) for batch in loader) == NUM_SAMPLES - len(bad)
+    assert sorted(one.id for one in loader.bad_samples) == bad
+    replaced = make(dp.Dataset(index), on_error="replace", num_workers=num_workers)
+    assert sum(len(batch["label"]) for batch in replaced) == NUM_SAMPLES
 
 
 def test_a_missing_index_is_named(own: Path) -> None:
