@@ -96,7 +96,7 @@ class Plan:
     warnings: tuple[str, ...]  # of the source
     num_ignored: int
     num_junk: int
-    num_loops: int
+    loops: tuple[str, ...]  # links, relative to the source
     empty_classes: tuple[str, ...]
 
     @property
@@ -250,7 +250,7 @@ def _write_facts(
         "warnings": summary.facts.warnings,
         "num_ignored": summary.notes.num_ignored,
         "num_junk": summary.notes.num_junk,
-        "num_loops": summary.notes.num_loops,
+        "loops": sorted(map(os.fsdecode, summary.notes.loops)),
         "empty_classes": summary.facts.empty_classes,
     }
     connection.execute("CREATE TABLE facts (value TEXT)")
@@ -277,7 +277,7 @@ def read_plan(path: Path) -> Plan:
         warnings=tuple(facts["warnings"]),
         num_ignored=facts["num_ignored"],
         num_junk=facts["num_junk"],
-        num_loops=facts["num_loops"],
+        loops=tuple(facts["loops"]),
         empty_classes=tuple(facts["empty_classes"]),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.planning import Plan
+from datapipe.containers.listing import told_of_loops
 
 
 class Phase(enum.Enum):
@@ -114,6 +115,6 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
         warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples")
     if plan.num_junk:
         warnings.append(f"{plan.num_junk} hidden or system files and folders ignored")
-    if plan.num_loops:
-        warnings.append(f"{plan.num_loops} symbolic links to a parent folder not followed")
+    if plan.loops:
+        warnings.append(told_of_loops(plan.loops))
     return tuple(warnings)

@@ -23,12 +23,12 @@ from tqdm import tqdm
 from datapipe import atomic
 from datapipe.containers import folder
 from datapipe.containers.common_fields import CommonFields
-from datapipe.containers.listing import ScanNotes
+from datapipe.containers.listing import ScanNotes, told_of_loops
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index import SampleIndex
 from datapipe.locks import one_at_a_time
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
-from datapipe.printable import printable
+from datapipe.printable import get_logger, printable
 from datapipe.private_files import private_directory
 from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 from datapipe.user_cache import INDEXES, user_cache
@@ -36,7 +36,9 @@ from datapipe.user_cache import INDEXES, user_cache
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # what the data looked like when the index was made
-_INDEX_VERSION = 2  # of what is indexed: an index of another version is made again
+_INDEX_VERSION = 3  # of what is indexed: an index of another version is made again
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ def _make_index(data: ForeignSet, home: Path) -> None:
         folder.refuse_several_sets(data.directory)
         notes = ScanNotes()
         shards, fields = _index_folder(data, home, notes), folder.FIELDS
+        if notes.loops:
+            logger.warning("%s: %s", data.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
         classes = tuple(folder.class_names(data.directory))
         stamp = {"directories": folder.directory_times(data.directory, notes)}
     else:

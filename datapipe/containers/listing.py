@@ -5,8 +5,8 @@ a class by (path of the directory, file name), all compared as bytes. A sample's
 that listing, so the folder itself and whatever was converted from it agree on ids.
 
 What differs from `ImageFolder`, each for safety: hidden files and folders, `Thumbs.db` and macOS's
-`._*` are no samples; a symbolic link that leads out of the root is not followed; a link to one of its
-own parent directories is not descended into; a file with an image's name that cannot be a sample (a
+`._*` are no samples; a symbolic link that leads out of the root is not followed; a link to a
+directory that it lies in, at any depth, is not descended into; a file with an image's name that cannot be a sample (a
 named pipe, a dangling link) keeps its place in the listing, with a `problem` instead of contents.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from datapipe.errors import MissingDataError, StorageError
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
+_MAX_SHOWN = 5  # links in a message
 _TRAIN_NAMES = ("train", "training")
 _HELD_OUT_NAMES = ("val", "valid", "validation", "test")
 
@@ -62,9 +63,15 @@ class ScanNotes:
 
     num_ignored: int = 0  # files that are neither images by name nor junk
     num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
-    num_loops: int = 0  # links to a parent directory, not descended into
+    loops: list[bytes] = field(default_factory=list)  # links to a directory around them, not descended into
     problems: list[ScanProblem] = field(default_factory=list)
     directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
+
+
+def told_of_loops(loops: Sequence[str]) -> str:
+    """What to say of `loops`, the paths of links, of which there are some."""
+    shown = ", ".join(loops[:_MAX_SHOWN]) + (", ..." if len(loops) > _MAX_SHOWN else "")
+    return f"{len(loops)} symbolic links to a folder around them not followed: {shown}"
 
 
 def is_junk(name: bytes) -> bool:
@@ -143,8 +150,9 @@ def walk(
     top = os.fsencode(os.path.realpath(root))
     first = os.path.join(top, start)
     waiting: list[tuple[bytes, tuple[tuple[int, int], ...]]] = []
-    if not start or _may_descend(first, top, (), start, notes, is_link=os.path.islink(first)):
-        waiting.append((start, ()))
+    around = tuple(map(_identity, _directories_around(start, top)))
+    if not start or _may_descend(first, top, around, start, notes, is_link=os.path.islink(first)):
+        waiting.append((start, around))
     while waiting:
         directory, parents = waiting.pop()
         path = os.path.join(top, directory)
@@ -177,15 +185,27 @@ def is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
+def _directories_around(start: bytes, top: bytes) -> Iterator[bytes]:
+    """`top`, and the directories between it and `start`; none for `start` of b"", which is `top`."""
+    path = top
+    for part in filter(None, start.split(b"/")):
+        yield path
+        path = os.path.join(path, part)
+
+
+def _identity(path: bytes) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 def _may_descend(
     path: bytes, top: bytes, parents: tuple[tuple[int, int], ...], source: bytes, notes: ScanNotes, *, is_link: bool
 ) -> bool:
     """Whether the walk enters a directory: always, unless a link leads out of the root or back up."""
     if not is_link:
         return True
-    status = os.stat(path)
-    if (status.st_dev, status.st_ino) in parents:
-        notes.num_loops += 1
+    if _identity(path) in parents:
+        notes.loops.append(source)
         return False
     target = os.path.realpath(path)
     if not _is_inside(target, top):

@@ -186,3 +186,11 @@ def test_an_index_in_the_users_cache_is_the_users_alone(folder: Path, tmp_path: 
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (home, home.parent, home.parent.parent, tmp_path / "cache")} == {0o700}
+
+
+def test_links_to_folders_around_them_are_left_out_and_named(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They would double every sample, under the class that the link lies in."""
+    directory = listing(own)[0].parent
+    (directory / "up").symlink_to("..")
+    assert len(open_index(own)) == 6
+    assert f"{own}: 1 symbolic links to a folder around them not followed: {directory.name}/up" in caplog.text

@@ -117,7 +117,19 @@ def test_loops_end(tmp_path: Path) -> None:
     (tmp_path / "k" / "self").symlink_to(".")
     found, notes = listing(tmp_path)
     assert [file.source for file in found] == [b"k/deep/a.jpg"]
-    assert notes.num_loops == 2
+    assert sorted(notes.loops) == [b"k/deep/up", b"k/self"]
+
+
+def test_a_link_to_the_root_or_a_folder_between_is_left_out(tmp_path: Path) -> None:
+    for source in ("a/0.jpg", "b/c/1.jpg"):
+        touch(tmp_path / source)
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "b" / "c" / "up").symlink_to(tmp_path)
+    (tmp_path / "all").symlink_to(".")  # a class by its place, of everything by what it holds
+    (tmp_path / "b" / "a").symlink_to("../a")  # another folder: followed, as far as that leads up
+    found, notes = listing(tmp_path)
+    assert [file.source for file in found] == [b"a/0.jpg", b"b/a/0.jpg", b"b/c/1.jpg"]
+    assert sorted(notes.loops) == [b"a/up", b"all", b"b/a/up", b"b/c/up"]
 
 
 def test_pipes_and_sockets_are_listed_but_marked(tmp_path: Path) -> None:

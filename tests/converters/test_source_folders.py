@@ -100,6 +100,17 @@ def test_train_and_val_are_no_classes(tmp_path: Path) -> None:
     assert len(sources_of(converted(tmp_path / "in", tmp_path / "out", class_from=ClassFrom.NONE))) == 2
 
 
+@pytest.mark.parametrize("class_from", list(ClassFrom))
+def test_links_to_folders_around_them_are_left_out_and_named(tmp_path: Path, class_from: ClassFrom) -> None:
+    make_tree(tmp_path / "in", num_classes=2, per_class=2)
+    first = min(path for path in (tmp_path / "in").iterdir())
+    (first / "up").symlink_to("..")
+    options = ConvertOptions(tmp_path / "in", tmp_path / "out", form="image-folder", class_from=class_from, num_workers=1)
+    report = convert(options)
+    assert report.num_samples == 4
+    assert f"1 symbolic links to a folder around them not followed: {first.name}/up" in report.warnings
+
+
 # -- arrays ---------------------------------------------------------------------------------------
 
 
