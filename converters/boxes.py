@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,20 @@ MAX_LABEL = 1 << 24  # from here on float32 is not exact
 _SHAPE = "expected rows of [x1, y1, x2, y2, label]"
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a JSON value is a number, and one that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def parse_boxes(text: str) -> bytes:
     """JSON rows as they are stored. Raises DecodeError for what are no boxes."""
     try:
         rows: Any = json.loads(text)
         table = np.array(rows, np.float64).reshape(len(rows), -1) if rows else np.empty((0, 5), np.float64)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DecodeError(f"{text[:40]!r} are no boxes, {_SHAPE}") from exc
     return store_boxes(checked_boxes(table))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.errors import OptionError
+from datapipe.probe import MAX_PIXELS
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
 FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # of sources
@@ -73,6 +74,11 @@ class Resize:
     mode: str
     size: int  # pixels; the height where the mode is exact
     width: int | None = None
+
+    def __post_init__(self) -> None:
+        least = self.size * (1 if self.mode == "longer" else self.width or self.size)
+        if least > MAX_PIXELS:
+            raise OptionError(f"--resize {self} makes images of {least} pixels at least, where the limit is {MAX_PIXELS}")
 
     @classmethod
     def parse(cls, text: str) -> Resize:

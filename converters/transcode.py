@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.options import Encode, Resize
-from datapipe.probe import ImageHeader, probe
+from datapipe.errors import DecodeError
+from datapipe.probe import MAX_PIXELS, ImageHeader, probe
 
 if TYPE_CHECKING:
     from datapipe.decode import Decoder
@@ -43,7 +44,8 @@ def transcode(data: bytes, header: ImageHeader, *, resize: Resize | None, encode
     """The bytes to store for an image, and their header.
 
     `encode` "keep" keeps the bytes of an image that has its size already, and otherwise stores JPEG of
-    quality 90, or PNG if the source is PNG. Raises DecodeError if the image does not decode.
+    quality 90, or PNG if the source is PNG. Raises DecodeError if the image does not decode, or would become larger than
+    an image may be.
     """
     size = (header.height, header.width)
     wanted = size if resize is None else resized_size(resize, *size)
@@ -51,6 +53,8 @@ def transcode(data: bytes, header: ImageHeader, *, resize: Resize | None, encode
         if wanted == size:
             return data, header
         encode = Encode("png") if header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
+    if wanted[0] * wanted[1] > MAX_PIXELS:
+        raise DecodeError(f"{size[0]}x{size[1]} pixels resized to {wanted[0]}x{wanted[1]} exceed the limit of {MAX_PIXELS}")
     pixels = decoder()(data, header)
     stored = encode_image(_resize(pixels, wanted), encode)
     return stored, probe(stored)

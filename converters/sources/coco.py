@@ -8,13 +8,13 @@ Any other member of an annotation is kept on request as a JSON list, in the orde
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from converters.boxes import is_finite
 from converters.database import open_scratch
 from converters.options import ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, divide
@@ -125,7 +125,7 @@ class CocoSource:
         image = self._whole(value, "id", "image")
         name = self._text(value, "file_name", f"image {image}")
         size = [value.get("height"), value.get("width")]
-        size = size if all(isinstance(side, int) and side > 0 for side in size) else [None, None]
+        size = size if all(isinstance(side, int) and 0 < side < 1 << 63 for side in size) else [None, None]
         try:
             connection.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (image, name, *size))
         except sqlite3.IntegrityError as exc:
@@ -194,7 +194,7 @@ class CocoSource:
     def _box(self, annotation: dict[str, Any]) -> tuple[list[float], str | None]:
         """([x1, y1, x2, y2, label], what is wrong with it) of COCO's [x, y, width, height]."""
         where, box, category = f"annotation {annotation.get('id')}", annotation.get("bbox"), annotation.get("category_id")
-        is_box = isinstance(box, list) and len(box) == 4 and all(_is_finite(value) for value in box)
+        is_box = isinstance(box, list) and len(box) == 4 and all(is_finite(value) for value in box)
         if not is_box or box[2] < 0 or box[3] < 0:  # type: ignore[index]
             return [], f"{where}: bbox is {box!r:.60}, expected [x, y, width, height]"
         label = self._label_of.get(category) if isinstance(category, int) else None
@@ -202,10 +202,6 @@ class CocoSource:
             return [], f"{where}: its category {category!r:.30} is none of the file's categories"
         x, y, width, height = box  # type: ignore[misc]
         return [x, y, x + width, y + height, label], None
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def open_source(options: ConvertOptions) -> CocoSource:

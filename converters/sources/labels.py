@@ -107,7 +107,7 @@ def read_class_map(path: Path) -> dict[str, int]:
 def _from_json(path: Path, text: str) -> dict[str, int]:
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise OptionError(f"{path}: not JSON ({exc}); expected {{folder: index}}") from exc
     for name, index in value.items():
         if not isinstance(index, int) or isinstance(index, bool):
@@ -122,7 +122,7 @@ def _from_lines(path: Path, text: str) -> dict[str, int]:
             continue
         name, _, index = line.strip().rpartition(" ")
         name = name.strip()
-        if not name or not index.isdecimal():
+        if not name or not index.isdecimal() or len(index) > 18:
             raise OptionError(f"{path}: line {number} is {line!r}; expected a folder, a space and its index")
         if name in table:
             raise OptionError(f"{path}: line {number} names {name!r} a second time; keep one")

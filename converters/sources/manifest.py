@@ -6,12 +6,12 @@ A sample's id is its row's place. The manifest is read twice: once to learn what
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from converters.boxes import is_finite
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, divide
 from converters.sources.columns import Census, Column, assign
@@ -157,11 +157,9 @@ def _is_number(wanted: str, cell: Any, *, is_typed: bool) -> bool:
     if not is_typed:
         try:
             cell = json.loads(cell)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
-    if isinstance(cell, bool) or not isinstance(cell, int | float) or not math.isfinite(cell):
-        return False
-    return wanted == "float" or isinstance(cell, int)
+    return is_finite(cell) and (wanted == "float" or isinstance(cell, int))
 
 
 def _shown(cell: Any) -> str:

@@ -13,6 +13,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_BOM = b"\xef\xbb\xbf"
+MAX_LINE_NBYTES = 16 << 20  # held in memory, a few times over
 _DELIMITERS = (",", "\t", ";")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
@@ -120,7 +121,9 @@ def _lines(path: Path) -> Iterator[str]:
         raise MissingDataError(f"{path}: not a regular file; pass one, as it is read twice")
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_NBYTES + 1), b""), 1):
+                if len(line) > MAX_LINE_NBYTES:
+                    raise FormatError(f"{path}: line {number} has more than {MAX_LINE_NBYTES} bytes: no manifest; check the path")
                 if number == 1:
                     if line[:2] in _BOMS:
                         raise FormatError(f"{path}: is {_BOMS[line[:2]]} text; save it as UTF-8")

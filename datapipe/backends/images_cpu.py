@@ -25,7 +25,7 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import cut_through, row_cuts
+from datapipe.transforms.execute import cut_through, refuse_large, row_cuts
 from datapipe.transforms.protocols import Cuts
 
 
@@ -117,9 +117,10 @@ class BlockWorker:
             own = draws[row : row + 1]
             chain = recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
             _, _, height, width = chain[-1].window[0].tolist()
-            block = torch.empty((1, height, width, 3), dtype=torch.uint8)
             steps = [row_cuts(cuts)[0] for cuts in chain]
             try:
+                refuse_large(steps)
+                block = torch.empty((1, height, width, 3), dtype=torch.uint8)
                 cut_through(self._decoder(data, header, steps[0].region), steps, block.numpy()[0])
             except DecodeError as exc:
                 report.bad.append(BadRow(row, exc))

@@ -9,6 +9,7 @@ Links to other files, external storage and virtual datasets are not followed.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -31,6 +32,7 @@ from datapipe.sidecar import SidecarRows
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 _MAX_OBJECTS = 10_000  # looked at; a file with a dataset for each sample has more
+_MAX_DEPTH = 64  # of groups
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # datasets named in an error
 
@@ -137,16 +139,39 @@ _REMEDY = (
 
 
 def _objects(file: h5py.File, where: str) -> _Objects:
-    """Everything in the file by name; hard links only, so nothing outside it."""
+    """Everything in the file by name, each object once, groups before what they hold; hard links only, so nothing outside it.
+
+    Children are opened from their group: `visititems` opens each by its whole path, at a cost that grows with the depth.
+    """
     objects: _Objects = {}
-
-    def note(name: str, entry: h5py.Group | h5py.Dataset) -> bool | None:
-        objects[name] = entry
-        return True if len(objects) > _MAX_OBJECTS else None
-
-    if file.visititems(note):
-        raise FormatError(f"{where}: more than {_MAX_OBJECTS} datasets, one for each sample? {_REMEDY}")
+    seen = {_identity(file)}
+    waiting = [_children(file, "", objects, where)]
+    while waiting:
+        name, entry = next(waiting[-1], (None, None))
+        if name is None or entry is None:
+            waiting.pop()
+        elif (identity := _identity(entry)) not in seen:
+            seen.add(identity)
+            objects[name] = entry
+            if isinstance(entry, h5py.Group):
+                if len(waiting) == _MAX_DEPTH:
+                    raise FormatError(f"{where}: groups more than {_MAX_DEPTH} deep, which no file of images has; {_REMEDY}")
+                waiting.append(_children(entry, f"{name}/", objects, where))
     return objects
+
+
+def _children(group: h5py.Group, prefix: str, objects: _Objects, where: str) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:
+    """What lies directly in a group, by name; `objects`: those found so far."""
+    if len(objects) + len(group) > _MAX_OBJECTS:
+        raise FormatError(f"{where}: more than {_MAX_OBJECTS} datasets, one for each sample? {_REMEDY}")
+    for name in sorted(group):
+        if isinstance(group.get(name, getlink=True), h5py.HardLink):
+            yield prefix + name, group[name]
+
+
+def _identity(entry: h5py.Group | h5py.Dataset) -> int:
+    address: int = h5py.h5o.get_info(entry.id).addr
+    return address
 
 
 def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[str, NDArray[np.int64] | None]:

@@ -22,6 +22,7 @@ from datapipe.errors import BackendError
 from datapipe.index import Entries
 from datapipe.loader.lending import Lending
 from datapipe.printable import get_logger
+from datapipe.probe import MAX_PIXELS
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
@@ -124,7 +125,7 @@ class FetchWorker:
             for place, sample in enumerate(samples):
                 self._share_out([sample], draws[place : place + 1], batch, first, report)
             return
-        fits = self._form.takes(chain) & batch.is_open
+        fits = self._form.takes(chain) & (chain[0].size.prod(axis=1) <= MAX_PIXELS) & batch.is_open
         fits &= [bool(fit) and can_decode(data, header) for fit, (_, data, header) in zip(fits, samples, strict=True)]
         given, left = np.flatnonzero(fits), np.flatnonzero(~fits)
         if len(given):

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.errors import DecodeError
+from datapipe.probe import MAX_PIXELS
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 # What torch.nn.functional.interpolate(mode=..., antialias=True) calls. Called directly because only so it
@@ -76,12 +77,23 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8]) -> None:
 
 def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8]) -> None:
     """As `cut`, for one sample's row of every Cuts of a chain; `image` holds the pixels of the first one's region."""
+    refuse_large(steps)
     for how, following in itertools.pairwise(steps):
         between = np.empty((how.window[2], how.window[3], 3), np.uint8)
         cut(image, how, between)
         top, left, height, width = following.region
         image = between[top : top + height, left : left + width]
     cut(image, steps[-1], out)
+
+
+def refuse_large(steps: Sequence[RowCut]) -> None:
+    """Raise DecodeError where a step makes an image larger than any may be: of one of 1 x 10,000,000 pixels, for instance."""
+    for how in steps:
+        for height, width in (how.size, how.window[2:]):
+            if height * width > MAX_PIXELS:
+                raise DecodeError(
+                    f"transforms would make it {height} x {width} pixels, which exceeds the limit of {MAX_PIXELS}; leave it out"
+                )
 
 
 def _usable(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

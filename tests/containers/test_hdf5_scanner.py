@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,36 @@ def test_a_dataset_for_each_sample_is_refused(path: Path) -> None:
             file.create_group(str(number))
     with pytest.raises(FormatError, match="more than 10000 datasets, one for each sample"):
         index_shard(path)
+
+
+def test_groups_without_end_are_refused_in_no_time(path: Path) -> None:
+    def nested(num: int) -> None:
+        with h5py.File(path, "w") as file:
+            group: h5py.Group = file
+            for _ in range(num):
+                group = group.create_group("g")
+            write_vlen(group)
+
+    nested(60)
+    assert len(index_shard(path)[0]) == len(IMAGES)
+    for num in (65, 30_000):
+        nested(num)
+        start_s = time.process_time()
+        with pytest.raises(FormatError, match="groups more than 64 deep"):
+            index_shard(path)
+        assert time.process_time() - start_s < 1  # by whole paths: 12 s for 3,000
+
+
+def test_each_object_is_looked_at_once(path: Path) -> None:
+    """Also where hard links make a ring."""
+    with h5py.File(path, "w") as file:
+        write_vlen(file, "a/images")
+        file["a/up"] = file["/"]
+        file["b"] = file["a"]
+        file["c"] = h5py.SoftLink("/a")
+    rows, fields = index_shard(path)
+    assert len(rows) == len(IMAGES)
+    assert [field.name for field in fields] == ["image"]
 
 
 def test_nothing_outside_the_file_is_read(tmp_path: Path, path: Path) -> None:

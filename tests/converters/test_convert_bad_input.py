@@ -460,6 +460,7 @@ def test_sizes(text: str, nbytes: int) -> None:
     [
         *[(parse_nbytes, text) for text in ("", "0", "MB", "-1MB", "1XB", "0.1")],
         *[(Resize.parse, text) for text in ("256", "shorter", "shorter:0", "exact:5", "exact:5x", "wider:3", "shorter:100000")],
+        *[(Resize.parse, text) for text in ("exact:99999x99999", "exact:13378x13378", "shorter:13378")],
         *[(Encode.parse, text) for text in ("jpg", "jpeg", "jpeg:0", "jpeg:101", "webp")],
         *[(Split.parse_all, text) for text in ("train", "a=0.5", "a=0.5,a=0.5", "a=0,b=1", "a/b=1", "quarantine=1", "a=.9,b=.2")],
         *[(Limit.parse, text) for text in ("-1", "x", "101%", "1.5")],

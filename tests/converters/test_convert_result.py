@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crc32c import crc32c
+from fixtures import encode
 from PIL import Image
 from trees import ROOT, contents, encoded_image, make_tree, run_cli
 
 from converters import Check, ConvertOptions, Encode, Part, Resize, Split, convert, preview
 from converters.planning import split_of
 from converters.transcode import resized_size
-from datapipe.errors import OptionError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.index import SampleIndex
 from datapipe.manifest import read_manifest
 
@@ -286,6 +287,15 @@ def test_cmyk_and_grey_images_are_kept(tmp_path: Path) -> None:
 )
 def test_resized_size(resize: str, size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert resized_size(Resize.parse(resize), *size) == expected
+
+
+def test_an_image_that_resizing_would_make_too_large_is_bad(tmp_path: Path) -> None:
+    """However small it is itself."""
+    (tmp_path / "source" / "k").mkdir(parents=True)
+    (tmp_path / "source" / "k" / "0.png").write_bytes(encode(np.zeros((1, 4000, 3), np.uint8), "PNG"))
+    options = ConvertOptions(tmp_path / "source", tmp_path / "out", num_workers=1, resize=Resize.parse("shorter:256"))
+    with pytest.raises(DecodeError, match="1x4000 pixels resized to 256x1024000 exceed the limit of 178956970"):
+        convert(options)
 
 
 def pixels_of(data: bytes) -> np.ndarray:

@@ -147,6 +147,24 @@ def test_strays_and_ids_as_texts(tmp_path: Path) -> None:
     assert [len(array) for array in boxes_of(convert_coco(source, tmp_path / "out"))] == [1, 0, 0]
 
 
+@pytest.mark.parametrize("digits", [400, 4000])
+def test_numbers_that_no_float_can_hold(tmp_path: Path, digits: int) -> None:
+    """In a box; in an id, a size or a category."""
+    huge = 10**digits
+    for number, value in enumerate((box(1, 0, huge, 1, 2, 2), box(1, 0, 1, 1, 2, huge), box(1, 0, 1e308, 1, 1e308, 2))):
+        source = annotated(tmp_path, [value])
+        with pytest.raises(DecodeError, match=r"bbox is|that are no numbers"):
+            convert_coco(source, tmp_path / f"out-{number}")
+    source = annotated(tmp_path, [{**box(1, 0, 1, 1, 2, 2), "category_id": huge}])
+    with pytest.raises(DecodeError, match="is none of the file's categories"):
+        convert_coco(source, tmp_path / "category")
+    source = annotated(tmp_path, [{**box(1, 0, 1, 1, 2, 2), "image_id": huge}])
+    with pytest.raises(FormatError, match="expected a whole number"):
+        convert_coco(source, tmp_path / "id")
+    source = annotated(tmp_path, [], images=[{"id": 0, "file_name": "0.jpg", "height": huge, "width": huge}])
+    assert convert_coco(source, tmp_path / "size").is_dir()  # no size that can be; the image's own counts
+
+
 def test_a_wrong_root(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"none of the first 3 files is there; the first is '0\.jpg'.*as --root"):
         converted(annotated(tmp_path, []), tmp_path / "out")

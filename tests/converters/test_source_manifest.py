@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import image, mask, npy, put
 
 from converters import ClassFrom, ConvertOptions, FieldChoice, OnError, convert
+from converters.sources.manifest_rows import MAX_LINE_NBYTES
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.manifest import read_manifest
 
@@ -346,3 +348,35 @@ def test_options_that_mean_nothing(tmp_path: Path) -> None:
         FieldChoice.parse("a=picture")
     with pytest.raises(OptionError, match="'a' is given a kind more than once"):
         convert(ConvertOptions(source, tmp_path / "out", fields=(FieldChoice("a", "int"), FieldChoice("a", "none"))))
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl"])
+def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    photos(tmp_path)
+    with (tmp_path / name).open("wb") as file:
+        file.write(b"path,label\n" if name == "list.csv" else b'{"path": "0.jpg"}\n')
+        file.truncate(300_000_000)  # no blocks on disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match=f"line 2 has more than {MAX_LINE_NBYTES} bytes"):
+            converted(tmp_path / name, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_LINE_NBYTES
+    finally:
+        tracemalloc.stop()
+
+
+HUGE = "1" + 400 * "0"
+
+
+@pytest.mark.parametrize("kind", ["int", "float", "boxes"])
+@pytest.mark.parametrize("cell", [HUGE, 100_000 * "[", f'[["{HUGE}",1,1,1,1]]', f"[[{HUGE},1,1,1,1]]"], ids=lambda cell: cell[:4])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_numbers_and_boxes_that_cannot_be_are_bad_samples(tmp_path: Path, kind: str, cell: str, suffix: str) -> None:
+    photos(tmp_path)
+    quoted = '"' + cell.replace('"', '""') + '"'
+    if suffix == "csv":
+        source = lines(tmp_path, "path,value", f"0.jpg,{quoted}")
+    else:
+        source = lines(tmp_path, f'{{"path": "0.jpg", "value": {cell}}}', name="list.jsonl")
+    with pytest.raises(FormatError if suffix == "jsonl" and "[[[" in cell else DecodeError):
+        converted(source, tmp_path / "out", fields=choices(value=kind))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, entry_of, flip_bit, listing, same
+from fixtures import NUM_SAMPLES, copies, encode, entry_of, flip_bit, listing, same
 from recipes import CROP, TRAIN
 
 import datapipe as dp
@@ -382,3 +382,16 @@ def test_the_mask_leaves_out_what_the_batch_does(damaged: Path) -> None:
         assert len(batch["real"]) == len(batch["id"]) == len(batch["image"]) == len(batch["label"])
     assert batch["real"].tolist() == [sample > 20 for sample in batch["id"].tolist()]
     assert batch["id"].tolist() == [*range(21, 36), 1, 2]
+
+
+@pytest.mark.parametrize("transform", [[dp.Resize(256)], [dp.Resize(256), dp.CenterCrop(224)]], ids=["any size", "one size"])
+def test_an_image_that_a_transform_would_make_too_large_is_a_bad_sample(
+    folder: Path, tmp_path: Path, transform: list[object]
+) -> None:
+    """However small it is itself: one of 1 x 1,000,000 pixels would become 256 x 256,000,000."""
+    root = tmp_path / "set"
+    shutil.copytree(folder, root)
+    listing(root)[3].write_bytes(encode(np.zeros((1, 1_000_000, 3), np.uint8), "PNG"))
+    loader = make(root, transform=transform, on_error="skip", batch_size=1)
+    assert sum(len(batch["label"]) for batch in loader) == NUM_SAMPLES - 1
+    assert [(bad.id, "exceeds the limit" in bad.reason) for bad in loader.bad_samples] == [(3, True)]
