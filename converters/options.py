@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from datapipe.checks import path_name
 from datapipe.errors import OptionError
 from datapipe.probe import MAX_PIXELS
 
@@ -217,6 +218,9 @@ class ConvertOptions:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
         if self.form not in FORMS:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
+        for name in ("source", "destination", "root", "class_map"):
+            if getattr(self, name) is not None:
+                path_name(getattr(self, name), name)
         names = [choice.name for choice in self.fields]
         if len(set(names)) < len(names):
             raise OptionError(f"--field: {max(names, key=names.count)!r} is given a kind more than once; keep one")

@@ -19,6 +19,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from datapipe.checks import path_name
 from datapipe.cores import num_usable_cores
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.manifest import ShardInfo, read_manifest, refuse_unfinished
@@ -60,6 +61,7 @@ def verify(
     for a manifest that does not parse.
     """
     started = time.monotonic()
+    path_name(directory, "the directory")
     refuse_unfinished(directory)
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +34,23 @@ def real_number(value: Any, name: str) -> float:
     if not np.isfinite(number):
         raise OptionError(f"{name} is {number}; it must be finite")
     return number
+
+
+def path_name(value: Any, name: str) -> str:
+    """The path that `value` is, as a str: one that a file can have, whether there is one or not."""
+    try:
+        text: str = os.fspath(value)
+        if not isinstance(text, str):
+            raise TypeError
+        os.lstat(text)
+    except TypeError as exc:
+        raise OptionError(f"{name} is {value!r:.60}; it must be a path: a str or a Path") from exc
+    except ValueError as exc:  # NUL, and halves of characters; bytes that are not UTF-8 are none of these
+        raise OptionError(f"{name} is {text!r:.60}, which no file can be called; check it") from exc
+    except OSError as exc:
+        if exc.errno == errno.ENAMETOOLONG:
+            raise OptionError(f"{name} is {text[:40]!r}..., which no file can be called: it is too long; check it") from exc
+    return text
 
 
 def callable_or_none(value: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from datapipe.checks import path_name
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.containers.listing import held_apart_names
 from datapipe.containers.shard_names import container_of
@@ -26,10 +27,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
     FormatError where the contents are not understood.
     """
-    try:
-        text = os.fspath(path)
-    except TypeError as exc:
-        raise OptionError(f"{path!r:.60} is no path to a dataset; pass a str or a Path") from exc
+    text = path_name(path, "the path to the dataset")
     if not text:
         raise OptionError("the path to the dataset is empty")
     here = Path(text)

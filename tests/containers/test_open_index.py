@@ -7,13 +7,14 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fixtures import NUM_SAMPLES, convert, entry_of, jpeg, listing, make_folder, write_webdataset
 
 from datapipe.containers import open_index
-from datapipe.errors import DatapipeError, FormatError, MissingDataError, StorageError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.fetch.local import LocalFiles
 
 
@@ -194,3 +195,16 @@ def test_links_to_folders_around_them_are_left_out_and_named(own: Path, caplog: 
     (directory / "up").symlink_to("..")
     assert len(open_index(own)) == 6
     assert f"{own}: 1 symbolic links to a folder around them not followed: {directory.name}/up" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256, "d/" * 2500], ids=["NUL", "half a character", "long", "deep"])
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_a_name_that_no_file_can_have_is_refused(name: str, pattern: str) -> None:
+    with pytest.raises(OptionError, match=r"the path to the dataset is .* no file can be called"):
+        open_index(name + pattern)
+
+
+@pytest.mark.parametrize("path", [b"set", 3, None])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(OptionError, match="it must be a path: a str or a Path"):
+        open_index(path)

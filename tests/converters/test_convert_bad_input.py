@@ -15,6 +15,8 @@ import pytest
 from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli
 
 from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, convert, parse_nbytes
+from converters.options import TARGETS
+from converters.verify import verify
 from converters.writers import Target
 from datapipe.errors import (
     DatapipeError,
@@ -471,6 +473,27 @@ def test_nonsense_is_refused(parse: object, text: str) -> None:
     assert callable(parse)
     with pytest.raises(OptionError):
         parse(text)
+
+
+@pytest.mark.parametrize("option", ["source", "destination", "root", "class_map"])
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256, "d/" * 2500], ids=["NUL", "half a character", "long", "deep"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, option: str, name: str) -> None:
+    paths = {"source": tmp_path / "in", "destination": tmp_path / "out", option: tmp_path / name}
+    with pytest.raises(OptionError, match=f"{option} is .* no file can be called"):
+        ConvertOptions(**paths)
+    if option == "source":
+        with pytest.raises(OptionError, match="no file can be called"):
+            verify(tmp_path / name)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_destination_may_be_called_by_any_bytes(tmp_path: Path, to: str) -> None:
+    """Files are the same as elsewhere, though tables, databases and Arrow files are written by libraries of others."""
+    make_tree(tmp_path / "in", num_classes=2, per_class=2)
+    out = tmp_path / os.fsdecode(b"\xff\x1b?#%41'\n")
+    for destination in (out / "a", tmp_path / "plain"):
+        convert(ConvertOptions(tmp_path / "in", destination, to=to, num_workers=1))
+    assert contents(out / "a") == contents(tmp_path / "plain")
 
 
 def test_shares_are_exact() -> None:

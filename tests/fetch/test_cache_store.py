@@ -457,6 +457,12 @@ def test_wrong_arguments_are_refused(cache: object, nbytes: object, problem: str
         CacheOptions.of(cache, nbytes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256])
+def test_a_name_that_no_directory_can_have_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=r"cache is .* no file can be called"):
+        CacheOptions.of(f"/tmp/{name}", None)
+
+
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert CacheOptions.of(None, None) is None

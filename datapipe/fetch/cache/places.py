@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from datapipe.checks import path_name
 from datapipe.errors import OptionError, StorageError
 from datapipe.fetch.cache.entries import FORMAT_VERSION
 from datapipe.fetch.cache.files import StoreFiles, open_on_disk
@@ -49,7 +50,7 @@ class CacheOptions:
             return cls(user_cache(IMAGES), nbytes)
         if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
             raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a directory to be made as {'./' + cache!r}")
-        return cls(Path(cache), nbytes)
+        return cls(Path(path_name(cache, "cache")), nbytes)
 
 
 def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
