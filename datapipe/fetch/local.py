@@ -19,7 +19,7 @@ from datapipe.index import WHOLE_FILE, Extents
 from datapipe.probe import MAX_SAMPLE_NBYTES
 
 # Of a file that is not where the listing saw it; whether the storage works is another question.
-_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG))
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
 _RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 
 
