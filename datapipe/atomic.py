@@ -24,7 +24,7 @@ TEMPORARY_SUFFIX = ".part"
 _NAME_LENGTH = 50  # characters of a name that its temporary bears, which must not grow too long for the file system
 
 
-def refuse_irregular(path: Path) -> None:
+def refuse_to_replace(path: Path) -> None:
     """Raise StorageError unless `path` is a regular file or nothing is there: the places that may be written.
 
     A symbolic link is refused too, as one may lead anywhere; so is a name that the file system does not take.
@@ -57,9 +57,9 @@ def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open `path` for writing; it appears, whole, when the block ends without an exception.
 
     `mode`: of the new file, less the umask. The temporary name is no other writer's, so two writers of one path do not
-    mix their bytes: the last to finish wins. Raises what `refuse_irregular` raises, and OSError.
+    mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
     """
-    refuse_irregular(path)
+    refuse_to_replace(path)
     temporary = path.with_name(f".{path.name[:_NAME_LENGTH]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

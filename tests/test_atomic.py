@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fixtures import make_folder
 
-from datapipe.atomic import atomic_writer, refuse_irregular, write_json
+from datapipe.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.cli.main import main
 from datapipe.errors import StorageError
 
@@ -67,9 +67,9 @@ def test_a_regular_file_is_replaced_and_a_new_one_made(tmp_path: Path) -> None:
 
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a\\x00b: is no name for a file"):
-        refuse_irregular(tmp_path / "a\0b")
+        refuse_to_replace(tmp_path / "a\0b")
     with pytest.raises(StorageError, match=r"nn: cannot be written \(File name too long\); choose another place"):
-        refuse_irregular(tmp_path / ("n" * 256))
+        refuse_to_replace(tmp_path / ("n" * 256))
 
 
 def test_two_threads_that_write_one_file_leave_one_of_them_whole(tmp_path: Path) -> None:

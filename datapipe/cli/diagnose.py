@@ -131,7 +131,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _fresh_directory(wanted: Path | None) -> Path:
     """Made now: a script of hours shall not run for nothing. Raises OptionError for one that holds a diagnosis."""
-    from datapipe.atomic import refuse_irregular
+    from datapipe.atomic import refuse_to_replace
     from datapipe.errors import OptionError, StorageError
 
     out = wanted
@@ -140,7 +140,7 @@ def _fresh_directory(wanted: Path | None) -> Path:
         names = (Path(stamp if number == 0 else f"{stamp}-{number}") for number in range(1000))
         out = next(path for path in names if not path.exists())
     for name in (_DIAGNOSIS, _PAGE, _TRACE):
-        refuse_irregular(out / name)
+        refuse_to_replace(out / name)
     if (out / _DIAGNOSIS).exists():
         raise OptionError(f"--out {out}: holds a diagnosis already; name another directory, or delete it")
     try:

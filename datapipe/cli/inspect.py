@@ -33,14 +33,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from datapipe.atomic import refuse_irregular
+    from datapipe.atomic import refuse_to_replace
     from datapipe.containers import open_index
     from datapipe.errors import OptionError
 
     if args.num < 1:
         raise OptionError(f"--num is {args.num}; it must be at least 1")
     if args.grid is not None:
-        refuse_irregular(args.grid)
+        refuse_to_replace(args.grid)
     index = open_index(args.path)
     facts = describe(index)
     if args.grid is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.atomic import refuse_irregular
+from datapipe.atomic import refuse_to_replace
 from datapipe.errors import OptionError
 from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.learner import Criterion, Learner, cross_entropy
@@ -93,7 +93,7 @@ def checkpoint_to_resume(options: TrainOptions) -> Path | None:
     last = None if options.out is None else Path(options.out) / LAST
     if options.out is not None:  # now, rather than at the end of an epoch
         for name in (LAST, BEST, METRICS, RECORD):
-            refuse_irregular(Path(options.out) / name)
+            refuse_to_replace(Path(options.out) / name)
     if options.resume == "auto":
         return last if last is not None and last.exists() else None
     if options.resume is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datapipe.atomic import refuse_irregular
+from datapipe.atomic import refuse_to_replace
 from datapipe.diagnostics.attach.complaints import complain
 from datapipe.diagnostics.attach.passing_on import PassingMeter, PassingPass
 from datapipe.diagnostics.attach.watching import Meter, MeteredPass
@@ -64,7 +64,7 @@ class ProfilerWindow:
             self._is_over = True
             self._profiler.__exit__(None, None, None)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            refuse_irregular(self._path)
+            refuse_to_replace(self._path)
             self._profiler.export_chrome_trace(str(self._path))
 
 
