@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from datapipe import regular_files
 from datapipe.errors import IntegrityError, StorageError
 
 _CACHE_KIB = 8192  # per database; also the size of a sorted run
@@ -70,6 +71,7 @@ def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterat
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a finished plan. It never changes, so several machines may share it."""
+    regular_files.refuse_irregular(path)
     quoted = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:

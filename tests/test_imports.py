@@ -22,7 +22,19 @@ LEVELS: dict[str, int] = {
     room: level
     for level, rooms in enumerate(
         (
-            ("errors", "checks", "observe", "atomic", "cores", "user_cache", "npy", "probe", "decode"),
+            (
+                "errors",
+                "checks",
+                "observe",
+                "atomic",
+                "regular_files",
+                "arrow_maps",
+                "cores",
+                "user_cache",
+                "npy",
+                "probe",
+                "decode",
+            ),
             (
                 "manifest",
                 "row_groups",
@@ -80,7 +92,21 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 }
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("errors", "checks", "observe", "atomic", "cores", "user_cache", "probe", "decode")),
+    *(
+        f"datapipe.{room}"
+        for room in (
+            "errors",
+            "checks",
+            "observe",
+            "atomic",
+            "regular_files",
+            "arrow_maps",
+            "cores",
+            "user_cache",
+            "probe",
+            "decode",
+        )
+    ),
     *(
         f"datapipe.{room}"
         for room in (

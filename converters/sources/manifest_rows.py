@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from datapipe import regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -116,10 +117,8 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines with their ends, in UTF-8."""
-    if path.exists() and not path.is_file():
-        raise MissingDataError(f"{path}: not a regular file; pass one, as it is read twice")
     try:
-        with path.open("rb") as file:
+        with regular_files.open_file(path) as file:
             for number, line in enumerate(file, 1):
                 if number == 1:
                     if line[:2] in _BOMS:

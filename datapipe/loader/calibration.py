@@ -21,6 +21,7 @@ import torch
 from datapipe import atomic
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.loader.choice import Measured
+from datapipe.regular_files import read_bytes
 from datapipe.user_cache import RATES, user_cache
 
 CANDIDATES: tuple[Dali | None, ...] = (
@@ -105,7 +106,7 @@ def _synchronise() -> None:
 def _read(path: Path) -> list[Measured] | None:
     """None where nothing usable is kept."""
     try:
-        rates = json.loads(path.read_text())["rates"]
+        rates = json.loads(read_bytes(path))["rates"]
         return [Measured(None if r["dali"] is None else Dali(**r["dali"]), float(r["images_per_s"])) for r in rates]
     except (OSError, ValueError, KeyError, TypeError):
         return None

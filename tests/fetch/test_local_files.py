@@ -17,7 +17,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.errors import IntegrityError, MissingDataError, StorageError
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.index import Extents
@@ -138,14 +138,27 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path, whole: bool) -> 
     files = LocalFiles()
     with pytest.raises(MissingDataError, match=r"gone\.jpg: is missing"):
         files.read(extents([tmp_path / "gone.jpg"], whole=whole), 0)
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(IntegrityError if whole else FormatError, match="a folder, not a regular file"):
         files.read(extents([tmp_path], whole=whole), 0)
+    loop = tmp_path / "loop.jpg"
+    loop.symlink_to(loop)
+    with pytest.raises(StorageError, match="cannot be read"):
+        files.read(extents([loop], whole=whole), 0)
     files.will_need(extents([tmp_path / "gone.jpg"], whole=whole))  # only a wish: errors are left to read
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    """As a loose file it is a bad sample; in place of a shard an error of its own."""
     os.mkfifo(tmp_path / "pipe.jpg")
-    assert LocalFiles().read(extents([tmp_path / "pipe.jpg"], whole=True), 0) == b""
+    for whole, error in ((True, IntegrityError), (False, FormatError)):
+        with pytest.raises(error, match=r"pipe\.jpg: a named pipe, not a regular file"):
+            LocalFiles().read(extents([tmp_path / "pipe.jpg"], whole=whole), 0)
+
+
+def test_memory_is_not_taken_for_bytes_that_are_not_there(shards: list[Path]) -> None:
+    """An index may claim exabytes: `pread` would allocate them before it read."""
+    with pytest.raises(IntegrityError, match="ends within bytes"):
+        LocalFiles().read(extents([shards[0]], nbytes=1 << 60), 0)
 
 
 def test_a_file_that_grew_is_read_whole(tmp_path: Path) -> None:
