@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import FormatError, OptionError
-from datapipe.manifest import MANIFEST_NAME, Manifest
+from datapipe.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.order import Permutation
 from datapipe.regular_files import path_inside
 from datapipe.row_groups import CONTAINERS, RowGroup, RowGrouping
-from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 
 MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
 
@@ -177,6 +177,7 @@ class SampleIndex:
 
     def labels(self) -> NDArray[np.int64]:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""
+        self._sidecars.refuse_claims()
         ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
         labels = np.empty(len(ids), np.int64)
@@ -209,6 +210,7 @@ class SampleIndex:
     def _find_row_grouping(self, wanted: frozenset[str]) -> RowGrouping | None:
         if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
             return None  # what datapipe wrote lies in pieces of bytes
+        self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []
         nbytes = num_groups = 0
         for shard, first in enumerate(self._first_slot.tolist()):
@@ -289,6 +291,7 @@ class _OpenSidecars:
     def __init__(self, index: SampleIndex) -> None:
         self._manifest = index.manifest
         self._data, self._directory = str(index.data_directory), str(index.sidecar_directory)
+        self._named_in = os.path.join(self._directory, MANIFEST_NAME)
         self._follows = index.is_foreign  # whoever opens shards of others has named them, or their folder
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
         self._lock = threading.Lock()
@@ -306,6 +309,24 @@ class _OpenSidecars:
 
     def opened(self, shard: int) -> Sidecar:
         """One of them, opened for the caller alone, and what it tells checked against the manifest."""
-        about, manifest = self._manifest.shards[shard], os.path.join(self._directory, MANIFEST_NAME)
-        path_inside(self._data, about.name, named_in=manifest, follows=self._follows)
-        return Sidecar(Path(path_inside(self._directory, about.name + SIDECAR_SUFFIX, named_in=manifest)), shard=about)
+        about = self._manifest.shards[shard]
+        path_inside(self._data, about.name, named_in=self._named_in, follows=self._follows)
+        return Sidecar(self._path(about), shard=about)
+
+    def refuse_claims(self) -> None:
+        """Raise FormatError where a manifest counts samples for which its sidecars, by their sizes, have no room.
+
+        To be asked before memory is taken for as many samples as the manifest says.
+        """
+        for shard, about in enumerate(self._manifest.shards):
+            path, num = self._path(about), about.num_samples
+            try:
+                nbytes = os.stat(path).st_size
+            except OSError:
+                self.opened(shard)  # says what is wrong with it
+                continue
+            if num * ROW_NBYTES > nbytes:
+                raise FormatError(f"{path}: too small for the {num} samples that the manifest counts; index or convert again")
+
+    def _path(self, about: ShardInfo) -> Path:
+        return Path(path_inside(self._directory, about.name + SIDECAR_SUFFIX, named_in=self._named_in))

@@ -25,6 +25,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError, Unfinis
 MANIFEST_NAME = "dataset.json"
 BUILDING_NAME = ".building"  # the directory in which shards are built; readers refuse a dataset that has one
 MANIFEST_VERSION = 1
+MAX_SLOTS = 1 << 40  # in a dataset
 
 
 class Kind(enum.Enum):
@@ -192,7 +193,7 @@ def _check(manifest: Manifest, where: str) -> None:
                 f"{where}: shard {name} has {shard.num_slots} slots, {shard.num_samples} samples and {len(shard.skipped)} slots"
                 " left out, which do not fit together; convert again"
             )
-    if slot >= 1 << 62:
+    if slot > MAX_SLOTS:
         raise FormatError(f"{where}: claims {slot} slots, more than there can be; convert again")
 
 

@@ -30,6 +30,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.manifest import ShardInfo
 
 SIDECAR_SUFFIX = ".index.arrow"
+ROW_NBYTES = 32  # that each sample takes at least: four numbers, and where two texts end
 _PREFIX = "datapipe.prefix."
 _ROWS = "datapipe.rows."
 _ROW_GROUPS = "datapipe.row_groups"
