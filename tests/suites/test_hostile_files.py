@@ -10,8 +10,9 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,26 +36,29 @@ from datapipe.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sid
 FOREIGN = {
     "tar": write_webdataset, "tfrecord": write_tfrecord, "hdf5": write_hdf5, "parquet": write_parquet, "arrow": write_arrow,
 }  # fmt: skip
-MAX_WAIT_S = 60  # for what takes a second or two
+MAX_WAIT_S = 60  # for what takes a second or two; on a busy machine, some more
 
 
 @contextlib.contextmanager
 def pipe_at(path: Path) -> Iterator[None]:
-    """A named pipe in place of a file. Whoever waits for it is let go in the end, and the test fails."""
+    """A named pipe in place of a file. Whoever waits for it is let go after a while, and the test fails."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
+    has_ended = threading.Event()
 
-    def let_go(*unused: object) -> None:
-        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-        raise TimeoutError(f"{path}: was waited for")
+    def let_go() -> None:
+        while not has_ended.wait(MAX_WAIT_S):
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # a writer came, and went
 
-    before = signal.signal(signal.SIGALRM, let_go)
-    signal.alarm(MAX_WAIT_S)
+    started = time.monotonic()
+    thread = threading.Thread(target=let_go)
+    thread.start()
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        has_ended.set()
+        thread.join()
+    assert time.monotonic() - started < MAX_WAIT_S, f"{path} was waited for"
 
 
 def load(path: Path) -> None:
