@@ -81,9 +81,12 @@ def _index_homes(data: ForeignSet) -> list[Path]:
     if data.container == "folder":
         return [cached]
     beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
+    home = data.directory / INDEX_DIRECTORY_NAME / beside[:8]
     if any(os.path.islink(path) and leads_out(data.directory, path) for path in map(data.directory.joinpath, data.names)):
         return [cached]  # what somebody put beside links is not believed about the files that they lead to
-    return [data.directory / INDEX_DIRECTORY_NAME / beside[:8], cached]
+    if leads_out(data.directory, home):
+        return [cached]  # nothing is written where a link in somebody's data leads
+    return [home, cached]
 
 
 def _first_writable(homes: list[Path]) -> Path:

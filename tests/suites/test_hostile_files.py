@@ -265,6 +265,20 @@ def test_a_kept_index_is_believed_about_its_own_shards_only(folder: Path, tmp_pa
     load(root)
 
 
+@pytest.mark.parametrize("which", [".datapipe-index", "its folder"])
+def test_no_index_is_written_where_a_link_leads(which: str, folder: Path, tmp_path: Path) -> None:
+    """It would take the place of another dataset's dataset.json."""
+    root = write_webdataset(folder, tmp_path / "set")
+    beside = open_index(root).sidecar_directory
+    shutil.rmtree(root / ".datapipe-index")
+    link = root / ".datapipe-index" if which == ".datapipe-index" else beside
+    link.parent.mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    assert not open_index(root).sidecar_directory.is_relative_to(root)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_split_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
     """`convert --overwrite` would delete what it leads to."""
     elsewhere = convert(folder, tmp_path / "elsewhere")
