@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+from datapipe import regular_files
 from datapipe.errors import IntegrityError, StorageError
 
 _CACHE_KIB = 8192  # per database; also the size of a sorted run
@@ -73,6 +74,7 @@ def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterat
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a finished plan. It never changes, so several machines may share it."""
+    regular_files.refuse_irregular(path)
     quoted = urllib.parse.quote(os.fsencode(path.absolute()))
     connection = sqlite3.connect(f"file://{quoted}?mode=ro&immutable=1", uri=True, isolation_level=None)
     try:

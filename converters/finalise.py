@@ -13,12 +13,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
 from converters.planning import Plan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
-from datapipe import atomic
+from datapipe import atomic, regular_files
+from datapipe.errors import FormatError
 from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
 
 FINAL_NAME = "final.json"
@@ -41,11 +44,11 @@ def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target
 def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target) -> list[tuple[str, Manifest]]:
     """Carry out what `prepare` wrote down; the manifests by set."""
     building = destination / BUILDING_NAME
-    final = json.loads((building / FINAL_NAME).read_bytes())
-    _remove_old(destination, building, final["remove"])
+    final = _read_final(destination, building / FINAL_NAME)
+    _remove_old(destination, building, final.remove)
     manifests = []
-    for value in final["sets"]:
-        name, manifest = value["name"], Manifest.from_json(value["manifest"], str(building / FINAL_NAME))
+    for one in final.sets:
+        name, manifest = one.name, Manifest.from_json(one.manifest, str(building / FINAL_NAME))
         directory = destination / name
         directory.mkdir(exist_ok=True)
         (directory / BUILDING_NAME).mkdir(exist_ok=True)  # marks the directory of a split as unfinished, too
@@ -71,6 +74,33 @@ def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target:
     atomic.move(building, destination / FINISHED_NAME)
     sweep(destination)
     return manifests
+
+
+class _FinalSet(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    manifest: dict[str, Any]
+
+
+class _Final(msgspec.Struct, forbid_unknown_fields=True):
+    """What `prepare` wrote down."""
+
+    sets: list[_FinalSet]
+    remove: list[str]
+
+
+def _read_final(destination: Path, path: Path) -> _Final:
+    """Raises FormatError for what `prepare` did not write, and for a name that leads out of the destination."""
+    try:
+        final = msgspec.convert(json.loads(regular_files.read_bytes(path)), _Final)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{path}: damaged ({exc}); delete {path.parent} and convert again") from exc
+    for name in (*final.remove, *filter(None, [one.name for one in final.sets])):
+        regular_files.path_inside(str(destination), name, named_in=path, follows=True)  # a link itself is removed,
+        if folder := os.path.dirname(name):  # but one on the way to it would be followed
+            regular_files.path_inside(str(destination), folder, named_in=path)
+    return final
 
 
 def sweep(destination: Path) -> bool:

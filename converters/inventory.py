@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from converters.shards import QUARANTINE_NAME, shard_files
 from converters.writers import TARGETS, Target
 from datapipe.errors import FormatError
-from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
+from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
+from datapipe.regular_files import path_inside
 
 ERRORS_NAME = "errors.jsonl"
 FINISHED_NAME = ".finished"  # what the building directory is renamed to once the dataset is complete
@@ -53,20 +53,14 @@ def holds_dataset(directory: Path) -> bool:
 def find_sets(directory: Path) -> list[FoundSet]:
     """The datasets in `directory`: itself, or its splits; also beside the marker of a conversion under way.
 
-    Raises FormatError for a manifest that does not parse.
+    Raises FormatError for a manifest that does not parse, and for a split that is a link to some other place.
     """
     if (directory / MANIFEST_NAME).exists():
-        return [FoundSet("", directory, _manifest(directory))]
-    return [FoundSet(path.name, path, _manifest(path)) for path in _folders(directory) if (path / MANIFEST_NAME).exists()]
-
-
-def _manifest(directory: Path) -> Manifest:
-    path = directory / MANIFEST_NAME
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as exc:
-        raise FormatError(f"{path}: not JSON ({exc}); move the directory away and convert again") from exc
-    return Manifest.from_json(value, str(path))
+        return [FoundSet("", directory, read_document(directory))]
+    splits = [path for path in _folders(directory) if (path / MANIFEST_NAME).exists()]
+    for path in splits:
+        path_inside(str(directory), path.name, named_in=directory)
+    return [FoundSet(path.name, path, read_document(path)) for path in splits]
 
 
 def strange_files(directory: Path, sets: list[FoundSet]) -> list[str]:

@@ -28,9 +28,10 @@ from converters.options import ConvertOptions
 from converters.sources import Origin, Source, join
 from datapipe import atomic
 from datapipe.draws import Draws, key64
-from datapipe.errors import MissingDataError, OptionError
+from datapipe.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.order import Permutation
+from datapipe.regular_files import path_inside
 
 PLAN_NAME = "plan.db"
 WHOLE = "shard"  # what shards are called where there is no split
@@ -258,10 +259,21 @@ def _write_facts(
 
 
 def read_plan(path: Path) -> Plan:
-    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged."""
+    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged, FormatError for names that lead out."""
+    try:
+        return _read_plan(path)
+    except DatapipeError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as exc:  # values of other types than were written
+        raise IntegrityError(f"{path}: the plan is damaged ({exc!r:.80}); delete {path.parent} and convert again") from exc
+
+
+def _read_plan(path: Path) -> Plan:
     with open_read_only(path) as connection:
         facts = _read_facts(connection)
         shards = tuple(PlannedShard(*row) for row in connection.execute("SELECT * FROM shards ORDER BY number"))
+    for name in {*(shard.stem for shard in shards), *filter(None, (shard.set_name for shard in shards))}:
+        path_inside(str(path.parent), name, named_in=path, follows=True)
     return Plan(
         path=path,
         options=facts["options"],

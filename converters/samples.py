@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,12 +12,13 @@ from converters.listing_store import missing_fields
 from converters.planning import PlannedSample
 from converters.sources import Origin
 from converters.writers import StoredSample
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, FormatError, IntegrityError
 from datapipe.manifest import FieldSpec
 from datapipe.probe import MAX_SAMPLE_NBYTES
+from datapipe.regular_files import open_descriptor, path_inside
 
 _OPEN_AHEAD = 16  # samples whose files are opened before their turn, so that the disk reads them meanwhile
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe put in a file's place must not block
+_PLAN = "the plan of the conversion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,13 @@ def _open(root: bytes, opened: _Opened) -> None:
         return
     for origin in origins.values():
         if origin.path not in opened.files:
-            path = root + b"/" + origin.path
+            path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # listed so
             try:
-                opened.files[origin.path] = os.open(path, _OPEN_FLAGS)
+                opened.files[origin.path], _ = open_descriptor(path)
             except FileNotFoundError as exc:
-                raise IntegrityError(f"{os.fsdecode(path)}: is gone since the source was listed; {_CHANGED}") from exc
+                raise IntegrityError(f"{path}: is gone since the source was listed; {_CHANGED}") from exc
+            except FormatError as exc:
+                raise IntegrityError(f"{path}: changed since the source was listed; {_CHANGED}") from exc
             except OSError as exc:
                 opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
                 return
@@ -137,7 +139,7 @@ def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | Non
 def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
     """The bytes of a field. Raises IntegrityError if its file is not as planned."""
     status = os.fstat(descriptor)
-    if (status.st_size, status.st_mtime_ns) != (origin.file_nbytes, origin.mtime_ns) or not stat.S_ISREG(status.st_mode):
+    if (status.st_size, status.st_mtime_ns) != (origin.file_nbytes, origin.mtime_ns):
         raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
     data = os.pread(descriptor, origin.nbytes, origin.offset)
     while len(data) < origin.nbytes:  # network file systems may hand out less at a time

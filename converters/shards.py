@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from converters.examine import Treatment
 from converters.options import OnError
 from converters.planning import PlannedSample, PlannedShard
 from converters.samples import BadSample, read_samples
 from converters.writers import Target
-from datapipe import atomic
-from datapipe.errors import DatapipeError, DecodeError, StorageError
+from datapipe import atomic, regular_files
+from datapipe.errors import DatapipeError, DecodeError, FormatError, StorageError
 from datapipe.manifest import FieldSpec, ShardInfo
 from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
 
@@ -130,17 +132,16 @@ def build_shard(
 
 
 def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
-    """The note of a finished shard, or None."""
+    """The note of a finished shard, or None. Raises FormatError for one that no conversion wrote."""
+    path = _note_path(building, shard)
     try:
-        value = json.loads(_note_path(building, shard).read_bytes())
+        return msgspec.convert(json.loads(regular_files.read_bytes(path)), DoneShard)
     except FileNotFoundError:
         return None
-    return DoneShard(
-        info=ShardInfo(**{**value["info"], "skipped": tuple(value["info"]["skipped"])}),
-        errors=tuple(SampleError(**error) for error in value["errors"]),
-        on_error=OnError(value["on_error"]),
-        image_sizes=tuple((height, width) for height, width in value["image_sizes"]),
-    )
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{path}: not the note of a shard ({exc}); delete it, and the shard is written again") from exc
 
 
 def forget_done(building: Path, shard: PlannedShard) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from datapipe import regular_files
 from datapipe.checks import path_name
 from datapipe.cores import num_usable_cores
 from datapipe.errors import FormatError, MissingDataError
@@ -93,6 +94,10 @@ def verify(
     )
 
 
+def _problem(path: Path, exc: FormatError) -> Problem:
+    return Problem(str(path), str(exc).removeprefix(f"{path}: "))
+
+
 class _Meter:
     """Counts bytes over threads."""
 
@@ -122,29 +127,22 @@ def _check_shard(found: FoundSet, shard: ShardInfo, meter: _Meter) -> list[Probl
 def _check_sidecar(path: Path, shard: ShardInfo) -> tuple[Sidecar | None, list[Problem]]:
     index = path.with_name(path.name + SIDECAR_SUFFIX)
     try:
-        digest = hashlib.sha256(index.read_bytes()).hexdigest()
-    except FileNotFoundError:
+        return Sidecar(index, shard=shard), []
+    except MissingDataError:
         return None, [Problem(str(index), "missing")]
-    if digest != shard.index_sha256:
-        return None, [Problem(str(index), "differs from what was written (sha256); convert again")]
-    try:
-        sidecar = Sidecar(index)
     except FormatError as exc:
-        return None, [Problem(str(index), str(exc))]
-    expected = shard.num_slots - len(shard.skipped)
-    if not sidecar.num_samples == shard.num_samples == expected:
-        counts = f"{sidecar.num_samples} samples, the manifest {shard.num_samples}, its slots give {expected}"
-        return sidecar, [Problem(str(index), f"counts differ: it has {counts}")]
-    return sidecar, []
+        return None, [_problem(index, exc)]
 
 
 def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: _Meter) -> list[Problem]:
     try:
-        with path.open("rb", buffering=0) as file:
+        with regular_files.open_file(path, buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
             digest = _sha256(file.fileno(), meter)
     except FileNotFoundError:
         return [Problem(str(path), "missing")]
+    except FormatError as exc:
+        return [_problem(path, exc)]
     if digest == shard.sha256:
         return []
     if nbytes != shard.nbytes:
@@ -171,7 +169,7 @@ def _sha256(descriptor: int, meter: _Meter) -> str:
 
 
 def _damaged_fields(path: Path, sidecar: Sidecar) -> Iterator[str]:
-    with path.open("rb", buffering=0) as file:
+    with regular_files.open_file(path, buffering=0) as file:
         for name in sidecar.field_names:
             offsets, sizes, checksums = sidecar.offsets(name), sidecar.nbytes(name), sidecar.crc32c(name)
             for row in range(sidecar.num_samples):
@@ -195,10 +193,12 @@ def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> li
     for suffix, contents in expected.items():
         path = found.directory / (stem_of(shard.name, target) + suffix)
         try:
-            if path.read_bytes() != contents:
+            if regular_files.read_bytes(path) != contents:
                 problems.append(Problem(str(path), "does not fit its shard; convert again"))
         except FileNotFoundError:
             problems.append(Problem(str(path), "missing"))
+        except FormatError as exc:
+            problems.append(_problem(path, exc))
     return problems
 
 
@@ -209,8 +209,11 @@ def _check_errors(found: FoundSet) -> list[Problem]:
     if not path.exists():
         return [Problem(str(path), f"missing, though {num_skipped} samples were left out")] if num_skipped else []
     try:
-        named = [json.loads(line)["id"] is not None for line in path.read_bytes().splitlines()]
-    except (ValueError, KeyError, TypeError):
+        with regular_files.open_file(path) as file:
+            named = [json.loads(line)["id"] is not None for line in file]
+    except FormatError as exc:
+        return [_problem(path, exc)]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return [Problem(str(path), "does not parse")]
     num_named = sum(named)
     return [] if num_named == num_skipped else [Problem(str(path), f"names {num_named} bad samples, {num_skipped} were left out")]

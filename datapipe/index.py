@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import FormatError, OptionError
-from datapipe.manifest import Manifest
+from datapipe.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.order import Permutation
 from datapipe.printable import printable
+from datapipe.regular_files import path_inside
 from datapipe.row_groups import CONTAINERS, RowGroup, RowGrouping
-from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 
 MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
 
@@ -77,13 +78,13 @@ class SampleIndex:
         self.chosen = chosen
         shards = manifest.shards
         self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
+        self._top = str(data_directory)
         self._shard_paths = [os.path.join(data_directory, shard.name) for shard in shards]
         self._skipped = [np.array(shard.skipped, np.int64) for shard in shards]
         key = manifest.permutation_key
         self._permutation = None if key is None else Permutation(manifest.num_slots, key)
         self._missing = self._missing_ids()
-        paths = [sidecar_directory / (shard.name + SIDECAR_SUFFIX) for shard in shards]
-        self._sidecars = _OpenSidecars(paths, [shard.num_samples for shard in shards])
+        self._sidecars = _OpenSidecars(self)
         self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
@@ -177,6 +178,7 @@ class SampleIndex:
 
     def labels(self) -> NDArray[np.int64]:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""
+        self._sidecars.refuse_claims()
         ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
         labels = np.empty(len(ids), np.int64)
@@ -209,10 +211,11 @@ class SampleIndex:
     def _find_row_grouping(self, wanted: frozenset[str]) -> RowGrouping | None:
         if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
             return None  # what datapipe wrote lies in pieces of bytes
+        self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []
         nbytes = num_groups = 0
-        for first, path in zip(self._first_slot.tolist(), self._sidecars.paths, strict=True):
-            sidecar = Sidecar(path)  # not kept open, as all of them are asked
+        for shard, first in enumerate(self._first_slot.tolist()):
+            sidecar = self._sidecars.opened(shard)  # not kept open, as all of them are asked
             by_rows = wanted & sidecar.row_columns.keys()
             nbytes += sum(int(sidecar.nbytes(name).sum()) for name in by_rows)
             num_groups += len(sidecar.row_groups) - 1 if by_rows else 0
@@ -248,7 +251,8 @@ class SampleIndex:
         return sidecar
 
     def _loose_path(self, sidecar: Sidecar, row: int) -> str:
-        return os.path.join(self.data_directory, os.fsdecode(sidecar.source(row)))
+        name = os.fsdecode(sidecar.source(row))
+        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has looked at links
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +288,13 @@ def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, 
 
 
 class _OpenSidecars:
-    """Sidecars by shard number, opened when first asked for; the least recently used are closed."""
+    """The sidecars of an index by shard number, opened when first asked for; the least recently used are closed."""
 
-    def __init__(self, paths: list[Path], num_samples: list[int]) -> None:
-        self.paths = paths
-        self._num_samples = num_samples  # that the manifest says each has
+    def __init__(self, index: SampleIndex) -> None:
+        self._manifest = index.manifest
+        self._data, self._directory = str(index.data_directory), str(index.sidecar_directory)
+        self._named_in = os.path.join(self._directory, MANIFEST_NAME)
+        self._follows = index.is_foreign  # whoever opens shards of others has named them, or their folder
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -296,15 +302,33 @@ class _OpenSidecars:
         with self._lock:
             sidecar = self._open.get(shard)
             if sidecar is None:
-                sidecar = Sidecar(self.paths[shard])
-                if sidecar.num_samples != self._num_samples[shard]:
-                    raise FormatError(
-                        f"{sidecar.path}: has {sidecar.num_samples} samples, the manifest says {self._num_samples[shard]}; "
-                        "index or convert again"
-                    )
-                self._open[shard] = sidecar
+                sidecar = self._open[shard] = self.opened(shard)
                 if len(self._open) > MAX_OPEN_SIDECARS:
                     self._open.popitem(last=False)
             else:
                 self._open.move_to_end(shard)
             return sidecar
+
+    def opened(self, shard: int) -> Sidecar:
+        """One of them, opened for the caller alone, and what it tells checked against the manifest."""
+        about = self._manifest.shards[shard]
+        path_inside(self._data, about.name, named_in=self._named_in, follows=self._follows)
+        return Sidecar(self._path(about), shard=about)
+
+    def refuse_claims(self) -> None:
+        """Raise FormatError where a manifest counts samples for which its sidecars, by their sizes, have no room.
+
+        To be asked before memory is taken for as many samples as the manifest says.
+        """
+        for shard, about in enumerate(self._manifest.shards):
+            path, num = self._path(about), about.num_samples
+            try:
+                nbytes = os.stat(path).st_size
+            except OSError:
+                self.opened(shard)  # says what is wrong with it
+                continue
+            if num * ROW_NBYTES > nbytes:
+                raise FormatError(f"{path}: too small for the {num} samples that the manifest counts; index or convert again")
+
+    def _path(self, about: ShardInfo) -> Path:
+        return Path(path_inside(self._directory, about.name + SIDECAR_SUFFIX, named_in=self._named_in))

@@ -1,7 +1,9 @@
 """`dataset.json`: what a converted dataset is made of.
 
 The manifest is written last, so a directory that has one is complete, and readers trust only what it
-names. It holds nothing that depends on when, where or by how many workers it was made.
+names. It holds nothing that depends on when, where or by how many workers it was made. What is read is checked against a
+schema and against the checksum that was written with it: the schema refuses what no program wrote, the checksum what was
+damaged since.
 """
 
 from __future__ import annotations
@@ -9,17 +11,21 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from datapipe import atomic
-from datapipe.errors import FormatError, MissingDataError, UnfinishedError
+import msgspec
+
+from datapipe import atomic, regular_files
+from datapipe.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 
 MANIFEST_NAME = "dataset.json"
 BUILDING_NAME = ".building"  # the directory in which shards are built; readers refuse a dataset that has one
 MANIFEST_VERSION = 1
+MAX_SLOTS = 1 << 40  # in a dataset
 
 
 class Kind(enum.Enum):
@@ -96,74 +102,143 @@ class Manifest:
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], where: str) -> Manifest:
-        """Rebuild and check a manifest; `where` names its file in errors."""
+    def from_json(cls, value: Any, where: str) -> Manifest:
+        """Rebuild and check a manifest; `where` names its file in errors. Raises FormatError for all that no manifest is."""
         if not isinstance(value, dict) or value.get("version") != MANIFEST_VERSION:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
-            raise FormatError(f"{where}: manifest version {found!r}, expected {MANIFEST_VERSION}; convert again or upgrade")
+            raise FormatError(f"{where}: manifest version {found!r:.40}, expected {MANIFEST_VERSION}; convert again or upgrade")
         try:
-            shards = tuple(_parse_shard(shard) for shard in value["shards"])
-            manifest = cls(
-                container=value["container"],
-                fields=tuple(FieldSpec(field["name"], Kind(field["kind"])) for field in value["fields"]),
-                shards=shards,
-                classes=None if value["classes"] is None else tuple(value["classes"]),
-                class_to_idx=value["class_to_idx"],
-                permutation_key=None if value["permutation_key"] is None else _whole(value["permutation_key"]),
-                image_size=None if value["image_size"] is None else (value["image_size"][0], value["image_size"][1]),
-                options=value["options"],
-                source_digest=str(value.get("source_digest", "")),
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as exc:
-            raise FormatError(f"{where}: not a datapipe manifest ({type(exc).__name__}: {exc}); convert again") from exc
-        if manifest.num_samples != value.get("num_samples"):
-            claimed = value.get("num_samples")
+            document = msgspec.convert(value, _Document)
+        except (msgspec.ValidationError, RecursionError) as exc:
+            raise FormatError(f"{where}: not a datapipe manifest ({exc}); convert again") from exc
+        manifest = cls(
+            container=document.container,
+            fields=tuple(FieldSpec(field.name, field.kind) for field in document.fields),
+            shards=tuple(ShardInfo(**msgspec.structs.asdict(shard)) for shard in document.shards),
+            classes=document.classes,
+            class_to_idx=document.class_to_idx,
+            permutation_key=document.permutation_key,
+            image_size=document.image_size,
+            options=document.options,
+            source_digest=document.source_digest,
+        )
+        if manifest.num_samples != document.num_samples:
+            claimed = document.num_samples
             raise FormatError(f"{where}: says {claimed} samples, its shards hold {manifest.num_samples}; convert again")
-        for shard in manifest.shards:
-            if "/" in shard.name or shard.name in ("", ".", ".."):
-                raise FormatError(f"{where}: shard name {shard.name!r} leaves the directory; do not use this dataset")
+        _check(manifest, where)
+        if document.checksum and document.checksum != _checksum(value):
+            raise FormatError(f"{where}: differs from what was written (its checksum); get the file again, or convert again")
         return manifest
 
 
-def _parse_shard(value: dict[str, Any]) -> ShardInfo:
-    """Raises KeyError, TypeError or ValueError for what no manifest holds."""
-    shard = ShardInfo(**{**value, "skipped": tuple(_whole(slot) for slot in value["skipped"])})
-    for text in (shard.name, shard.sha256, shard.index_sha256):
-        if not isinstance(text, str):
-            raise TypeError(f"{text!r} where a text belongs")
-    for number in (shard.num_samples, shard.nbytes, shard.first_slot, shard.num_slots, shard.mtime_ns):
-        _whole(number)
-    return shard
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # so that sums of two fit 64 bits with their sign
+_Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
+_Digest = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){0,32}$")]
+_Side = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def _whole(number: object) -> int:
-    if not isinstance(number, int) or number < 0:
-        raise ValueError(f"{number!r} where a whole number belongs")
-    return number
+class _Field(msgspec.Struct, forbid_unknown_fields=True):
+    name: _Name
+    kind: Kind
+
+
+class _Shard(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    num_samples: _Count
+    nbytes: _Count
+    first_slot: _Count
+    num_slots: _Count
+    sha256: _Digest = ""
+    index_sha256: _Digest = ""
+    skipped: tuple[_Count, ...] = ()
+    mtime_ns: _Time = 0
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """What stands in the file."""
+
+    version: Literal[1]
+    num_samples: _Count
+    container: _Name
+    fields: tuple[_Field, ...]
+    shards: tuple[_Shard, ...]
+    classes: tuple[str, ...] | None
+    class_to_idx: dict[str, _Count] | None
+    permutation_key: Annotated[int, msgspec.Meta(ge=0)] | None
+    image_size: tuple[_Side, _Side] | None
+    options: dict[str, Any]
+    source_digest: str = ""
+    checksum: _Digest = ""  # of the rest; "" where nobody computed it
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Raise FormatError for what a schema cannot say: names that lead out or come twice, slots that overlap or leave gaps."""
+    if manifest.permutation_key is not None and manifest.permutation_key >= 1 << 64:
+        raise FormatError(f"{where}: the permutation's key has more than 64 bits; convert again")
+    for what, names in (("field", [one.name for one in manifest.fields]), ("shard", [one.name for one in manifest.shards])):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FormatError(f"{where}: names the {what} {twice!r:.80} twice; convert again")
+    slot = 0
+    for shard in manifest.shards:
+        name = shard.name
+        if "/" in name or "\0" in name or name in ("", ".", ".."):
+            raise FormatError(f"{where}: shard name {name!r:.80} leaves the directory; do not use this dataset")
+        if shard.first_slot != slot:
+            raise FormatError(f"{where}: shard {name} begins at slot {shard.first_slot}, not at {slot}; convert again")
+        slot += shard.num_slots
+        if shard.num_samples + len(shard.skipped) != shard.num_slots or not _are_slots_of(shard):
+            raise FormatError(
+                f"{where}: shard {name} has {shard.num_slots} slots, {shard.num_samples} samples and {len(shard.skipped)} slots"
+                " left out, which do not fit together; convert again"
+            )
+    if slot > MAX_SLOTS:
+        raise FormatError(f"{where}: claims {slot} slots, more than there can be; convert again")
+
+
+def _are_slots_of(shard: ShardInfo) -> bool:
+    """Whether the skipped slots are the shard's, and ascend."""
+    edges = (shard.first_slot - 1, *shard.skipped, shard.first_slot + shard.num_slots)
+    return all(before < after for before, after in itertools.pairwise(edges))
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    """Return the sha256, in hex, of a manifest's JSON in a form that spaces and the order of its members do not change."""
+    rest = {name: one for name, one in value.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Read `directory/dataset.json`.
 
     Raises UnfinishedError for a directory under construction, MissingDataError where there is no
-    manifest, FormatError for one that does not parse.
+    manifest, StorageError where it cannot be read, FormatError for one that no program wrote or that is damaged.
     """
     refuse_unfinished(directory)
+    return read_document(directory)
+
+
+def read_document(directory: Path) -> Manifest:
+    """Read `directory/dataset.json`, also beside the marker of a conversion under way. Raises as `read_manifest` does."""
     path = directory / MANIFEST_NAME
     try:
-        text = path.read_bytes()
+        text = regular_files.read_bytes(path)
     except FileNotFoundError as exc:
         raise MissingDataError(f"{directory}: no {MANIFEST_NAME}; is this a converted dataset?") from exc
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror}); check its permissions") from exc
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise FormatError(f"{path}: not JSON ({exc}); convert again") from exc
     return Manifest.from_json(value, str(path))
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `directory/dataset.json` atomically."""
-    atomic.write_json(directory / MANIFEST_NAME, manifest.to_json())
+    """Write `directory/dataset.json` atomically, with its checksum."""
+    value = json.loads(json.dumps(manifest.to_json()))  # as a reader will have it: lists for tuples, texts for keys
+    atomic.write_json(directory / MANIFEST_NAME, {**value, "checksum": _checksum(value)})
 
 
 def refuse_unfinished(directory: Path) -> None:

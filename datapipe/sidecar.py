@@ -13,6 +13,7 @@ field, and `datapipe.row_groups`, a JSON list of the rows at which row groups be
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -24,13 +25,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe import atomic
-from datapipe.errors import FormatError, MissingDataError
+from datapipe import arrow_maps, atomic
+from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.manifest import ShardInfo
 
 SIDECAR_SUFFIX = ".index.arrow"
+ROW_NBYTES = 32  # that each sample takes at least: four numbers, and where two texts end
 _PREFIX = "datapipe.prefix."
 _ROWS = "datapipe.rows."
 _ROW_GROUPS = "datapipe.row_groups"
+_NO_LABEL = -1
+_MAX_NBYTES = 1 << 61  # so that an offset and a size make no number beyond 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,44 +177,107 @@ def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@functools.lru_cache(maxsize=64)
+def _schema(field_names: tuple[str, ...]) -> pa.Schema:
+    """The columns of a sidecar with these fields."""
+    columns = {
+        "id": pa.int64(), "key": pa.binary(), "source": pa.binary(), "label": pa.int64(), "height": pa.int32(),
+        "width": pa.int32(),
+    }  # fmt: skip
+    parts = {"encoding": pa.string(), "offset": pa.int64(), "nbytes": pa.int64(), "crc32c": pa.uint32(), "has_crc": pa.uint8()}
+    for name in field_names:
+        columns |= {f"{name}.{part}": kind for part, kind in parts.items()}
+    return pa.schema(list(columns.items()))
+
+
 class Sidecar:
     """One opened sidecar. Columns are numpy views of the memory map; thread-safe, as nothing changes.
 
-    Raises MissingDataError or FormatError on opening.
+    `shard`: what the manifest says of its shard; extents must lie within it, and the bytes hash to what it says, so that
+    what an opened sidecar tells is what was written. Reads all of it once, at a gigabyte and more a second. Raises
+    MissingDataError, StorageError or FormatError on opening.
     """
 
     __slots__ = (
-        "_buffers", "_map", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "row_columns",
+        "_buffers", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "row_columns",
         "row_groups", "widths",
     )  # fmt: skip
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shard: ShardInfo | None = None) -> None:
         self.path = path
+        data = self._map()
+        if shard is not None and shard.index_sha256 and hashlib.sha256(data).hexdigest() != shard.index_sha256:
+            raise self._error("differs from what was written (sha256)")
         try:
-            self._map = pa.memory_map(str(path))
-            with pa.ipc.open_file(self._map) as reader:
-                table = reader.read_all()
-                metadata = reader.schema.metadata or {}
+            metadata = self._read(data)
+            self._take_metadata(metadata)
+        except arrow_maps.DAMAGE as exc:
+            if isinstance(exc, FormatError):
+                raise
+            raise self._error(f"not an Arrow file, or damaged ({exc})") from exc
+        if shard is not None and self.num_samples != shard.num_samples:
+            raise self._error(f"has {self.num_samples} samples, the manifest says {shard.num_samples}")
+        self._check_values(_MAX_NBYTES if shard is None else shard.nbytes)
+
+    def _map(self) -> pa.Buffer:
+        try:
+            data = arrow_maps.map_file(self.path)
         except FileNotFoundError as exc:
-            raise MissingDataError(f"{path}: index is missing; `datapipe verify` names what else is") from exc
-        except (pa.ArrowInvalid, OSError) as exc:
-            raise FormatError(f"{path}: not an Arrow file ({exc}); index or convert again") from exc
-        if metadata.get(b"datapipe.sidecar") != b"1":
-            raise FormatError(f"{path}: not a datapipe index; index or convert again")
-        self.field_names = tuple(metadata[b"datapipe.fields"].decode().split(","))
-        self.num_samples = table.num_rows
-        try:
-            batch = table.combine_chunks().to_batches()[0] if table.num_rows else None
-            self._buffers = {} if batch is None else {name: batch.column(name) for name in table.column_names}
-            self.ids = self._fixed("id", np.int64)
-            self.labels = self._fixed("label", np.int64)
-            self.heights = self._fixed("height", np.int32)
-            self.widths = self._fixed("width", np.int32)
-        except KeyError as exc:
-            raise FormatError(f"{path}: column {exc} is missing; index or convert again") from exc
+            raise MissingDataError(f"{self.path}: index is missing; `datapipe verify` names what else is") from exc
+        except OSError as exc:
+            if exc.errno is None:
+                raise self._error(f"cannot be mapped ({exc})") from exc
+            raise StorageError(exc.errno, f"{self.path}: cannot be read ({exc.strerror})") from exc
+        return data
+
+    def _read(self, data: pa.Buffer) -> dict[bytes, bytes]:
+        """Take the columns; the schema's metadata. Raises FormatError or `arrow_maps.DAMAGE`."""
+        if not arrow_maps.is_file(data):
+            raise self._error("not an Arrow file, or cut")
+        with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
+            metadata = reader.schema.metadata or {}
+            if metadata.get(b"datapipe.sidecar") != b"1":
+                raise self._error("not a datapipe index")
+            self.field_names = tuple(metadata[b"datapipe.fields"].decode().split(","))
+            if not reader.schema.equals(_schema(self.field_names)):
+                raise self._error("its columns are not those of an index")
+            batches = list(reader)
+        if len(batches) > 1:
+            raise self._error(f"has {len(batches)} record batches, where an index has one")
+        for batch in batches:
+            batch.validate(full=True)
+        self.num_samples = sum(batch.num_rows for batch in batches)
+        self._buffers = dict(zip(reader.schema.names, batches[0].columns, strict=True)) if self.num_samples else {}
+        if any(column.null_count for column in self._buffers.values()):
+            raise self._error("lacks values")
+        return metadata
+
+    def _take_metadata(self, metadata: dict[bytes, bytes]) -> None:
+        self.ids = self._fixed("id", np.int64)
+        self.labels = self._fixed("label", np.int64)
+        self.heights = self._fixed("height", np.int32)
+        self.widths = self._fixed("width", np.int32)
         self.prefixes = self._read_prefixes(metadata)
         self.row_columns = self._read_row_columns(metadata)
         self.row_groups = self._read_row_groups(metadata)
+
+    def _check_values(self, data_nbytes: int) -> None:
+        """Raise FormatError for values that no index has. `data_nbytes`: the size of the shard."""
+        if not self.num_samples:
+            return
+        if int(self.labels.min()) < _NO_LABEL:
+            raise self._error(f"a label is {int(self.labels.min())}, the least is {_NO_LABEL}")
+        for name in self.field_names:
+            offsets, sizes = self.offsets(name), self.nbytes(name)
+            by_rows = name in self.row_columns
+            most = self.num_samples - 1 if by_rows else data_nbytes
+            is_sound = offsets.min() >= 0 and sizes.min() >= 0 and offsets.max() <= most and sizes.max() <= _MAX_NBYTES
+            if not is_sound or (not by_rows and int((offsets + sizes).max()) > data_nbytes):
+                end = "rows" if by_rows else f"{data_nbytes} bytes"
+                raise self._error(f"field {name!r} of a sample reaches beyond the {end} of its shard")
+
+    def _error(self, what: str) -> FormatError:
+        return FormatError(f"{self.path}: {what}; index or convert again")
 
     def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
         """By field, bytes that belong before those of every extent; fields that need none are left out."""
@@ -217,7 +285,7 @@ class Sidecar:
         try:
             return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
         except ValueError as exc:
-            raise FormatError(f"{self.path}: a prefix is not hexadecimal ({exc}); index or convert again") from exc
+            raise self._error(f"a prefix is not hexadecimal ({exc})") from exc
 
     def _read_row_columns(self, metadata: dict[bytes, bytes]) -> dict[str, str]:
         """By field that is addressed by rows, what the shard calls it."""
@@ -229,10 +297,10 @@ class Sidecar:
         try:
             starts = np.array(json.loads(metadata.get(_ROW_GROUPS.encode(), b"[]")), np.int64)
         except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise FormatError(f"{self.path}: row groups are no list of rows ({exc}); index or convert again") from exc
+            raise self._error(f"row groups are no list of rows ({exc})") from exc
         is_sound = starts.ndim == 1 and (len(starts) > 1 or not self.row_columns)
         if not is_sound or (len(starts) and (starts[0] or starts[-1] != self.num_samples or (np.diff(starts) < 0).any())):
-            raise FormatError(f"{self.path}: row groups do not cover its {self.num_samples} samples; index or convert again")
+            raise self._error(f"row groups do not cover its {self.num_samples} samples")
         return starts
 
     def _fixed(self, name: str, dtype: type) -> NDArray[Any]:

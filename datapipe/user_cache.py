@@ -15,6 +15,7 @@ from datapipe import atomic
 from datapipe.locks import one_at_a_time
 from datapipe.printable import get_logger
 from datapipe.private_files import private_directory
+from datapipe.regular_files import read_bytes
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[]
             logger.warning("%s cannot be kept in %s (%s); every process finds it out again", kind, path.parent, exc)
             return parse(make())
         try:
-            return parse(json.loads(path.read_text())["found"])
+            return parse(json.loads(read_bytes(path))["found"])
         except (OSError, ValueError, KeyError, TypeError):
             found = make()
         try:

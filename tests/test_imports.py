@@ -28,6 +28,8 @@ LEVELS: dict[str, int] = {
                 "checks",
                 "observe",
                 "atomic",
+                "regular_files",
+                "arrow_maps",
                 "cores",
                 "locks",
                 "private_files",
@@ -93,8 +95,8 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 }
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "cores", "locks")),
-    *(f"datapipe.{room}" for room in ("private_files", "user_cache", "probe", "decode")),
+    *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "regular_files", "arrow_maps")),
+    *(f"datapipe.{room}" for room in ("cores", "locks", "private_files", "user_cache", "probe", "decode")),
     *(
         f"datapipe.{room}"
         for room in (

@@ -138,7 +138,7 @@ def test_sizes_of_row_groups_are_means(tmp_path: Path) -> None:
 
 def test_no_sidecar_is_opened_where_nothing_can_be_addressed_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
-    monkeypatch.setattr(index_module, "Sidecar", lambda path: opened.append(path) or Sidecar(path))
+    monkeypatch.setattr(index_module, "Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about))
     for number, changes in enumerate(({"container": "tar"}, {"container": "folder"}, {"sha256": "ab" * 32})):
         index = make_index(tmp_path / str(number), [rows_of([0, 4, 9])], **changes)
         assert index.row_grouping(["image"]) is None

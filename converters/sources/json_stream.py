@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from datapipe import regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _READ_NBYTES = 1 << 20
@@ -21,10 +22,8 @@ def array_elements(path: Path, keys: frozenset[str]) -> Iterator[tuple[str, Any]
     An array is announced by (key, None) even if it is empty. Other members are passed over. Memory holds one element
     (of another member: all of it). Raises MissingDataError, StorageError, or FormatError for what is not such an object.
     """
-    if path.exists() and not path.is_file():
-        raise MissingDataError(f"{path}: not a regular file; pass the annotation file")
     try:
-        with path.open("rb") as file:
+        with regular_files.open_file(path) as file:
             yield from _members(_Text(path, iter(lambda: file.read(_READ_NBYTES), b"")), keys)
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file; check the path of the source") from exc

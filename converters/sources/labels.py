@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from datapipe import regular_files
 from datapipe.errors import MissingDataError, OptionError, StorageError
 
 MAX_CLASSES = 1 << 20  # more different labels than these are no classes
@@ -93,7 +94,7 @@ def read_class_map(path: Path) -> dict[str, int]:
     Indices must be 0..n-1, each once: they are labels, and a class list has no holes.
     """
     try:
-        text = os.fsdecode(path.read_bytes())
+        text = os.fsdecode(regular_files.read_bytes(path))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file; check --class-map") from exc
     except OSError as exc:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from datapipe import regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -117,10 +118,8 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines with their ends, in UTF-8."""
-    if path.exists() and not path.is_file():
-        raise MissingDataError(f"{path}: not a regular file; pass one, as it is read twice")
     try:
-        with path.open("rb") as file:
+        with regular_files.open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_NBYTES + 1), b""), 1):
                 if len(line) > MAX_LINE_NBYTES:
                     raise FormatError(f"{path}: line {number} has more than {MAX_LINE_NBYTES} bytes: no manifest; check the path")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from converters.sources import Origin
 from datapipe.errors import MissingDataError
+from datapipe.regular_files import is_within
 
 _MAX_FOLDERS = 4096  # whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
@@ -53,7 +54,7 @@ class NamedFiles:
         except OSError as exc:
             return name, None, self._missing(text, exc)
         self._has_found = True
-        if not real.startswith(self._top.rstrip(b"/") + b"/"):
+        if not is_within(real, self._top):
             return name, None, f"leads out of {self._root}, to {os.fsdecode(real)}; copy or bind-mount what it points to"
         if not stat.S_ISREG(status.st_mode):
             what = "folder" if stat.S_ISDIR(status.st_mode) else "pipe, socket or device"

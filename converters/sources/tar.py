@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
 from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe import regular_files
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.tar import Member, scan_members, split_name
 from datapipe.containers.tar_fields import HEAD_NBYTES, field_of_suffix
@@ -201,9 +201,7 @@ def _open_map(path: bytes) -> _Mapped:
     """A tar in memory, to be closed. Raises MissingDataError, StorageError or FormatError."""
     where = os.fsdecode(path)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError(f"{where}: not a regular file; remove it, or pass the tars one by one")
-        with open(path, "rb") as file:
+        with regular_files.open_file(path) as file:
             status = os.fstat(file.fileno())
             if not status.st_size:
                 raise FormatError(f"{where}: empty file, not a tar; get the file again or remove it")

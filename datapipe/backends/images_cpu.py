@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.kept_images import KeptImages
+from datapipe.backends.kept_images import KeptImage, KeptImages
 from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.fetch.cache.store import Gap, Kept
+from datapipe.fetch.cache.store import Gap
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
@@ -179,8 +179,8 @@ class BlockWorker:
         start_ns = time.perf_counter_ns()
         for row, entry in enumerate(rows):
             there = self._kept.find(entries, entry)
-            if isinstance(there, Kept):
-                found.samples.append(EncodedSample(row, there.data, probe(there.data)))
+            if isinstance(there, KeptImage):
+                found.samples.append(EncodedSample(row, there.data, there.header))
                 report.sizes[row] = there.size
                 report.nbytes += len(there.data)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,20 @@ from datapipe.draws import Draws
 from datapipe.errors import DecodeError
 from datapipe.fetch.cache.store import Gap, Kept, Store
 from datapipe.index import WHOLE_FILE, Entries, Extents
-from datapipe.probe import MAX_PIXELS, ImageHeader
+from datapipe.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
 
 _NPY_HEADER_NBYTES = 128  # of three extents
 _NO_DRAWS = Draws(0, 0, np.zeros(1, np.int64))
+
+
+class KeptImage(NamedTuple):
+    """An image that was found."""
+
+    data: bytes
+    header: ImageHeader
+    size: tuple[int, int]  # (height, width) of what it was made from
 
 
 class KeptImages:
@@ -34,9 +43,14 @@ class KeptImages:
         self.front = front
         self.store = store
 
-    def find(self, entries: Entries, row: int) -> Kept | Gap:
+    def find(self, entries: Entries, row: int) -> KeptImage | Gap:
         """The image of a sample, or what `make` wants to know."""
-        return self.store.find(int(entries.ids[row]), _stamp(entries.extents, row))
+        sample, stamp = int(entries.ids[row]), _stamp(entries.extents, row)
+        kept = self.store.find(sample, stamp)
+        if isinstance(kept, Gap):
+            return kept
+        header = _header(kept)
+        return Gap(sample, stamp, b"") if header is None else KeptImage(kept.data, header, kept.size)
 
     def make(self, gap: Gap, data: bytes, header: ImageHeader, decoder: Decoder) -> bytes | None:
         """Carry out the front and keep the result. None where it would not be kept, or does not decode: nothing was done."""
@@ -62,6 +76,16 @@ class KeptImages:
         if len(rows) == len(extents):
             return extents
         return extents.take(rows) if rows else None
+
+
+def _header(kept: Kept) -> ImageHeader | None:
+    """Of a value that `make` may have made; None for any other, which somebody else must have put there."""
+    try:
+        header = probe(kept.data)
+    except DecodeError:
+        return None
+    is_ours = header.encoding == "npy" and header.num_channels == 3 and header.complete
+    return header if is_ours and min(kept.size) > 0 else None
 
 
 def _stamp(extents: Extents, row: int) -> int:

@@ -284,13 +284,16 @@ def _compare(before: Path, after: Path, *, as_json: bool) -> int:
 def _read(path: Path) -> dict[str, Any]:
     """A diagnosis, or the one in a directory."""
     from datapipe.errors import FormatError, MissingDataError
+    from datapipe.regular_files import read_bytes
 
     file = path / _DIAGNOSIS if path.is_dir() else path
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(read_bytes(file))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{file}: no such diagnosis; `datapipe diagnose --out DIR` writes DIR/diagnosis.json") from exc
-    except (OSError, ValueError) as exc:
+    except FormatError:
+        raise
+    except (OSError, ValueError, RecursionError) as exc:
         raise FormatError(f"{file}: not a diagnosis ({exc}); `datapipe diagnose --out DIR` writes DIR/diagnosis.json") from exc
     return found
 

@@ -27,6 +27,7 @@ from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
 from datapipe.errors import DatapipeError
 from datapipe.index import WHOLE_FILE, Entries
+from datapipe.regular_files import open_file
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
 _SHARE = 0.1  # of the time, for the passes of one trial
@@ -152,9 +153,9 @@ def _places(entries: Entries) -> Iterable[tuple[str, int, int]]:
 
 
 def _read(path: str, offset: int, nbytes: int) -> bytes:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(offset)
-        return file.read(None if nbytes == WHOLE_FILE else nbytes)
+        return file.read(-1 if nbytes == WHOLE_FILE else nbytes)
 
 
 def resized_side(sample: Sample, scratch: Path) -> int | None:

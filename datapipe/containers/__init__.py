@@ -37,8 +37,11 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
         return open_foreign(_shards([here], text))
     if not here.is_dir():
         raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
-    if (here / MANIFEST_NAME).is_file():
-        return SampleIndex(read_manifest(here), data_directory=here, sidecar_directory=here)
+    if (here / MANIFEST_NAME).exists():
+        manifest = read_manifest(here)
+        if manifest.container == "folder":  # of loose files there is an index, but no dataset: its paths may lead anywhere
+            raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
+        return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
     shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
     if shards:

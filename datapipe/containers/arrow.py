@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe import arrow_maps
 from datapipe.containers.columns import free_name
 from datapipe.containers.field_kinds import HEAD_NBYTES, kind_of_bytes, kind_of_text
 from datapipe.containers.field_names import IMAGE, IMAGE_COLUMNS, KEY_COLUMNS, LABEL, LABEL_COLUMNS, field_name
@@ -27,25 +28,22 @@ from datapipe.manifest import FieldSpec, Kind
 from datapipe.probe import encoding_of
 from datapipe.sidecar import FieldColumn, SidecarRows
 
-_MAGIC = b"ARROW1"
-
 Ints = NDArray[np.int64]
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Look through one file; ids are row numbers. Raises MissingDataError, StorageError or FormatError, naming the file."""
-    with mapped(path, "Arrow") as head:
-        is_file = head[: len(_MAGIC)] == _MAGIC
+    with mapped(path, "Arrow"):  # says what is wrong with a file that cannot be opened, or is empty
+        data = arrow_maps.map_file(path)
     try:
-        with pa.memory_map(str(path)) as source:
-            base = source.read_buffer(1).address
-            source.seek(0)
-            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-            batches = [reader.get_batch(n) for n in range(reader.num_record_batches)] if is_file else list(reader)
-            return _index(str(path), reader.schema, batches, base, source.size())
+        with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
+            batches = list(reader)
+        for batch in batches:
+            batch.validate()
+        return _index(str(path), reader.schema, batches, data.address, data.size)
     except FormatError:
         raise
-    except (pa.ArrowException, OSError, ValueError) as exc:
+    except arrow_maps.DAMAGE as exc:
         raise FormatError(f"{path}: not an Arrow file, or damaged ({exc}); get the file again") from exc
 
 
@@ -151,6 +149,8 @@ def _names(parts: list[Any]) -> list[str] | None:
         parts = [part.field("path") for part in parts]
     if not _is_text(parts[0].type):
         return None
+    for part in parts:
+        part.validate(full=True)  # where each text lies: nobody has looked at that so far
     names = [name for part in parts for name in part.to_pylist()]
     return names if all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names) else None
 

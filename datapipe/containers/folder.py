@@ -61,7 +61,7 @@ def is_unchanged(root: Path, times: dict[str, int]) -> bool:
     """Whether every directory still has its time."""
     try:
         return all(os.stat(os.path.join(root, directory)).st_mtime_ns == mtime_ns for directory, mtime_ns in times.items())
-    except OSError:
+    except (OSError, ValueError):  # a name that no directory has
         return False
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from datapipe import atomic
+from datapipe import atomic, regular_files
 from datapipe.containers import folder
 from datapipe.containers.common_fields import CommonFields
 from datapipe.containers.listing import ScanNotes, told_of_loops
@@ -30,6 +30,7 @@ from datapipe.locks import one_at_a_time
 from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.printable import get_logger, printable
 from datapipe.private_files import private_directory
+from datapipe.regular_files import leads_out
 from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 from datapipe.user_cache import INDEXES, user_cache
 
@@ -68,7 +69,12 @@ def open_foreign(data: ForeignSet) -> SampleIndex:
 
 
 def _opened(data: ForeignSet, home: Path) -> SampleIndex:
-    return SampleIndex(read_manifest(home), data_directory=data.directory, sidecar_directory=home)
+    """Raises FormatError for an index that is not of this data, whoever put it there."""
+    manifest = read_manifest(home)
+    of_shards = data.container != "folder"
+    if manifest.container != data.container or (of_shards and tuple(shard.name for shard in manifest.shards) != data.names):
+        raise FormatError(f"{home}: an index of other data than {data.where}; remove it, and it is made again")
+    return SampleIndex(manifest, data_directory=data.directory, sidecar_directory=home)
 
 
 def _index_homes(data: ForeignSet) -> list[Path]:
@@ -79,7 +85,12 @@ def _index_homes(data: ForeignSet) -> list[Path]:
     if data.container == "folder":
         return [cached]
     beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
-    return [data.directory / INDEX_DIRECTORY_NAME / beside[:8], cached]
+    home = data.directory / INDEX_DIRECTORY_NAME / beside[:8]
+    if any(os.path.islink(path) and leads_out(data.directory, path) for path in map(data.directory.joinpath, data.names)):
+        return [cached]  # what somebody put beside links is not believed about the files that they lead to
+    if leads_out(data.directory, home):
+        return [cached]  # nothing is written where a link in somebody's data leads
+    return [home, cached]
 
 
 def _first_writable(homes: list[Path]) -> Path:
@@ -119,10 +130,12 @@ def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
 
 def _read_stamp(home: Path) -> dict[str, Any]:
     """What was noted when the index was made; nothing where there is none, or it does not parse."""
-    with contextlib.suppress(OSError, ValueError):
-        stamp = json.loads((home / _STAMP_NAME).read_bytes())
-        if isinstance(stamp, dict):
-            return stamp
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        text = regular_files.read_bytes(home / _STAMP_NAME)
+        with contextlib.suppress(ValueError, RecursionError):
+            stamp = json.loads(text)
+            if isinstance(stamp, dict):
+                return stamp
     return {}
 
 

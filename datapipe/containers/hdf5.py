@@ -27,6 +27,7 @@ from datapipe.errors import FormatError
 from datapipe.manifest import FieldSpec, Kind
 from datapipe.printable import get_logger
 from datapipe.probe import encoding_of
+from datapipe.regular_files import opened_by_name
 from datapipe.sidecar import SidecarRows
 
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")
@@ -51,7 +52,7 @@ def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """
     with mapped(path, "HDF5") as data:
         try:
-            with h5py.File(path, "r", locking=False) as file:
+            with opened_by_name(path) as name, h5py.File(name, "r", locking=False) as file:
                 return _index(file, data, str(path))
         except FormatError:
             raise

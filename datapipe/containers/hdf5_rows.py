@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from datapipe.containers.hdf5_vlen import vlen_extents
 from datapipe.containers.rows import npy_bytes
 from datapipe.errors import DecodeError, FormatError
+from datapipe.regular_files import open_file, opened_by_name
 from datapipe.row_groups import RowGroup, Rows
 
 # what h5py raises for damaged files, from its own checks and from the library's
@@ -51,7 +52,7 @@ class ListRows:
 
 def read_rows(group: RowGroup) -> Rows:
     """Raises DAMAGE."""
-    with h5py.File(group.path, "r", locking=False) as file:
+    with opened_by_name(group.path) as name, h5py.File(name, "r", locking=False) as file:
         dataset = file[group.column]
         if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual or len(dataset) < group.end:
             raise ValueError("its datasets are others")
@@ -64,7 +65,7 @@ def read_rows(group: RowGroup) -> Rows:
 
 
 def _read_lists(dataset: h5py.Dataset, elements: np.dtype[Any], group: RowGroup) -> ListRows:
-    with open(group.path, "rb") as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_file(group.path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
         extents = vlen_extents(dataset, data, itemsize=elements.itemsize, rows=range(group.first, group.end))
         places = zip(*(numbers.tolist() for numbers in extents), strict=True)
         return ListRows([npy_bytes(np.frombuffer(data[offset : offset + nbytes], elements)) for offset, nbytes in places])

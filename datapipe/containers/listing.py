@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datapipe.errors import MissingDataError, StorageError
+from datapipe.regular_files import is_within
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
@@ -208,7 +209,7 @@ def _may_descend(
         notes.loops.append(source)
         return False
     target = os.path.realpath(path)
-    if not _is_inside(target, top):
+    if not is_within(target, top):
         notes.problems.append(ScanProblem(source, _leads_out(target)))
         return False
     return True
@@ -225,7 +226,7 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
         problem = f"not a regular file but a {_file_type(status.st_mode)}"
     elif entry.is_symlink():
         target = os.path.realpath(entry.path)
-        if not _is_inside(target, top):
+        if not is_within(target, top):
             problem = _leads_out(target)
     if problem is not None:
         return ListedFile(class_name, directory, entry.name, 0, 0, problem)
@@ -235,10 +236,6 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
 def _leads_out(target: bytes) -> str:
     shown = target.decode(errors="backslashreplace")
     return f"symbolic link leads out of the source, to {shown}; copy or bind-mount what it points to"
-
-
-def _is_inside(path: bytes, top: bytes) -> bool:
-    return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 
 def _file_type(mode: int) -> str:

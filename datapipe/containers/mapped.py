@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from datapipe import regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
 
 
@@ -15,10 +16,10 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 def mapped(path: Path, form: str) -> Iterator[mmap.mmap]:
     """The bytes of `path`, a file of that form; nothing is read ahead, as headers and lengths are small beside the images.
 
-    Raises MissingDataError, StorageError, or FormatError for an empty file; also for an OSError within the block.
+    Raises MissingDataError, StorageError, or FormatError for an empty file or what is none; also for an OSError within the block.
     """
     try:
-        with path.open("rb") as plain:
+        with regular_files.open_file(path) as plain:
             if not os.fstat(plain.fileno()).st_size:
                 raise FormatError(f"{path}: empty file, not {form}; get the file again or remove it")
             with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from datapipe.containers.parquet_footer import Column, Footer
 from datapipe.containers.parquet_pages import Chunk, pages
 from datapipe.containers.thrift_compact import DamagedError
+from datapipe.regular_files import opened_by_name
 
 # what pyarrow raises for damaged files, from its own checks and from what it is built on
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
@@ -56,7 +57,7 @@ def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_n
 def read_numbers(path: Path, column: Column) -> list[int | None]:
     """A top-level column of integers, null as None. Raises PYARROW_ERRORS."""
     values: list[int | None] = []
-    with pq.ParquetFile(path, pre_buffer=False) as file:
+    with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             table = file.read_row_group(number, columns=[column.path], use_threads=False)
             values += table.column(0).cast(pa.int64()).to_pylist()
@@ -69,7 +70,7 @@ def read_names(path: Path, column: Column, *, at_most: int) -> list[bytes | None
     Read as dictionaries, so that a long string that is repeated costs no memory before it is seen to be one.
     """
     values: list[bytes | None] = []
-    with pq.ParquetFile(path, read_dictionary=[column.path], pre_buffer=False) as file:
+    with opened_by_name(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             found = file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
             while pa.types.is_struct(found.type):

@@ -6,10 +6,12 @@ The footer and the headers of the column's pages are looked at before pyarrow is
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import mmap
 import os
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +23,7 @@ from datapipe.containers.parquet_pages import Chunk
 from datapipe.containers.parquet_values import Form, form_of, value_bytes
 from datapipe.containers.thrift_compact import DamagedError
 from datapipe.errors import DecodeError
+from datapipe.regular_files import open_file, opened_by_name
 from datapipe.row_groups import RowGroup
 
 _MAX_FOOTERS = 64  # kept parsed
@@ -57,7 +60,7 @@ class ColumnRows:
 
 def read_rows(group: RowGroup) -> ColumnRows:
     """Raises DAMAGE, and OSError with its number where the file cannot be read."""
-    with open(group.path, "rb") as plain:
+    with open_file(group.path) as plain:
         status = os.fstat(plain.fileno())
         footer = _footer(group.path, status.st_ino, status.st_size, status.st_mtime_ns)
         if footer.row_starts()[group.number : group.number + 2] != [group.first, group.end]:
@@ -93,13 +96,18 @@ def first_value(path: str, column: str, leaves: list[Column]) -> tuple[Form, byt
         return rows._form, None
 
 
-def open_column(path: str, leaves: list[Column]) -> pq.ParquetFile:
-    """The file, for reading these columns of it.
+@contextlib.contextmanager
+def open_column(path: str, leaves: list[Column]) -> Iterator[pq.ParquetFile]:
+    """The file, for reading these columns of it within the block.
 
     Strings are read as dictionaries where they are stored so: one that is repeated is in memory once.
     """
     dictionaries = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    return pq.ParquetFile(path, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True)
+    with (
+        opened_by_name(path) as name,
+        pq.ParquetFile(name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
 def _rows(table: pa.Table, column: str) -> ColumnRows:
@@ -128,5 +136,5 @@ def _read(descriptor: int, chunk: Chunk) -> bytes:
 @functools.lru_cache(maxsize=_MAX_FOOTERS)
 def _footer(path: str, inode: int, nbytes: int, mtime_ns: int) -> Footer:
     """Of the file as long as it looks like that."""
-    with open(path, "rb") as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_file(path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_footer(data)

@@ -12,11 +12,20 @@ from pathlib import Path
 
 import crc32c
 
-from datapipe.errors import DatapipeError, DecodeError, IntegrityError, MissingDataError, MissingSampleError, StorageError
+from datapipe.errors import (
+    DatapipeError,
+    DecodeError,
+    FormatError,
+    IntegrityError,
+    MissingDataError,
+    MissingSampleError,
+    StorageError,
+)
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index import WHOLE_FILE, Extents
 from datapipe.probe import MAX_SAMPLE_NBYTES
+from datapipe.regular_files import open_descriptor
 
 # Of a file that is not where the listing saw it; whether the storage works is another question.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
@@ -54,10 +63,11 @@ class LocalFiles:
         _check_size(nbytes)
         try:
             file = self._file(path)  # held by name: dropped by other threads meanwhile, it stays open for this read
-            data = os.pread(file.descriptor, nbytes, offset)
+            fits = offset + nbytes <= file.nbytes  # asked first: memory for what is to be read is had before it is
+            data = os.pread(file.descriptor, nbytes, offset) if fits else b""
         except OSError as exc:
             raise _translated(exc, path) from exc
-        if len(data) != nbytes:
+        if not fits or len(data) != nbytes:
             raise IntegrityError(
                 f"{path}: ends within bytes {offset}..{offset + nbytes}: truncated, or changed since it was indexed; "
                 "`datapipe verify` names all damage"
@@ -74,7 +84,7 @@ class LocalFiles:
         if extents.one_file_each:
             return
         for span in plan_reads(extents):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, FormatError):
                 file = self._file(span.path)
                 os.posix_fadvise(file.descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
 
@@ -97,11 +107,12 @@ class LocalFiles:
 class _OpenFile:
     """A descriptor that is closed when the last thread lets go of it."""
 
-    __slots__ = ("descriptor",)
+    __slots__ = ("descriptor", "nbytes")
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor, status = open_descriptor(path)
+        self.nbytes = status.st_size
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
         if self.descriptor >= 0:
@@ -110,9 +121,9 @@ class _OpenFile:
 
 def _read_whole(path: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the loader
+        descriptor, status = open_descriptor(path)
         try:
-            size = os.fstat(descriptor).st_size
+            size = status.st_size
             _check_size(size)
             data = os.read(descriptor, size + 1)
             while len(data) < size and (more := os.read(descriptor, size - len(data))):
@@ -120,13 +131,15 @@ def _read_whole(path: str) -> bytes:
             return data
         finally:
             os.close(descriptor)
+    except DatapipeError as exc:
+        if isinstance(exc, FormatError):  # a file of its own is a sample: this one is bad, whatever lies beside it
+            raise MissingSampleError(f"{exc}; {_RESTORE}") from exc
+        raise
     except OSError as exc:
         if exc.errno in _GONE:
             raise MissingSampleError(f"{path}: is missing, or no file any more ({exc.strerror}); {_RESTORE}") from exc
         raise _translated(exc, path) from exc
     except ValueError as exc:
-        if isinstance(exc, DatapipeError):
-            raise
         raise MissingSampleError(f"{path}: is no name for a file ({exc}); {_RESTORE}") from exc
 
 

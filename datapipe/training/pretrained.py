@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from datapipe.errors import FormatError, MissingDataError, StateError
+from datapipe.regular_files import open_file
 
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "network")  # under which checkpoints keep weights
 _PREFIXES = ("module.", "_orig_mod.")  # of DDP and torch.compile
@@ -39,9 +40,12 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     Raises MissingDataError, FormatError for anything else.
     """
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        with open_file(path) as file:
+            return torch.load(file, map_location=device, weights_only=True)
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file") from exc
+    except FormatError:
+        raise
     except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, pickle.UnpicklingError) as exc:
         first = str(exc).strip().split("\n")[0]
         raise FormatError(f"{path}: not tensors and plain values as torch.save writes them, or cut short ({first:.160})") from exc

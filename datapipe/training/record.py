@@ -18,6 +18,7 @@ import torch
 
 from datapipe.atomic import atomic_writer, write_json
 from datapipe.errors import StorageError
+from datapipe.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
 
 RECORD, METRICS = "run.json", "metrics.jsonl"
@@ -133,7 +134,7 @@ def _version(name: str) -> str | None:
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of an earlier run; one that a kill cut short is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for text in read_bytes(path).decode(errors="replace").splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
         except ValueError:
@@ -153,7 +154,7 @@ def _epoch(line: Mapping[str, Any]) -> EpochMetrics:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -216,10 +216,10 @@ def test_what_does_not_parse_names_its_line(tmp_path: Path, name: str, data: byt
 @pytest.mark.parametrize(("name", "form"), [("x.csv", "manifest"), ("x.jsonl", "manifest"), ("x.json", "coco")])
 def test_pipes_and_folders_are_not_waited_for(tmp_path: Path, name: str, form: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(MissingDataError, match="not a regular file"):
+    with pytest.raises(FormatError, match="not a regular file"):
         converted(tmp_path / name, tmp_path / "out", form=form)
     (tmp_path / f"folder.{name}").mkdir()
-    with pytest.raises(MissingDataError, match="not a regular file"):
+    with pytest.raises(FormatError, match="not a regular file"):
         converted(tmp_path / f"folder.{name}", tmp_path / "out", form=form)
 
 

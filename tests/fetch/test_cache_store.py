@@ -122,6 +122,24 @@ def test_damage_is_a_miss_and_kept_anew(tmp_path: Path) -> None:
     assert num_right(store) == 4
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [{"offset": (1 << 64) - 1}, {"offset": 1 << 63}, {"nbytes": (1 << 64) - 1}, {"nbytes": 1 << 60}, {"nbytes": 1 << 40}],
+    ids=str,
+)
+def test_an_entry_that_lies_is_a_miss(lie: dict[str, int], tmp_path: Path) -> None:
+    """Whoever writes one can make its checksum too; reading what it claims would take the memory for it first."""
+    store = store_at(str(tmp_path))
+    fill(store, range(3))
+    entry = Entry(**({"offset": 0, "nbytes": 10, "stamp": STAMP, "height": 1, "width": 1, "crc32c": 0} | lie))
+    with files_of(tmp_path)[0].open("r+b") as index:
+        index.seek(64 + ENTRY_NBYTES)
+        index.write(pack_entry(1, entry))
+    assert isinstance(store.find(1, STAMP), Gap)
+    assert not store.will_need(1)
+    assert num_right(store) == 2
+
+
 def test_a_damaged_head_makes_the_store_begin_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_at(str(tmp_path))
     fill(store, range(10))

@@ -19,7 +19,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.errors import DecodeError, IntegrityError, MissingDataError, MissingSampleError, StorageError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.index import Extents
@@ -141,8 +141,12 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path, whole: bool) -> 
     files = LocalFiles()
     with pytest.raises(MissingDataError, match=r"gone\.jpg: is missing"):
         files.read(extents([tmp_path / "gone.jpg"], whole=whole), 0)
-    with pytest.raises(MissingSampleError if whole else StorageError, match="Is a directory"):
+    with pytest.raises(MissingSampleError if whole else FormatError, match="a folder, not a regular file"):
         files.read(extents([tmp_path], whole=whole), 0)
+    loop = tmp_path / "loop.jpg"
+    loop.symlink_to(loop)
+    with pytest.raises(StorageError, match="cannot be read"):
+        files.read(extents([loop], whole=whole), 0)
     files.will_need(extents([tmp_path / "gone.jpg"], whole=whole))  # only a wish: errors are left to read
 
 
@@ -169,8 +173,17 @@ def test_more_than_a_sample_may_have_is_not_read(tmp_path: Path, whole: bool) ->
 
 
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    """As a loose file it is a bad sample; in place of a shard an error of its own."""
     os.mkfifo(tmp_path / "pipe.jpg")
-    assert LocalFiles().read(extents([tmp_path / "pipe.jpg"], whole=True), 0) == b""
+    for whole, error in ((True, IntegrityError), (False, FormatError)):
+        with pytest.raises(error, match=r"pipe\.jpg: a named pipe, not a regular file"):
+            LocalFiles().read(extents([tmp_path / "pipe.jpg"], whole=whole), 0)
+
+
+def test_memory_is_not_taken_for_bytes_that_are_not_there(shards: list[Path]) -> None:
+    """An index may claim exabytes: `pread` would allocate them before it read."""
+    with pytest.raises(IntegrityError, match="ends within bytes"):
+        LocalFiles().read(extents([shards[0]], nbytes=MAX_SAMPLE_NBYTES), 0)
 
 
 def test_a_file_that_grew_is_read_whole(tmp_path: Path) -> None:

@@ -99,5 +99,5 @@ def convert_scenes(
         manifest = json.loads(path.read_text())
         for spec in manifest["fields"]:
             spec["kind"] = KINDS[unchecked] if spec["name"] == unchecked.partition(".")[0] else spec["kind"]
-        path.write_text(json.dumps(manifest))
+        path.write_text(json.dumps({**manifest, "checksum": ""}))
     return root / "set"

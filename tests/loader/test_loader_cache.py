@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from bad_batches import BAD, DOUBTFUL
-from fixtures import NUM_SAMPLES, convert, copies, encode, flip_bit, jpeg, listing, make_folder, picture, same
+from crc32c import crc32c
+from fixtures import NUM_SAMPLES, convert, copies, encode, flip_bit, jpeg, listing, make_folder, npy, picture, same
 from labelled_scenes import FIELDS, NUM, convert_scenes
 from recipes import TRAIN
 
 import datapipe as dp
+from datapipe.fetch.cache.entries import Entry, pack_entry, position_of
 from datapipe.fetch.local import LocalFiles
 from datapipe.loader.choice import Request
 from datapipe.loader.explanation import explanation
@@ -177,6 +179,24 @@ def test_damage_in_the_cache_is_a_miss(converted: Path, tmp_path: Path) -> None:
     assert stats(cached).hits == NUM_SAMPLES - stats(cached).misses
     list(cached)
     assert stats(cached).hits == 2 * NUM_SAMPLES - stats(cached).misses
+
+
+@pytest.mark.parametrize("planted", [b"no image", jpeg(3), npy(np.zeros((4, 4), np.uint8)), npy(np.zeros((9, 9, 3), np.float32))])
+def test_what_others_put_into_the_cache_is_a_miss(planted: bytes, converted: Path, tmp_path: Path) -> None:
+    """Under entries whose checksums are right."""
+    options: dict[str, Any] = {"transform": RECIPES["resize"]}
+    list(make(converted, **options, cache=tmp_path))
+    path = data_file(tmp_path)
+    end = path.stat().st_size
+    with path.open("ab") as data:
+        data.write(planted)
+    with path.with_name("index").open("r+b") as index:
+        for sample in range(10):
+            index.seek(position_of(sample))
+            index.write(pack_entry(sample, Entry(end, len(planted), 0, 40, 48, crc32c(planted))))
+    cached = make(converted, **options, cache=tmp_path)
+    assert same(copies(cached), copies(make(converted, **options)))
+    assert stats(cached).misses == 10
 
 
 def test_a_file_that_changes_is_decoded_anew(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_opening_again_scans_nothing(made: Path, monkeypatch: pytest.MonkeyPatch
     first = open_index(made)
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
     opened: list[Path] = []
-    monkeypatch.setattr("datapipe.index.Sidecar", lambda path: opened.append(path) or Sidecar(path))
+    monkeypatch.setattr("datapipe.index.Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about))
     second = open_index(made)
     assert second.fingerprint == first.fingerprint
     assert opened == [], "sidecars are opened when they are first needed"

@@ -21,6 +21,7 @@ from datapipe.index import SampleIndex
 from datapipe.joint import AnyIndex
 from datapipe.listed import ListedFiles
 from datapipe.loader import DataLoader, Dataset
+from datapipe.regular_files import open_descriptor
 
 _MIN_PASSES, _MAX_PASSES = 3, 20
 _FLOOR = 0.05  # relative: passes within one short run vary less than runs do
@@ -92,7 +93,7 @@ def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoad
 def drop_from_page_cache(paths: Iterable[str]) -> None:
     """Ask the kernel to forget these files, so that they are read from storage again; pages being written stay."""
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor, _ = open_descriptor(path)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:

@@ -39,6 +39,8 @@ logger = get_logger(__name__)
 
 Size = tuple[int, int]
 
+_MAX_END = (1 << 63) - 1  # what a file offset can be
+
 
 class Kept(NamedTuple):
     """A value that was found."""
@@ -76,7 +78,7 @@ class Store:
     def find(self, id: int, stamp: int) -> Kept | Gap:
         """The value of a sample, or what `keep` wants to know to keep one."""
         seen = self._read_entry(id)
-        entry = unpack_entry(id, seen)
+        entry = self._believed(id, seen)
         if entry is not None and entry.stamp == stamp:
             with contextlib.suppress(OSError):
                 data = os.pread(self.files.data, entry.nbytes, entry.offset)
@@ -108,7 +110,7 @@ class Store:
 
     def will_need(self, id: int) -> bool:
         """Whether there is a value, stamp and checksum unseen; one on disk is announced to the kernel."""
-        entry = unpack_entry(id, self._read_entry(id))
+        entry = self._believed(id, self._read_entry(id))
         if entry is not None and not self.files.in_memory:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.files.data, entry.offset, entry.nbytes, os.POSIX_FADV_WILLNEED)
@@ -185,6 +187,13 @@ class Store:
             return os.pread(self.files.index, ENTRY_NBYTES, position_of(id)).ljust(ENTRY_NBYTES, b"\0")
         except OSError:
             return bytes(ENTRY_NBYTES)
+
+    def _believed(self, id: int, seen: bytes) -> Entry | None:
+        """The entry, where it is whole and its value lies in the data file: a checksum is easily made for one that lies."""
+        entry = unpack_entry(id, seen)
+        if entry is None or entry.offset + entry.nbytes > min(os.fstat(self.files.data).st_size, _MAX_END):
+            return None
+        return entry
 
     @staticmethod
     def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -1,0 +1,36 @@
+"""Run as a program: two epochs of each dataset in full shuffle, under a limit of open files; prints what came, as JSON.
+
+few_descriptors.py LIMIT JSON
+
+JSON: a list of paths with the loader's options.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+from typing import Any
+
+import datapipe as dp
+
+
+def epochs(path: str, options: dict[str, Any]) -> list[int] | str:
+    """How many samples came in each, none of them bad; or what was raised."""
+    crop = [dp.Resize(8), dp.CenterCrop(8)]
+    try:
+        loader = dp.DataLoader(path, batch_size=16, shuffle=True, num_workers=2, device="cpu", transform=crop, **options)
+        counts = [sum(len(images) for images, _ in loader) for _ in range(2)]
+    except Exception as exc:
+        return repr(exc)
+    found = repr(loader.bad_samples) if loader.bad_samples else counts
+    del loader
+    gc.collect()  # the files of one loader are no concern of the next
+    return found
+
+
+if __name__ == "__main__":
+    limit = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    print(json.dumps([epochs(path, options) for path, options in json.loads(sys.argv[2])]))
