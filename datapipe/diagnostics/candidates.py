@@ -42,8 +42,7 @@ class Trials:
     resized_to: int | None = None  # shorter side, pixels
     where: str = ""  # the dataset's root
     batch_size: int | None = None  # of the loader's batches, whoever makes them
-    data: str = "loader.dataset"  # in Python, beside the loader: what datapipe.DataLoader takes
-    transform: str = "transform"  # in Python, beside the loader: of its images
+    reads_shards: bool = False  # it is a stream over shards already
 
 
 @dataclass(slots=True)
@@ -159,7 +158,7 @@ def _add_tried(result: Candidates, found: Examination, workload: Workload, trial
     hows = {
         OURS: ("datapipe's loader", _taken_over(loader)),
         CONVERTED: ("datapipe's loader on converted data", _on_converted(loader, trials)),
-        CACHED: ("datapipe's loader, images in memory", _cached(loader, trials)),
+        CACHED: ("datapipe's loader, images in memory", _cached(loader)),
         RESIZED: ("datapipe's loader on smaller images", _on_converted(loader, trials, side)),
     }
     general = trials.reasons.get("")
@@ -190,28 +189,24 @@ def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFa
     )
 
 
-def _taken_over(loader: LoaderFacts) -> Instruction:
-    code = python_call("loader = datapipe.from_torch", "loader", 'device="cpu"')
-    return Instruction((code,), _place(loader), _BELOW)
+def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:
+    """`from_torch` takes the loader's sampler, batches and arguments over, so that nothing else is trained."""
+    code = python_call("loader = datapipe.from_torch", "loader", *arguments, 'device="cpu"')
+    return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, note])))
 
 
 def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) -> Instruction:
     source, resize = shlex.quote(trials.where or "SRC"), f" --resize shorter:{side}" if side else ""
     command = Snippet("shell", f"datapipe convert {source} DST --to webdataset{resize}")
-    code = python_call("loader = datapipe.DataLoader", '"DST"', *_arguments(loader), f"transform={trials.transform}")
-    return Instruction((command, code), _place(loader), f"{_BELOW}; pixels differ" if side else _BELOW)
+    note = "pixels differ" if side else ""
+    if trials.reads_shards:
+        return Instruction((command,), _place(loader), "; ".join(filter(None, ["let the pipeline read DST's shards", note])))
+    how = _taken_over(loader, 'data="DST"', note=note)
+    return replace(how, code=(command, *how.code))
 
 
-def _cached(loader: LoaderFacts, trials: Trials) -> Instruction:
-    transform = [] if trials.data == "loader.dataset" else [f"transform={trials.transform}"]  # a dataset brings its own
-    arguments = [*_arguments(loader), *transform, 'cache="ram"']
-    code = python_call("loader = datapipe.DataLoader", trials.data, *arguments)
-    return Instruction((code,), _place(loader), f"{_BELOW}; helps from the second epoch on")
-
-
-def _arguments(loader: LoaderFacts) -> list[str]:
-    workers = [f"num_workers={loader.num_workers}"] if loader.num_workers else []
-    return [f"batch_size={loader.batch_size or 1}", "shuffle=True", *workers, 'device="cpu"']
+def _cached(loader: LoaderFacts) -> Instruction:
+    return _taken_over(loader, 'cache="ram"', note="helps from the second epoch on")
 
 
 def _place(loader: LoaderFacts) -> str | None:
