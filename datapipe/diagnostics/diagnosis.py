@@ -18,8 +18,9 @@ from datapipe.diagnostics.candidates import Candidates, Trials, candidates_for, 
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.figures import figures_of
+from datapipe.diagnostics.needs import needs_as_dicts, needs_of
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies, ranking_as_dict
 from datapipe.diagnostics.timeline import STEP, Context
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ranks, verdict_as_dict
@@ -132,10 +133,14 @@ def _remedies(
     trials = try_out(worst) if starved else Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
     candidates = candidates_for(worst, workload, trials)
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)
-    return _ranking_as_dict(ranking, candidates), None, candidates
+    found = _ranking_as_dict(ranking, candidates, starved=starved)
+    if starved and worst.attribution is not None and worst.loader is not None:
+        places = {what: place_of(place) for what, place in worst.loader.places.items()}
+        found["needs"] = needs_as_dicts(needs_of(workload, worst.attribution, places, scale=ranking.scale))
+    return found, None, candidates
 
 
-def _ranking_as_dict(ranking: Ranking, candidates: Candidates) -> dict[str, Any]:
+def _ranking_as_dict(ranking: Ranking, candidates: Candidates, *, starved: bool) -> dict[str, Any]:
     """With those apart whose gain may be chance, or too small to be worth a change."""
     found = ranking_as_dict(ranking)
     worth = {one.remedy.name for one in ranking.predictions if _is_worth_it(one, ranking)}
@@ -146,8 +151,8 @@ def _ranking_as_dict(ranking: Ranking, candidates: Candidates) -> dict[str, Any]
         if one["name"] in worth
     ]
     rest = [one for one in found["predictions"] if one["name"] not in worth]
-    best = found["best"] if found["best"] in worth else NOTHING
-    return {**found, "best": best, "predictions": chosen, "within_noise": rest}
+    best = found["best"] if found["best"] in worth else NO_REMEDY if starved else NOTHING
+    return {**found, "best": best, "predictions": chosen, "within_noise": rest, "needs": []}
 
 
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:

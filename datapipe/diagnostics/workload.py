@@ -49,14 +49,15 @@ class Change:
     setup: Setup | None = None  # None: as measured
     production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
     production_spread: float = 0.0  # relative standard error of that factor
+    delivery_factor: float = 1.0  # on the caller's part of next()
     batch_factor: float = 1.0  # samples per batch; making, delivery and the device's work grow with it
     drops_syncs: bool = False  # the loop no longer waits for the device
 
     def __post_init__(self) -> None:
-        if min(self.production_factor, self.batch_factor) <= 0 or self.production_spread < 0:
+        if min(self.production_factor, self.batch_factor) <= 0 or min(self.production_spread, self.delivery_factor) < 0:
             raise OptionError(
-                f"factors {self.production_factor}, {self.batch_factor} and spread {self.production_spread}; the factors must "
-                "be above 0, the spread 0 or more"
+                f"factors {self.production_factor}, {self.delivery_factor}, {self.batch_factor} and spread "
+                f"{self.production_spread}; those on making and on samples must be above 0, the others 0 or more"
             )
 
 
@@ -123,7 +124,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     return Course(
         stall_s=stall[made] * factor,
         cpu_s=cpu[made] * factor,
-        delivery_s=workload.delivery_s[delivered] * change.batch_factor,
+        delivery_s=workload.delivery_s[delivered] * (change.batch_factor * change.delivery_factor),
         host_s=workload.host_s[used] * (1.0 if has_device else change.batch_factor),
         work_s=workload.work_s[used] * change.batch_factor,
         is_synced=synced[used],

@@ -15,6 +15,7 @@ from datapipe.diagnostics.report.values import (
     Diagnosis,
     Fault,
     Judgement,
+    Need,
     Outlook,
     RankRow,
     SpanRow,
@@ -108,7 +109,14 @@ def _what_if(value: Mapping[str, Any]) -> WhatIf:
         now=_outlook(now) if now else None,
         measured_step_s=number(value.get("measured_step_s")),
         misfit=number(value.get("misfit")),
+        needs=tuple(map(_need, value.get("needs") or ())),
     )
+
+
+def _need(value: Mapping[str, Any]) -> Need:
+    name = value.get("name")
+    stage = StageOfWait(str(value["stage"]), None if name is None else f"{value['stage']} {name}", None, None)
+    return Need(stage, value.get("where"), float(value["step_s"]), number(value.get("times_faster")))
 
 
 def _outlook(value: Mapping[str, Any]) -> Outlook:

@@ -75,8 +75,18 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """A stage that would have to become faster for the loop to stop waiting."""
+
+    stage: StageOfWait
+    where: str | None  # the user's code: file:line (name)
+    step_s: float  # if the stage cost nothing
+    times_faster: float | None  # None: it alone does not suffice
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
-    """`best` is the name of a remedy, or "change nothing"."""
+    """`best` is the name of a remedy, "change nothing", or "no remedy known" where the loop waits."""
 
     best: str
     outlooks: tuple[Outlook, ...]  # worth a change: the best first, then as the document has them
@@ -84,6 +94,7 @@ class WhatIf:
     now: Outlook | None
     measured_step_s: float | None
     misfit: float | None  # of the replay of what was measured: 0.1 is 10% too long
+    needs: tuple[Need, ...] = ()  # the most waited for first
 
 
 @dataclass(frozen=True, slots=True)

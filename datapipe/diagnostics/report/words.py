@@ -11,13 +11,16 @@ from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.report.values import Applied, Diagnosis, Fault, Judgement, StageOfWait
+from datapipe.diagnostics.report.values import Applied, Diagnosis, Fault, Judgement, Need, Outlook, StageOfWait
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
     "meanwhile waited less"
 )
+_MISFIT = 0.05  # of a step: a replay that is so far off is worth a line
+_NEARLY_FREE = 20.0  # times as fast: nobody has that in mind
+_SMALL = 0.02  # of a step: a change that is not worth a figure
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
     "the next."
@@ -144,8 +147,30 @@ def fault_line(attribution: Fault) -> str:
     same = [stage for stage in attribution.stages if stage.name == attribution.fault]
     share = sum(stage.share or 0.0 for stage in same)
     what = meaning(attribution.fault)
-    line = f"{plain(attribution.fault)}, {share:.0%} of waiting" if same else plain(attribution.fault)
+    name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
+    line = f"{name}, {share:.0%} of waiting" if same else name
     return line if what is None else f"{line} ({what})"
+
+
+def need_line(need: Need) -> str:
+    """What would have to become of a stage."""
+    where = f" in {short(need.where, 60)}" if need.where else ""
+    free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
+    if need.times_faster is None:
+        return f"{stage_name(need.stage)}{where}: {free}, and the loop would still wait"
+    if need.times_faster > _NEARLY_FREE:
+        return f"{stage_name(need.stage)}{where}: the loop would not wait if it cost next to nothing; {free}"
+    return f"{stage_name(need.stage)}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
+
+
+def no_gain(outlook: Outlook) -> str:
+    """A remedy that is not recommended, and why."""
+    name, gain = plain(outlook.name), outlook.gain
+    if gain is None:
+        return name
+    if gain.value < -_SMALL:
+        return f"{name} ({-gain.value:.0%} longer)"
+    return f"{name} ({'no change' if gain.value < _SMALL else f'{gain.value:.0%} shorter, but not surely'})"
 
 
 def unmeasured(diagnosis: Diagnosis) -> list[str]:
@@ -162,6 +187,9 @@ def unmeasured(diagnosis: Diagnosis) -> list[str]:
         missing.append("whether batches lay ready")
     if diagnosis.attribution is None:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
+    misfit = None if diagnosis.what_if is None else diagnosis.what_if.misfit
+    if misfit is not None and abs(misfit) > _MISFIT:
+        missing.append(f"gains below {abs(misfit):.0%} (a replay of this run is so far off its steps)")
     if diagnosis.what_if is None:
         missing.append("what remedies would bring" + _because(diagnosis.why_no_remedies))
     missing += [f"{name}{_because(reason)}" for name, reason in diagnosis.left_out]
