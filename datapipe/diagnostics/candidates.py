@@ -113,7 +113,7 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
 def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool) -> None:
     setup, factor = workload.setup, loader.prefetch_factor or 2
     name = f"prefetch_factor={_DEEPER * factor}"
-    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), _argument(loader, name, factor)))
+    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), argument_of(loader, name, factor)))
     if not is_ours:
         result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
 
@@ -134,7 +134,7 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
         depth = setup.depth if is_ours else max(1, num * each)
         name = f"num_workers={num}"
         change = Change(replace(setup, num_workers=num, depth=depth))
-        result.remedies.append(Remedy(name, change, _argument(loader, name, now)))
+        result.remedies.append(Remedy(name, change, argument_of(loader, name, now)))
         if not is_ours:
             result.applied[name] = Applied(loader.site, num_workers=num)
 
@@ -142,12 +142,12 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
     if loader.batch_size and loader.batch_size > 0:
         name = f"batch_size={2 * loader.batch_size}"
-        how = _argument(loader, name, f"{loader.batch_size}, and the training is another one")
+        how = argument_of(loader, name, f"{loader.batch_size}, and the training is another one")
         result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
 
 
-def _argument(loader: LoaderFacts, text: str, now: object) -> Instruction:
-    """One argument of the loader's, as it would be."""
+def argument_of(loader: LoaderFacts, text: str, now: object) -> Instruction:
+    """Return how one argument of the loader's is changed to `text`; `now`: what it is."""
     return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
 
 

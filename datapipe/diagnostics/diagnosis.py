@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.account import Saving, account_as_dict, account_of, savings_of
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.candidates import Candidates, Trials, candidates_for, place_of, workload_from
+from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of, workload_from
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.figures import figures_of
@@ -87,6 +88,7 @@ def diagnose(
         "why_no_attribution": worst.why_no_attribution if worst else ranked.reason,
         "remedies": remedies,
         "why_no_remedies": why,
+        "run": None if worst is None else _run_as_dict(worst),
         "left_out": [{"name": name, "reason": reason} for name, reason in candidates.left_out.items()],
         "steps": None if worst is None else steps_of(worst),
         "spans": [] if worst is None else spans_of(worst),
@@ -158,6 +160,21 @@ def _ranking_as_dict(ranking: Ranking, candidates: Candidates, *, starved: bool)
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     doubt = abs(ranking.misfit or 0.0)
     return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
+
+
+def _run_as_dict(found: Examination) -> dict[str, Any] | None:
+    """Where the time of the slowest rank's run went, and what keeping workers would save of it."""
+    account = account_of(found.process)
+    if account is None:
+        return None
+    production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
+    savings = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
+    return {**account_as_dict(account), "savings": [_saving_as_dict(one, found.process.loaders[one.loader]) for one in savings]}
+
+
+def _saving_as_dict(saving: Saving, facts: LoaderFacts) -> dict[str, Any]:
+    how = argument_of(facts, saving.name, "workers are started again for each pass")
+    return {"name": saving.name, "saved_s": saving.saved_s, "gain": saving.gain, **how.as_dict()}
 
 
 def _rank_as_dict(found: Examination) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def test_remedies_say_what_they_need_and_what_came_of_them() -> None:
     assert "not recommended" in text
     text = _Outline(page(document("no remedy"))).text
     assert "decode in train.py:12 (Photos.__getitem__): 3.2 times as fast, and the loop would not wait" in text
+    assert "first batches 12.0 s, 30%" in text
+    assert "persistent_workers=True: the run 40.0 s -> 30.0 s, 25% shorter" in text
     text = _Outline(page(document("compute-bound"))).text
     assert "Nothing needs to change" in text
     assert "another format: the training does not wait for data, so nothing was tried" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from datapipe.diagnostics.attach.environment import RESULTS
 from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ranged import RangedMeter
 from datapipe.diagnostics.attach.settings import Settings, settings_from
-from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
+from datapipe.diagnostics.attach.surroundings import process_started_ns, rank_here, surroundings
 from datapipe.diagnostics.attach.taps import ProfilerWindow, Tap, TappedMeter, until
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
@@ -119,7 +120,13 @@ class Recording:
             events = [(key, event) for key, event in self._events if loader in (None, key)]
             return {
                 "schema": SCHEMA,
-                "process": {"pid": os.getpid(), "rank": self._rank, "argv": sys.argv},
+                "process": {
+                    "pid": os.getpid(),
+                    "rank": self._rank,
+                    "argv": sys.argv,
+                    "started_ns": since_ns or process_started_ns(),
+                    "ended_ns": time.perf_counter_ns(),
+                },
                 "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
                 "context": context_as_dict(self._bracket.context()),
                 "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],

@@ -15,9 +15,12 @@ from datapipe.diagnostics.report.values import (
     Diagnosis,
     Fault,
     Judgement,
+    LoaderTime,
     Need,
     Outlook,
     RankRow,
+    RunTime,
+    Saving,
     SpanRow,
     StageOfWait,
     StepRow,
@@ -65,6 +68,7 @@ def _read(document: Document) -> Diagnosis:
         syncs=_syncs(document.get("syncs") or {}),
         steps=_steps(document.get("steps") or {}),
         spans=_spans(document.get("spans") or ()),
+        run=_run(run, document.get("loaders") or ()) if (run := document.get("run")) else None,
         applied=_applied(applied) if applied else None,
         environment=document.get("environment") or {},
         troubles=tuple(map(str, document.get("troubles") or ())),
@@ -141,6 +145,22 @@ def _instruction(value: Mapping[str, Any]) -> Instruction:
     code = tuple(Snippet("shell" if one["language"] == "shell" else "python", str(one["text"])) for one in value["code"])
     where = value.get("where")
     return Instruction(code, None if where is None else str(where), str(value.get("note") or ""))
+
+
+def _run(value: Mapping[str, Any], loaders: Sequence[Mapping[str, Any]]) -> RunTime:
+    known = {loader.get("id"): loader for loader in loaders}
+    rows = []
+    for one in value.get("loaders") or ():
+        loader, waited_s = known.get(one["id"], {}), float(one["first_wait_s"]) + float(one["wait_s"])
+        is_evaluation, total_s = bool(one["is_evaluation"]), waited_s + float(one["work_s"])
+        is_judged = bool(loader.get("is_judged")) and not is_evaluation
+        rows.append(LoaderTime(loader.get("where"), is_evaluation, is_judged, waited_s, total_s))
+    savings = (
+        Saving(str(one["name"]), _instruction(one), float(one["saved_s"]), float(one["gain"]))
+        for one in value.get("savings") or ()
+    )
+    parts = {str(name): float(seconds) for name, seconds in value["parts"].items()}
+    return RunTime(float(value["wall_s"]), parts, tuple(rows), tuple(savings))
 
 
 def _applied(value: Mapping[str, Any]) -> Applied:

@@ -59,6 +59,7 @@ def _sections(read: Diagnosis) -> Markup:
         _fault(read),
         _syncs(read),
         _help(read),
+        _whole_run(read),
         _chart("Steps", step_chart(read.steps, on_device=on_device), _STEPS, "No step was kept."),
         _chart("Workers", span_chart(read.spans, since_s=since_s), _WORKERS, "No stage was timed."),
         _section("Ranks", ranks_table(read.ranks)) if read.ranks else None,
@@ -151,6 +152,17 @@ def _help(read: Diagnosis) -> Markup:
         needs = join(element("p", "What would have to become faster:", class_="note"), element("ul", lines))
     bars = what_if_bars(read.what_if, read.applied, read.verdict.starvation)
     return _section(title, join(applied, needs, bars, left_out), text)
+
+
+def _whole_run(read: Diagnosis) -> Markup | None:
+    """Where the time of the run went, and what would shorten it outside of its steady steps."""
+    run = read.run
+    if run is None or not run.wall_s:
+        return None
+    rows = [(name, f"{words.seconds(spent)}, {spent / run.wall_s:.0%}") for name, spent in run.parts.items()]
+    lines = [*words.loader_lines(run), *(words.saving_line(saving, run.wall_s) for saving in run.savings)]
+    notes = element("ul", (element("li", line) for line in lines)) if lines else None
+    return _section("The whole run", join(pairs_table(rows), notes), f"Where its {words.seconds(run.wall_s)} went.")
 
 
 def _syncs(read: Diagnosis) -> Markup | None:

@@ -45,7 +45,8 @@ def screen(diagnosis: Document, *, page: str | None = None, colours: bool = Fals
     top = _verdict(read, style) + _at_fault(read, style)
     bottom = _applied(read) + _missing(read) + _troubles(read, style)
     bottom += [] if page is None else [f"Page: {words.plain(page)}"]
-    lines = top + _help(read.what_if, style, MAX_LINES - len(top) - len(bottom)) + bottom
+    savings = _savings(read, style, has_more=read.what_if is not None)
+    lines = top + savings + _help(read.what_if, style, MAX_LINES - len(top) - len(savings) - len(bottom)) + bottom
     while len(lines) > MAX_LINES:
         lines.remove("")
     return "\n".join(lines).rstrip("\n")
@@ -55,6 +56,9 @@ def _verdict(read: Diagnosis, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
+    if read.run is not None:
+        for line in filter(None, [words.run_line(read.run), *words.loader_lines(read.run)[:2]]):
+            lines += _wrap(line, num=2, indent=2)
     if len(read.ranks) > 1:
         shares = [
             f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
@@ -127,6 +131,16 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
         names = ", ".join(map(words.no_gain, what_if.within_noise))
         lines += _wrap(f"Not recommended: {names}", num=min(2, spare), indent=2)
     return lines
+
+
+def _savings(read: Diagnosis, style: _Style, *, has_more: bool) -> list[str]:
+    """What would shorten the run outside of its steady steps."""
+    if read.run is None or not read.run.savings:
+        return []
+    saving = read.run.savings[0]
+    where = f" at {words.plain(saving.how.where)}" if saving.how.where else ""
+    title = f"What would shorten the run: {words.saving_line(saving, read.run.wall_s)}"
+    return ["", style.paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
 
 
 def _needs(what_if: WhatIf, room: int) -> list[str]:

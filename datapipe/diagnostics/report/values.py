@@ -98,6 +98,37 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """A remedy that shortens the run rather than a steady step."""
+
+    name: str
+    how: Instruction
+    saved_s: float
+    gain: float  # as a share of the run
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTime:
+    """One loader's part of the run, in seconds."""
+
+    where: str | None
+    is_evaluation: bool
+    is_judged: bool
+    wait_s: float  # first batches of passes included
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Where the time of the whole run went."""
+
+    wall_s: float
+    parts: Mapping[str, float]  # seconds by what they went to
+    loaders: tuple[LoaderTime, ...]  # the longest first
+    savings: tuple[Saving, ...]  # the largest first
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     start_s: float
     step_s: float | None
@@ -164,6 +195,7 @@ class Diagnosis:
     syncs: tuple[SyncRow, ...]  # the longest first
     steps: tuple[StepRow, ...]  # in order of time
     spans: tuple[SpanRow, ...]  # in order of time
+    run: RunTime | None
     applied: Applied | None
     environment: Mapping[str, Any]
     troubles: tuple[str, ...]

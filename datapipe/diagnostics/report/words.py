@@ -11,7 +11,17 @@ from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.report.values import Applied, Diagnosis, Fault, Judgement, Need, Outlook, StageOfWait
+from datapipe.diagnostics.report.values import (
+    Applied,
+    Diagnosis,
+    Fault,
+    Judgement,
+    Need,
+    Outlook,
+    RunTime,
+    Saving,
+    StageOfWait,
+)
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
 
 HOST_CLOCK = (
@@ -19,6 +29,9 @@ HOST_CLOCK = (
     "meanwhile waited less"
 )
 _MISFIT = 0.05  # of a step: a replay that is so far off is worth a line
+_NOTABLE = 0.1  # of the run: worth a line
+_STEADY = ("waiting for data", "training steps")
+_PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast: nobody has that in mind
 _SMALL = 0.02  # of a step: a change that is not worth a figure
 INTERVALS = (
@@ -150,6 +163,35 @@ def fault_line(attribution: Fault) -> str:
     name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
     line = f"{name}, {share:.0%} of waiting" if same else name
     return line if what is None else f"{line} ({what})"
+
+
+def run_line(run: RunTime) -> str | None:
+    """Where a run's time went beside steady steps; None where that is little."""
+    notable = [(name, spent) for name, spent in run.parts.items() if name not in _STEADY and spent >= _NOTABLE * run.wall_s]
+    if not notable or not run.wall_s:
+        return None
+    told = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
+    steady = sum(run.parts.get(name, 0.0) for name in _STEADY)
+    rest = f"{steady / run.wall_s:.0%} to training steps and waiting between them"
+    return f"Of the run's {seconds(run.wall_s)} went {told}; {rest}."
+
+
+def loader_lines(run: RunTime) -> list[str]:
+    """Each further loader that takes a share of the run, and how much of that it is waited for."""
+    lines = []
+    for one in run.loaders:
+        if one.is_judged or not run.wall_s or one.total_s < _NOTABLE * run.wall_s:
+            continue
+        what = f"The {'validation' if one.is_evaluation else 'training'} loader"
+        what += f" at {short(one.where, 40)}" if one.where else ""
+        share, waited = one.total_s / run.wall_s, one.wait_s / one.total_s
+        lines.append(f"{what} takes {share:.0%} of the run; {waited:.0%} of that is waiting for data.")
+    return lines
+
+
+def saving_line(saving: Saving, wall_s: float) -> str:
+    """What a remedy does to the whole run."""
+    return f"{plain(saving.name)}: the run {seconds(wall_s)} -> {seconds(wall_s - saving.saved_s)}, {saving.gain:.0%} shorter"
 
 
 def need_line(need: Need) -> str:
