@@ -60,7 +60,7 @@ def workload_from(found: Examination) -> Workload | str:
     if loader is None:
         return "there was no training"
     cores = float(found.process.environment.get("cores") or 1)
-    steps = found.process.steps[found.process.steps["loader"] == loader.key]
+    steps = found.steps[found.steps["loader"] == loader.key]
     if found.events and not found.profiles:
         made_s = _own_batches(found)
         setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
@@ -74,6 +74,7 @@ def workload_from(found: Examination) -> Workload | str:
             production_cpu_s=_seconds(profile.made.dataset_cpu_ns + profile.made.collate_cpu_ns for profile in profiles)
             if loader.num_workers
             else None,
+            made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
             delivery_s=_deliveries(profiles) if profiles else None,
         )
     if workload is not None:
@@ -97,6 +98,8 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
     is_ours = workload.setup.delivery is Delivery.SHARED
     if workload.setup.num_workers:
         _add_prefetch(result, found.loader, workload, is_ours=is_ours)
+    if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
+        _add_order(result, found.loader, workload)
     _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
@@ -116,6 +119,14 @@ def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *
     result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), argument_of(loader, name, factor)))
     if not is_ours:
         result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
+
+
+def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> None:
+    """Batches as they are made: a slow one, or a slow worker, then holds up no other."""
+    name = "in_order=False"
+    how = argument_of(loader, name, "True; batches then come as they are made, in another order in each run")
+    result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.FIRST_FREE)), how))
+    result.applied[name] = Applied(loader.site, in_order=False)
 
 
 def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
@@ -273,6 +284,6 @@ def _own_batches(found: Examination) -> Floats:
 
 
 def _pass_ends(found: Examination) -> np.ndarray[Any, Any]:
-    steps = found.process.steps
+    steps = found.steps
     firsts = [steps["start_ns"][steps["pass_id"] == number].min() for number in np.unique(steps["pass_id"])]
     return np.array(sorted(firsts)[1:], np.int64)

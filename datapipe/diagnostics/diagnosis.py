@@ -89,6 +89,7 @@ def diagnose(
         "remedies": remedies,
         "why_no_remedies": why,
         "run": None if worst is None else _run_as_dict(worst),
+        "regimes": [] if worst is None or len(worst.regimes) < 2 else [dataclasses.asdict(one) for one in worst.regimes],
         "left_out": [{"name": name, "reason": reason} for name, reason in candidates.left_out.items()],
         "steps": None if worst is None else steps_of(worst),
         "spans": [] if worst is None else spans_of(worst),

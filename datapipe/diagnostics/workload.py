@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.diagnostics.bootstrap import block_length, block_rows
-from datapipe.diagnostics.replay import Course, Floats, Setup
+from datapipe.diagnostics.replay import Course, Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
 from datapipe.errors import OptionError
@@ -27,6 +27,7 @@ class Workload:
     is_synced: NDArray[np.bool_]  # (n,) the caller waits for the device in this step
     setup: Setup  # with which all this was measured
     host_cpu_s: float = 0.0  # of a core, by the caller per step
+    made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: not known
 
     def __post_init__(self) -> None:
         if not (
@@ -38,6 +39,8 @@ class Workload:
                 f"a workload of {len(self.production_s)} batches made and {len(self.host_s)}, {len(self.work_s)}, "
                 f"{len(self.is_synced)} steps, {len(self.delivery_s)} deliveries; the steps must agree, and none be 0"
             )
+        if self.made_by is not None and len(self.made_by) != len(self.production_s):
+            raise OptionError(f"{len(self.made_by)} workers for {len(self.production_s)} batches")
         if self.production_cpu_s is not None and len(self.production_cpu_s) != len(self.production_s):
             raise OptionError(f"{len(self.production_cpu_s)} CPU times for {len(self.production_s)} batches")
 
@@ -67,6 +70,7 @@ def workload_of(
     *,
     production_s: Floats | None = None,
     production_cpu_s: Floats | None = None,
+    made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
 ) -> Workload | None:
     """From the steady steps of a run; None where too little was measured to replay it.
@@ -101,6 +105,7 @@ def workload_of(
         is_synced=syncs > 0,
         setup=setup,
         host_cpu_s=float(host_s.mean()),
+        made_by=made_by,
     )
 
 
@@ -115,6 +120,9 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
+    pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
+    if pace is not None and workload.made_by is not None:  # whoever is free makes a batch, in a time of its own
+        stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
     spread = math.sqrt(math.log1p(change.production_spread**2))
     drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
     drawn[0] = 0.0
@@ -129,7 +137,20 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
         work_s=workload.work_s[used] * change.batch_factor,
         is_synced=synced[used],
         host_cpu_s=workload.host_cpu_s * (1.0 if has_device else change.batch_factor),
+        pace=pace,
     )
+
+
+def _pace(workload: Workload) -> Floats | None:
+    """Return what each worker takes for a batch, over what all take; None where some of them are not known."""
+    if workload.made_by is None:
+        return None
+    num = np.bincount(workload.made_by, minlength=workload.setup.num_workers)
+    if len(num) != workload.setup.num_workers or not num.all():
+        return None
+    each = np.bincount(workload.made_by, weights=workload.production_s, minlength=len(num)) / num
+    pace: Floats = each / each.mean()
+    return pace
 
 
 def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:

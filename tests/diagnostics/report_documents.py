@@ -206,6 +206,7 @@ def starved(
         "spans": spans_of(num_spans, num_workers, columns["start_s"][20]),
         "syncs": {},
         "run": None,
+        "regimes": [],
         "applied": None,
         "environment": {
             "python": "3.11.7",
@@ -233,6 +234,11 @@ def no_remedy() -> dict[str, Any]:
     times = {"num_passes": 8, "first_wait_s": 12.0, "wait_s": 6.0, "work_s": 8.0}
     validation = {"num_passes": 8, "first_wait_s": 1.0, "wait_s": 6.2, "work_s": 1.8}
     how = python("persistent_workers=True", "in DataLoader(...)").as_dict()
+    level = {"num_steps": 100, "step_s": 0.09}
+    found["regimes"] = [
+        {"first_pass": 0, "last_pass": 0, "waiting": 0.9, **level},
+        {"first_pass": 1, "last_pass": 7, "waiting": 0.37, **level},
+    ]
     found["run"] = {
         "wall_s": 40.0,
         "parts": {**parts, "between passes": 3.0},

@@ -18,6 +18,7 @@ class Applied:
     site: str | None  # file:line; None: every loader
     num_workers: int | None = None  # None: as the script has it
     prefetch_factor: int | None = None
+    in_order: bool | None = None
     from_torch: bool = False  # its batches are made by datapipe
 
 

@@ -15,6 +15,7 @@ from datapipe.diagnostics.report.values import (
     Diagnosis,
     Fault,
     Judgement,
+    Level,
     LoaderTime,
     Need,
     Outlook,
@@ -69,6 +70,7 @@ def _read(document: Document) -> Diagnosis:
         steps=_steps(document.get("steps") or {}),
         spans=_spans(document.get("spans") or ()),
         run=_run(run, document.get("loaders") or ()) if (run := document.get("run")) else None,
+        levels=tuple(map(_level, document.get("regimes") or ())),
         applied=_applied(applied) if applied else None,
         environment=document.get("environment") or {},
         troubles=tuple(map(str, document.get("troubles") or ())),
@@ -161,6 +163,10 @@ def _run(value: Mapping[str, Any], loaders: Sequence[Mapping[str, Any]]) -> RunT
     )
     parts = {str(name): float(seconds) for name, seconds in value["parts"].items()}
     return RunTime(float(value["wall_s"]), parts, tuple(rows), tuple(savings))
+
+
+def _level(value: Mapping[str, Any]) -> Level:
+    return Level(int(value["first_pass"]), int(value["last_pass"]), float(value["waiting"]), float(value["step_s"]))
 
 
 def _applied(value: Mapping[str, Any]) -> Applied:

@@ -81,6 +81,7 @@ def _verdict(read: Diagnosis) -> Markup:
         element("p", element("span", verdict.kind, class_="badge"), element("code", shlex.join(read.command)), class_="over"),
         element("h1", words.headline(read)),
         element("p", words.detail(read)),
+        None if (levels := words.levels_line(read.levels)) is None else element("p", levels),
         element("div", tiles, class_="tiles") if tiles else None,
         step_parts(verdict),
         element("p", "Not measured: " + "; ".join(missing) + ".", class_="note") if missing else None,

@@ -56,6 +56,8 @@ def _verdict(read: Diagnosis, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
+    if (levels := words.levels_line(read.levels)) is not None:
+        lines += _wrap(levels, num=2, indent=2)
     if read.run is not None:
         for line in filter(None, [words.run_line(read.run), *words.loader_lines(read.run)[:2]]):
             lines += _wrap(line, num=2, indent=2)

@@ -129,6 +129,16 @@ class RunTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """Consecutive passes that wait alike; passes are counted from 0 on."""
+
+    first_pass: int
+    last_pass: int
+    waiting: float  # of their time
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     start_s: float
     step_s: float | None
@@ -196,6 +206,7 @@ class Diagnosis:
     steps: tuple[StepRow, ...]  # in order of time
     spans: tuple[SpanRow, ...]  # in order of time
     run: RunTime | None
+    levels: tuple[Level, ...]  # of training passes, where they differ
     applied: Applied | None
     environment: Mapping[str, Any]
     troubles: tuple[str, ...]

@@ -7,6 +7,7 @@ differ by more.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
@@ -16,6 +17,7 @@ from datapipe.diagnostics.report.values import (
     Diagnosis,
     Fault,
     Judgement,
+    Level,
     Need,
     Outlook,
     RunTime,
@@ -163,6 +165,18 @@ def fault_line(attribution: Fault) -> str:
     name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
     line = f"{name}, {share:.0%} of waiting" if same else name
     return line if what is None else f"{line} ({what})"
+
+
+def levels_line(levels: Sequence[Level]) -> str | None:
+    """How passes differ, where they do."""
+    if len(levels) < 2:
+        return None
+    told = []
+    for one in levels:
+        first, last = one.first_pass + 1, one.last_pass + 1
+        name = f"epoch {first} waits" if first == last else f"epochs {first} to {last} wait"
+        told.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
+    return f"Epochs differ: {', '.join(told)}. What follows is about the last of them."
 
 
 def run_line(run: RunTime) -> str | None:
