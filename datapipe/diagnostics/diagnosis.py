@@ -217,5 +217,5 @@ def _context_troubles(found: Sequence[Examination]) -> list[str]:
 
 
 def _unmeasured() -> Verdict:
-    reason = "no loader was iterated: of torch.utils.data, datapipe or accelerate, in a process that ended by itself"
+    reason = "no loader of torch.utils.data, datapipe or accelerate was seen: none was iterated, or a signal came first"
     return Verdict(Kind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))

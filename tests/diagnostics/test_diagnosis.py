@@ -116,7 +116,7 @@ def test_what_was_not_measured_is_null_and_said() -> None:
     )
     assert found["steps"] is None
     assert found["troubles"] == ["a trouble"]
-    assert "no loader was iterated" in found["why_no_remedies"]
+    assert "no loader of torch.utils.data, datapipe or accelerate was seen" in found["why_no_remedies"]
 
     few = document(process(make_s=30 * MS, work_s=10 * MS, num_steps=8))
     assert few["verdict"]["kind"] == "not enough steps"
