@@ -93,7 +93,13 @@ def _rank(row: Mapping[str, Any]) -> RankRow:
 
 def _fault(value: Mapping[str, Any]) -> Fault:
     stages = [
-        StageOfWait(str(stage["name"]), stage.get("detail"), number(stage.get("wait_s")), number(stage.get("share")))
+        StageOfWait(
+            str(stage["name"]),
+            stage.get("detail"),
+            number(stage.get("wait_s")),
+            number(stage.get("share")),
+            number(stage.get("work_share")),
+        )
         for stage in value.get("stages") or ()
     ]
     stages.sort(key=lambda stage: -(stage.share or 0.0))

@@ -48,6 +48,7 @@ class StageOfWait:
     detail: str | None
     wait_s: float | None
     share: float | None
+    work_share: float | None = None  # of making and moving batches, waited for or not
 
 
 @dataclass(frozen=True, slots=True)

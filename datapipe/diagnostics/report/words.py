@@ -31,6 +31,7 @@ HOST_CLOCK = (
     "meanwhile waited less"
 )
 _MISFIT = 0.05  # of a step: a replay that is so far off is worth a line
+_COMPUTING = ("decode", "transform", "augment", "collate")
 _NOTABLE = 0.1  # of the run: worth a line
 _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
@@ -164,7 +165,15 @@ def fault_line(attribution: Fault) -> str:
     what = meaning(attribution.fault)
     name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
     line = f"{name}, {share:.0%} of waiting" if same else name
+    if attribution.fault == "cores" and (computing := _computing(attribution)) is not None:
+        return f"{line}: more runs than there are cores, and most of it is {stage_name(computing)}"
     return line if what is None else f"{line} ({what})"
+
+
+def _computing(attribution: Fault) -> StageOfWait | None:
+    """What runs on the cores for longest."""
+    stages = [stage for stage in attribution.stages if stage.name in _COMPUTING and stage.work_share]
+    return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
 
 
 def levels_line(levels: Sequence[Level]) -> str | None:
