@@ -31,7 +31,8 @@ class Need:
     stage: str  # as in `fault.MEANINGS`
     name: str | None  # of a transform
     where: str | None  # the user's code: file:line and its name
-    step_s: float  # with nothing left of the stage: no remedy for it makes the step shorter
+    # With nothing left of the stage: no remedy for it makes the step shorter. None: a replay of the run does not wait as it did.
+    step_s: float | None
     times_faster: float | None  # it would have to be, for the loop to wait less than 5%; None: it alone does not do
 
 
@@ -48,7 +49,11 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
     if not chosen:  # waiting for a core is waiting for what others compute
         chosen = sorted((share for share in shares if share.stage not in _DELIVERY), key=lambda share: -shares[share])[:1]
     needs = []
+    is_replayed = _replayed(workload, 0.0, 1.0)[1] >= MODERATE
     for share in chosen[:_MOST]:
+        if not is_replayed:
+            needs.append(Need(share.stage, share.name, _place(share.stage, share.name, places), None, None))
+            continue
         part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
         step_s, _ = _replayed(workload, part, 0.0)
         times = _times_faster(workload, part)

@@ -64,3 +64,8 @@ def test_waiting_for_a_core_is_told_as_what_is_computed() -> None:
         {},
     )
     assert need.stage == "decode"
+
+
+def test_a_replay_that_does_not_wait_predicts_nothing() -> None:
+    (decode,) = needs_of(workload(made_s=0.004), attribution(("decode", None, 1.0, 0.9)), {"dataset": "a.py:3 (Photos)"})
+    assert (decode.where, decode.step_s, decode.times_faster) == ("a.py:3 (Photos)", None, None)

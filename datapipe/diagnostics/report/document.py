@@ -128,7 +128,7 @@ def _what_if(value: Mapping[str, Any]) -> WhatIf:
 def _need(value: Mapping[str, Any]) -> Need:
     name = value.get("name")
     stage = StageOfWait(str(value["stage"]), None if name is None else f"{value['stage']} {name}", None, None)
-    return Need(stage, value.get("where"), float(value["step_s"]), number(value.get("times_faster")))
+    return Need(stage, value.get("where"), number(value["step_s"]), number(value.get("times_faster")))
 
 
 def _outlook(value: Mapping[str, Any]) -> Outlook:

@@ -81,7 +81,7 @@ class Need:
 
     stage: StageOfWait
     where: str | None  # the user's code: file:line (name)
-    step_s: float  # if the stage cost nothing
+    step_s: float | None  # if the stage cost nothing; None: not predicted
     times_faster: float | None  # None: it alone does not suffice
 
 

@@ -220,6 +220,8 @@ def saving_line(saving: Saving, wall_s: float) -> str:
 def need_line(need: Need) -> str:
     """What would have to become of a stage."""
     where = f" in {short(need.where, 60)}" if need.where else ""
+    if need.step_s is None:
+        return f"{stage_name(need.stage)}{where}: how much faster it would have to be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
     if need.times_faster is None:
         return f"{stage_name(need.stage)}{where}: {free}, and the loop would still wait"

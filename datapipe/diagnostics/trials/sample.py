@@ -111,7 +111,8 @@ def _why_no_files(dataset: Any) -> str | None:
             made_by = "Python code of the script's own (set_transform, or the collate_fn)"
             return f"what becomes of the images of its Hugging Face dataset is {made_by}"
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
-            return f"datapipe sees no files in {kind.__qualname__}"
+            what = f"datapipe sees no files in {kind.__qualname__}"
+            return f"{what}; to try it by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
     return None
 
 
