@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.behind import Behind, as_torch_gives, behind
+from datapipe.adapt.converted import converted_index
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
@@ -44,6 +46,9 @@ def from_torch(
     share_among_ranks: bool = False,
     on_error: OnError = "raise",
     memory_format: torch.memory_format = torch.channels_last,
+    data: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_nbytes: int | None = None,
 ) -> AnyLoader:
     """The same batches as `loader` gives, made by datapipe as far as it can see what they are made of.
 
@@ -65,7 +70,9 @@ def from_torch(
     `DistributedSampler`; without one every rank takes all samples, as with torch, unless `share_among_ranks`: then they share
     them as with such a sampler, which is what Lightning and Accelerate do to torch's loaders. `num_workers` becomes as
     many threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format` there, and
-    worker_init_fn is not called, as there are no workers. `on_error` other than "raise" needs a loader of ours.
+    worker_init_fn is not called, as there are no workers. `on_error` other than "raise" needs a loader of ours, as do
+    `data`, what `datapipe convert` made of the folder that the dataset reads, to be read in its place, and `cache` and
+    `cache_nbytes`, which are those of `DataLoader`.
 
     Raises OptionError for what is no loader, for a subclass of torch's with batches of its own, and for what such a loader
     does not do.
@@ -78,20 +85,25 @@ def from_torch(
     if isinstance(found, Behind) and found.in_workers is None:
         as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
         ours = DataLoader(
-            Dataset(found.index, original=None if isinstance(taken.dataset, IterableDataset) else Original.of(taken.dataset)),
+            Dataset(
+                found.index if data is None else converted_index(taken.dataset, data),
+                original=None if isinstance(taken.dataset, IterableDataset) else Original.of(taken.dataset),
+            ),
             transform=found.recipe,
             batch_transform=None if has_collate_fn(taken) else as_theirs,
             device=device,
             backend=backend,
             on_error=on_error,
             memory_format=memory_format,
+            cache=cache,
+            cache_nbytes=cache_nbytes,
             **found.arguments,
         )
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
         ours.origin = _origin(taken, "seen through to its files", *found.notes, *notes)
         return ours
     why = found.in_workers if isinstance(found, Behind) else found.reason
-    _refuse(on_error, backend, why)
+    _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
     resolve = resolve_device(device)
     kept = _kept(taken, found, source, shares=share_among_ranks)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
@@ -181,13 +193,14 @@ def _name_of(dataset: Any) -> str:
     return hashlib.sha256(kind.encode()).hexdigest()[:16]
 
 
-def _refuse(on_error: OnError, backend: Backend, why: str | None) -> None:
-    if on_error != "raise" or backend != "auto":
-        asked = f"on_error={on_error!r}" if on_error != "raise" else f"backend={backend!r}"
-        raise OptionError(
-            f"{asked}: the samples are made by torch's workers ({why}); "
-            "leave it out, or use transforms and datasets that datapipe can see through"
-        )
+def _refuse(why: str | None, **arguments: tuple[object, object]) -> None:
+    """Raise OptionError for the first argument that is not what it is by default; both are given by name."""
+    for name, (value, default) in arguments.items():
+        if value != default:
+            raise OptionError(
+                f"{name}={value!r}: the samples are made by torch's workers ({why}); "
+                "leave it out, or use transforms and datasets that datapipe can see through"
+            )
 
 
 def _origin(loader: TorchsLoader, *parts: str) -> str:

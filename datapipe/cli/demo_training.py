@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe.cli.demo_script import network as small_network
 from datapipe.cli.torch_baseline import torch_loader
 from datapipe.containers import open_index
-from datapipe.training import TrainOptions, fit, make_model
+from datapipe.training import TrainOptions, fit
 
 TITLES = {"torch": "torch's DataLoader on the files", "datapipe": "datapipe's on the shards"}
 CROP = 160  # pixels
@@ -93,7 +94,7 @@ def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
         raise dp.OptionError(f"{photos}: {num_samples} images are fewer than one batch of {BATCH_SIZE}; bring more")
     theirs = torch_loader(open_index(photos), size=CROP, batch_size=BATCH_SIZE, num_workers=num_workers)
     torch.manual_seed(_SEED)
-    network = make_model("cnn", num_classes)  # about 20 million multiplications per image, so that loading decides the pace
+    network = small_network(num_classes)  # that of the script which is diagnosed, so that both tell of the same waiting
     # Torch's worker processes must be forked before our threads run, so it goes first; they stay.
     return Loaders({"torch": theirs, "datapipe": ours}, network, BATCH_SIZE, num_workers, num_classes)
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ examples:
   datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
 """
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
+_SNAPSHOT_S = 10.0  # and after twice as long, and so on
 _APPLIED_STEPS = 300  # at most, of the run with the remedy
 
 
@@ -167,13 +169,21 @@ def diagnose_command(
     from datapipe.diagnostics.recorded import read_processes
 
     settings = Settings(
-        nvtx=nvtx, max_steps=max_steps, keeps_samples=trials_s > 0, profile=str(out.resolve()) if profile else None
+        nvtx=nvtx,
+        max_steps=max_steps,
+        keeps_samples=trials_s > 0,
+        snapshot_s=_SNAPSHOT_S,
+        profile=str(out.resolve()) if profile else None,
     )
     started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     with _scratch(out) as scratch:
         outcome = _run(command, scratch, settings, quiet=quiet)
         facts = Command(tuple(command), outcome.exit_code, started_at, time.monotonic() - started_s)
         processes, notes = read_processes(scratch)
+        if outcome.signal is not None:  # whoever ended it wants an end
+            trials_s = 0
+            name = signal.Signals(outcome.signal).name
+            notes = [*notes, f"{name} ended the script; this is about what it had done by half of its time, or more"]
         return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=_tell), troubles=notes), outcome
 
 

@@ -37,8 +37,7 @@ _LARGER = 1.25  # an image is worth resizing if its shorter side is this many ti
 def main(argv: list[str]) -> int:
     sample_path, result_path, seconds, evicts = Path(argv[0]), Path(argv[1]), float(argv[2]), argv[3] == "1"
     sample: Sample = pickle.loads(sample_path.read_bytes())
-    code = {"data": sample.data_code, "transform": sample.transform_code}
-    facts = {"where": sample.where, "batch_size": sample.batch_size, **code}
+    facts = {"where": sample.where, "batch_size": sample.batch_size, "reads_shards": isinstance(sample.data, Shards)}
     found: dict[str, Any] = {"rates": {}, "reasons": {}, "resized_to": None, **facts}
     until_s = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(dir=result_path.parent.absolute()) as scratch:
@@ -83,6 +82,8 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
     def converted(resize: int | None = None) -> Rate:
         if resize is None and isinstance(data, Shards):
             raise UnmeasurableError("it lies in WebDataset shards already")
+        if sample.num_sources > 1:
+            raise UnmeasurableError(f"it consists of {sample.num_sources} folders, and one conversion stands for one of them")
         shards = convert_sample(sample, scratch, "kept" if resize is None else "resized", resize)
         files = [str(path) for path in shards.iterdir()] if evicts else ()
         return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)

@@ -87,7 +87,7 @@ class Trying:
         if not found:
             return Trials(reasons={"": note})
         missing = dict.fromkeys(("ours", "converted", "cached", "resized"), note)
-        facts = {name: found[name] for name in ("resized_to", "where", "batch_size", "data", "transform")}
+        facts = {name: found[name] for name in ("resized_to", "where", "batch_size", "reads_shards")}
         return Trials(found["rates"], {**missing, **found["reasons"]}, **facts)
 
 

@@ -42,8 +42,7 @@ class Trials:
     resized_to: int | None = None  # shorter side, pixels
     where: str = ""  # the dataset's root
     batch_size: int | None = None  # of the loader's batches, whoever makes them
-    data: str = "loader.dataset"  # in Python, beside the loader: what datapipe.DataLoader takes
-    transform: str = "transform"  # in Python, beside the loader: of its images
+    reads_shards: bool = False  # it is a stream over shards already
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ def workload_from(found: Examination) -> Workload | str:
     if loader is None:
         return "there was no training"
     cores = float(found.process.environment.get("cores") or 1)
-    steps = found.process.steps[found.process.steps["loader"] == loader.key]
+    steps = found.steps[found.steps["loader"] == loader.key]
     if found.events and not found.profiles:
         made_s = _own_batches(found)
         setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
@@ -75,6 +74,7 @@ def workload_from(found: Examination) -> Workload | str:
             production_cpu_s=_seconds(profile.made.dataset_cpu_ns + profile.made.collate_cpu_ns for profile in profiles)
             if loader.num_workers
             else None,
+            made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
             delivery_s=_deliveries(profiles) if profiles else None,
         )
     if workload is not None:
@@ -98,6 +98,8 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
     is_ours = workload.setup.delivery is Delivery.SHARED
     if workload.setup.num_workers:
         _add_prefetch(result, found.loader, workload, is_ours=is_ours)
+    if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
+        _add_order(result, found.loader, workload)
     _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
@@ -114,9 +116,17 @@ def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Ca
 def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool) -> None:
     setup, factor = workload.setup, loader.prefetch_factor or 2
     name = f"prefetch_factor={_DEEPER * factor}"
-    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), _argument(loader, name, factor)))
+    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), argument_of(loader, name, factor)))
     if not is_ours:
         result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
+
+
+def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> None:
+    """Batches as they are made: a slow one, or a slow worker, then holds up no other."""
+    name = "in_order=False"
+    how = argument_of(loader, name, "True; batches then come as they are made, in another order in each run")
+    result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.FIRST_FREE)), how))
+    result.applied[name] = Applied(loader.site, in_order=False)
 
 
 def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
@@ -135,7 +145,7 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
         depth = setup.depth if is_ours else max(1, num * each)
         name = f"num_workers={num}"
         change = Change(replace(setup, num_workers=num, depth=depth))
-        result.remedies.append(Remedy(name, change, _argument(loader, name, now)))
+        result.remedies.append(Remedy(name, change, argument_of(loader, name, now)))
         if not is_ours:
             result.applied[name] = Applied(loader.site, num_workers=num)
 
@@ -143,12 +153,12 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
     if loader.batch_size and loader.batch_size > 0:
         name = f"batch_size={2 * loader.batch_size}"
-        how = _argument(loader, name, f"{loader.batch_size}, and the training is another one")
+        how = argument_of(loader, name, f"{loader.batch_size}, and the training is another one")
         result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
 
 
-def _argument(loader: LoaderFacts, text: str, now: object) -> Instruction:
-    """One argument of the loader's, as it would be."""
+def argument_of(loader: LoaderFacts, text: str, now: object) -> Instruction:
+    """Return how one argument of the loader's is changed to `text`; `now`: what it is."""
     return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
 
 
@@ -159,7 +169,7 @@ def _add_tried(result: Candidates, found: Examination, workload: Workload, trial
     hows = {
         OURS: ("datapipe's loader", _taken_over(loader)),
         CONVERTED: ("datapipe's loader on converted data", _on_converted(loader, trials)),
-        CACHED: ("datapipe's loader, images in memory", _cached(loader, trials)),
+        CACHED: ("datapipe's loader, images in memory", _cached(loader)),
         RESIZED: ("datapipe's loader on smaller images", _on_converted(loader, trials, side)),
     }
     general = trials.reasons.get("")
@@ -190,28 +200,24 @@ def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFa
     )
 
 
-def _taken_over(loader: LoaderFacts) -> Instruction:
-    code = python_call("loader = datapipe.from_torch", "loader", 'device="cpu"')
-    return Instruction((code,), _place(loader), _BELOW)
+def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:
+    """`from_torch` takes the loader's sampler, batches and arguments over, so that nothing else is trained."""
+    code = python_call("loader = datapipe.from_torch", "loader", *arguments, 'device="cpu"')
+    return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, note])))
 
 
 def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) -> Instruction:
     source, resize = shlex.quote(trials.where or "SRC"), f" --resize shorter:{side}" if side else ""
     command = Snippet("shell", f"datapipe convert {source} DST --to webdataset{resize}")
-    code = python_call("loader = datapipe.DataLoader", '"DST"', *_arguments(loader), f"transform={trials.transform}")
-    return Instruction((command, code), _place(loader), f"{_BELOW}; pixels differ" if side else _BELOW)
+    note = "pixels differ" if side else ""
+    if trials.reads_shards:
+        return Instruction((command,), _place(loader), "; ".join(filter(None, ["let the pipeline read DST's shards", note])))
+    how = _taken_over(loader, 'data="DST"', note=note)
+    return replace(how, code=(command, *how.code))
 
 
-def _cached(loader: LoaderFacts, trials: Trials) -> Instruction:
-    transform = [] if trials.data == "loader.dataset" else [f"transform={trials.transform}"]  # a dataset brings its own
-    arguments = [*_arguments(loader), *transform, 'cache="ram"']
-    code = python_call("loader = datapipe.DataLoader", trials.data, *arguments)
-    return Instruction((code,), _place(loader), f"{_BELOW}; helps from the second epoch on")
-
-
-def _arguments(loader: LoaderFacts) -> list[str]:
-    workers = [f"num_workers={loader.num_workers}"] if loader.num_workers else []
-    return [f"batch_size={loader.batch_size or 1}", "shuffle=True", *workers, 'device="cpu"']
+def _cached(loader: LoaderFacts) -> Instruction:
+    return _taken_over(loader, 'cache="ram"', note="helps from the second epoch on")
 
 
 def _place(loader: LoaderFacts) -> str | None:
@@ -278,6 +284,6 @@ def _own_batches(found: Examination) -> Floats:
 
 
 def _pass_ends(found: Examination) -> np.ndarray[Any, Any]:
-    steps = found.process.steps
+    steps = found.steps
     firsts = [steps["start_ns"][steps["pass_id"] == number].min() for number in np.unique(steps["pass_id"])]
     return np.array(sorted(firsts)[1:], np.int64)

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.account import Saving, account_as_dict, account_of, savings_of
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.candidates import Candidates, Trials, candidates_for, place_of, workload_from
+from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of, workload_from
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.figures import figures_of
+from datapipe.diagnostics.needs import needs_as_dicts, needs_of
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies, ranking_as_dict
 from datapipe.diagnostics.timeline import STEP, Context
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ranks, verdict_as_dict
@@ -86,6 +88,8 @@ def diagnose(
         "why_no_attribution": worst.why_no_attribution if worst else ranked.reason,
         "remedies": remedies,
         "why_no_remedies": why,
+        "run": None if worst is None else _run_as_dict(worst),
+        "regimes": [] if worst is None or len(worst.regimes) < 2 else [dataclasses.asdict(one) for one in worst.regimes],
         "left_out": [{"name": name, "reason": reason} for name, reason in candidates.left_out.items()],
         "steps": None if worst is None else steps_of(worst),
         "spans": [] if worst is None else spans_of(worst),
@@ -132,10 +136,14 @@ def _remedies(
     trials = try_out(worst) if starved else Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
     candidates = candidates_for(worst, workload, trials)
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)
-    return _ranking_as_dict(ranking, candidates), None, candidates
+    found = _ranking_as_dict(ranking, candidates, starved=starved)
+    if starved and worst.attribution is not None and worst.loader is not None:
+        places = {what: place_of(place) for what, place in worst.loader.places.items()}
+        found["needs"] = needs_as_dicts(needs_of(workload, worst.attribution, places, scale=ranking.scale))
+    return found, None, candidates
 
 
-def _ranking_as_dict(ranking: Ranking, candidates: Candidates) -> dict[str, Any]:
+def _ranking_as_dict(ranking: Ranking, candidates: Candidates, *, starved: bool) -> dict[str, Any]:
     """With those apart whose gain may be chance, or too small to be worth a change."""
     found = ranking_as_dict(ranking)
     worth = {one.remedy.name for one in ranking.predictions if _is_worth_it(one, ranking)}
@@ -146,13 +154,28 @@ def _ranking_as_dict(ranking: Ranking, candidates: Candidates) -> dict[str, Any]
         if one["name"] in worth
     ]
     rest = [one for one in found["predictions"] if one["name"] not in worth]
-    best = found["best"] if found["best"] in worth else NOTHING
-    return {**found, "best": best, "predictions": chosen, "within_noise": rest}
+    best = found["best"] if found["best"] in worth else NO_REMEDY if starved else NOTHING
+    return {**found, "best": best, "predictions": chosen, "within_noise": rest, "needs": []}
 
 
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     doubt = abs(ranking.misfit or 0.0)
     return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
+
+
+def _run_as_dict(found: Examination) -> dict[str, Any] | None:
+    """Where the time of the slowest rank's run went, and what keeping workers would save of it."""
+    account = account_of(found.process)
+    if account is None:
+        return None
+    production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
+    savings = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
+    return {**account_as_dict(account), "savings": [_saving_as_dict(one, found.process.loaders[one.loader]) for one in savings]}
+
+
+def _saving_as_dict(saving: Saving, facts: LoaderFacts) -> dict[str, Any]:
+    how = argument_of(facts, saving.name, "workers are started again for each pass")
+    return {"name": saving.name, "saved_s": saving.saved_s, "gain": saving.gain, **how.as_dict()}
 
 
 def _rank_as_dict(found: Examination) -> dict[str, Any]:
@@ -194,5 +217,5 @@ def _context_troubles(found: Sequence[Examination]) -> list[str]:
 
 
 def _unmeasured() -> Verdict:
-    reason = "no loader was iterated: of torch.utils.data, datapipe or accelerate, in a process that ended by itself"
+    reason = "no loader of torch.utils.data, datapipe or accelerate was seen: none was iterated, or a signal came first"
     return Verdict(Kind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))

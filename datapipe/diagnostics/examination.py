@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.figures import Figures, data_times, figures_of
 from datapipe.diagnostics.recorded import Process
+from datapipe.diagnostics.regimes import Regime, of_latest, regimes_of
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
 from datapipe.diagnostics.torch_stages.attribution import Wait, attribute
@@ -28,7 +29,9 @@ class Examination:
     process: Process
     figures: Figures
     verdict: Verdict
-    steady: NDArray[np.bool_]  # (n,) which of the steps
+    steps: Steps  # that are judged: where passes differ in level, of the latest level alone
+    steady: NDArray[np.bool_]  # (n,) which of all the process's steps
+    regimes: tuple[Regime, ...]  # of the loader that is judged; one where its passes are alike
     loader: LoaderFacts | None  # that the training waits for most; None: there was no training
     of_loader: Figures  # of that loader's steps alone, where there are several
     profiles: tuple[BatchProfile, ...]  # of that loader's training passes
@@ -41,16 +44,20 @@ def examine(process: Process, *, site: str | None = None) -> Examination:
     """Pure. `site`: look at the loader that was made there, if there is one, else at the one most waited for."""
     made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
     loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
-    figures = figures_of(process.steps, num_workers=None if loader is None else loader.num_workers)
-    steady = find_steady(process.steps).chosen
+    regimes = [] if loader is None else regimes_of(process.steps, loader.key)
+    judged = np.ones(len(process.steps), np.bool_) if loader is None else of_latest(process.steps, loader.key, regimes)
+    judged_steps, steady = process.steps[judged], np.zeros(len(process.steps), np.bool_)
+    steady[judged] = find_steady(judged_steps).chosen
+    figures = figures_of(judged_steps, num_workers=None if loader is None else loader.num_workers)
     verdict = judge(figures, process.context)
     if not process.num_training_steps:
         verdict = replace(verdict, kind=Kind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
     if loader is None:
-        return Examination(process, figures, verdict, steady, None, figures, (), (), None, "there was no training")
-    own = process.steps[process.steps["loader"] == loader.key]
-    of_loader = figures if len(own) == len(process.steps) else figures_of(own, num_workers=loader.num_workers)
-    steps = process.steps[_of_training(process.steps, loader)]
+        none = "there was no training"
+        return Examination(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)
+    own = judged_steps[judged_steps["loader"] == loader.key]
+    of_loader = figures if len(own) == len(judged_steps) else figures_of(own, num_workers=loader.num_workers)
+    steps = judged_steps[_of_training(judged_steps, loader)]
     profiles = tuple(_within(steps, [one for one in process.profiles if one.loader == loader.key]))
     events = tuple(event for key, event in process.events if key == loader.key)
     waits = steady_waits(process.steps[steady & (process.steps["loader"] == loader.key)], figures)
@@ -67,7 +74,9 @@ def examine(process: Process, *, site: str | None = None) -> Examination:
             if loader.looks_inside
             else "the name datapipe is taken by a package of yours"
         )
-    return Examination(process, figures, verdict, steady, loader, of_loader, profiles, events, attribution, why)
+    return Examination(
+        process, figures, verdict, judged_steps, steady, tuple(regimes), loader, of_loader, profiles, events, attribution, why
+    )
 
 
 def main_loader(process: Process) -> LoaderFacts | None:

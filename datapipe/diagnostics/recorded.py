@@ -37,6 +37,8 @@ class Process:
     troubles: tuple[str, ...]
     environment: Mapping[str, Any]
     sources: Mapping[int, Source]
+    started_ns: int | None = None  # of the process, or of what was measured of it; on the clock of the steps
+    ended_ns: int | None = None
 
     @property
     def num_training_steps(self) -> int:
@@ -83,6 +85,8 @@ def process_of(found: Mapping[str, Any]) -> Process:
         troubles=tuple(found["troubles"]),
         environment=found["environment"],
         sources={int(key): Source(**source) for key, source in found["sources"].items()},
+        started_ns=found["process"].get("started_ns"),
+        ended_ns=found["process"].get("ended_ns"),
     )
 
 

@@ -16,6 +16,7 @@ from datapipe.diagnostics.workload import Change, Workload, course_of
 from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
+NO_REMEDY = "no remedy known"  # in its place where the loop waits for data
 _NUM_REPLICATES, _NUM_STEPS, _NUM_SETTLING = 32, 1500, 500
 _RESOLUTION = 0.01  # of a step: what the replay leaves out, even where it repeats exactly what was measured
 WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
@@ -47,13 +48,19 @@ class Ranking:
 
     best: Prediction
     predictions: tuple[Prediction, ...]  # of all remedies
-    now: Prediction  # the replay of what was measured, with nothing changed
-    measured_step_s: float | None = None  # what `now` should be, and is not quite
+    now: Prediction  # with nothing changed
+    measured_step_s: float | None  # None: not known
+    replayed_s: float  # the step of what was measured, replayed: it should be as long, and is not quite
+
+    @property
+    def scale(self) -> float:
+        """The measured step over the replayed one."""
+        return 1.0 if self.measured_step_s is None else self.measured_step_s / self.replayed_s
 
     @property
     def misfit(self) -> float | None:
         """How far the replay of what was measured is from what was measured: 0.1 is 10% too long."""
-        return None if self.measured_step_s is None else self.now.step_s.value / self.measured_step_s - 1
+        return None if self.measured_step_s is None else self.replayed_s / self.measured_step_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +84,34 @@ def rank_remedies(
     """Predict each remedy and order them by their step. Among those that cannot be told apart, the earlier one in
     `remedies` is best: list the easier ones first.
 
-    `measured_step_s`: mean step of the measurement, so that the replay's own error is known: intervals grow by it, and
-    a gain below it is none. Raises OptionError if two remedies share a name.
+    `measured_step_s`: mean step of the measurement. Predictions are scaled by what it is of the replayed one, intervals grow
+    by how far the two are apart, and a smaller gain than that is none. Raises OptionError if two remedies share a name.
     """
     names = [remedy.name for remedy in remedies]
     if len(set(names)) < len(names) or NOTHING in names:
         raise OptionError(f"remedies are {', '.join(names)}; each needs a name of its own, other than {NOTHING!r}")
     replays = _Replays(workload, seed)
     replayed_s = float(replays.of(Change()).step_s[0])
-    doubt = max(_RESOLUTION, 0.0 if measured_step_s is None else abs(replayed_s / measured_step_s - 1))
-    now = _predict(Remedy(NOTHING, Change()), replays, doubt)
-    predictions = [_predict(remedy, replays, doubt) for remedy in remedies]
+    scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
+    doubt = max(_RESOLUTION, abs(1 / scale - 1))
+    now = _predict(Remedy(NOTHING, Change()), replays, scale, doubt)
+    predictions = [_predict(remedy, replays, scale, doubt) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.step_s.value))
     best, harmless = now, [one for one in predictions if not one.remedy.changes_results]
     if harmless:
         shortest = min(harmless, key=lambda one: one.step_s.value)
         if shortest.gain.low > 0 and shortest.gain.value >= max(WORTH_IT, doubt):
             best = next(one for one in harmless if one.step_s.value <= (1 + WORTH_IT) * shortest.step_s.value)
-    return Ranking(best, ordered, now, measured_step_s)
+    return Ranking(best, ordered, now, measured_step_s, replayed_s)
 
 
-def _predict(remedy: Remedy, replays: _Replays, doubt: float) -> Prediction:
+def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> Prediction:
     """`doubt`: how far the replay of what was measured is off; a prediction may be as far off, either way."""
     now, then = replays.of(Change()), replays.of(remedy.change)
-    each_s = then.step_s / remedy.change.batch_factor
+    each_s = then.step_s / remedy.change.batch_factor * scale
     step_s = _interval(each_s)
     step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
-    return Prediction(remedy, step_s, _interval(then.starvation), _interval(1 - each_s / now.step_s))
+    return Prediction(remedy, step_s, _interval(then.starvation), _interval(1 - each_s / (now.step_s * scale)))
 
 
 def _interval(values: Floats) -> Interval:

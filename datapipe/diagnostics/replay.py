@@ -57,6 +57,7 @@ class Course:
     work_s: Floats  # the device, without waiting for data
     is_synced: NDArray[np.bool_]  # the caller waits for the device at the end of the step
     host_cpu_s: float = 0.0  # of a core, by the caller per step
+    pace: Floats | None = None  # (num_workers,) how long each takes for what takes 1 on average; None: all are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     stall, cpu, delivery, host, work, synced = (
         np.ascontiguousarray(np.broadcast_to(field, (num_replicates, num_steps)).T) for field in fields
     )
-    makers = _Makers(setup, num_replicates, course.host_cpu_s)
+    makers = _Makers(setup, num_replicates, course.host_cpu_s, course.pace)
     any_synced = bool(synced.any())
     asked = np.zeros(num_replicates)  # when the caller enters next()
     free = np.zeros(num_replicates)  # when the device has done all it was given
@@ -106,8 +107,9 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
 class _Makers:
     """Where batches are made: in workers, or in the caller."""
 
-    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float) -> None:
+    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float, pace: Floats | None) -> None:
         self._setup = setup
+        self._pace = pace
         self._host_cpu_s = host_cpu_s
         is_shared = setup.delivery is Delivery.SHARED
         self._num_servers = 1 if is_shared else max(1, setup.num_workers)
@@ -125,6 +127,8 @@ class _Makers:
         if setup.delivery is Delivery.FIRST_FREE:
             server = self._done.argmin(axis=0)
             before = self._done[server, self._all]
+            if self._pace is not None:
+                stall_s, cpu_s = stall_s * self._pace[server], cpu_s * self._pace[server]
         else:
             server = step % self._num_servers
             before = self._done[server]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.diagnostics.bootstrap import block_length, block_rows
-from datapipe.diagnostics.replay import Course, Floats, Setup
+from datapipe.diagnostics.replay import Course, Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
 from datapipe.errors import OptionError
@@ -27,6 +27,7 @@ class Workload:
     is_synced: NDArray[np.bool_]  # (n,) the caller waits for the device in this step
     setup: Setup  # with which all this was measured
     host_cpu_s: float = 0.0  # of a core, by the caller per step
+    made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: not known
 
     def __post_init__(self) -> None:
         if not (
@@ -38,6 +39,8 @@ class Workload:
                 f"a workload of {len(self.production_s)} batches made and {len(self.host_s)}, {len(self.work_s)}, "
                 f"{len(self.is_synced)} steps, {len(self.delivery_s)} deliveries; the steps must agree, and none be 0"
             )
+        if self.made_by is not None and len(self.made_by) != len(self.production_s):
+            raise OptionError(f"{len(self.made_by)} workers for {len(self.production_s)} batches")
         if self.production_cpu_s is not None and len(self.production_cpu_s) != len(self.production_s):
             raise OptionError(f"{len(self.production_cpu_s)} CPU times for {len(self.production_s)} batches")
 
@@ -49,14 +52,15 @@ class Change:
     setup: Setup | None = None  # None: as measured
     production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
     production_spread: float = 0.0  # relative standard error of that factor
+    delivery_factor: float = 1.0  # on the caller's part of next()
     batch_factor: float = 1.0  # samples per batch; making, delivery and the device's work grow with it
     drops_syncs: bool = False  # the loop no longer waits for the device
 
     def __post_init__(self) -> None:
-        if min(self.production_factor, self.batch_factor) <= 0 or self.production_spread < 0:
+        if min(self.production_factor, self.batch_factor) <= 0 or min(self.production_spread, self.delivery_factor) < 0:
             raise OptionError(
-                f"factors {self.production_factor}, {self.batch_factor} and spread {self.production_spread}; the factors must "
-                "be above 0, the spread 0 or more"
+                f"factors {self.production_factor}, {self.delivery_factor}, {self.batch_factor} and spread "
+                f"{self.production_spread}; those on making and on samples must be above 0, the others 0 or more"
             )
 
 
@@ -66,6 +70,7 @@ def workload_of(
     *,
     production_s: Floats | None = None,
     production_cpu_s: Floats | None = None,
+    made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
 ) -> Workload | None:
     """From the steady steps of a run; None where too little was measured to replay it.
@@ -100,6 +105,7 @@ def workload_of(
         is_synced=syncs > 0,
         setup=setup,
         host_cpu_s=float(host_s.mean()),
+        made_by=made_by,
     )
 
 
@@ -114,6 +120,9 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
+    pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
+    if pace is not None and workload.made_by is not None:  # whoever is free makes a batch, in a time of its own
+        stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
     spread = math.sqrt(math.log1p(change.production_spread**2))
     drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
     drawn[0] = 0.0
@@ -123,12 +132,25 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     return Course(
         stall_s=stall[made] * factor,
         cpu_s=cpu[made] * factor,
-        delivery_s=workload.delivery_s[delivered] * change.batch_factor,
+        delivery_s=workload.delivery_s[delivered] * (change.batch_factor * change.delivery_factor),
         host_s=workload.host_s[used] * (1.0 if has_device else change.batch_factor),
         work_s=workload.work_s[used] * change.batch_factor,
         is_synced=synced[used],
         host_cpu_s=workload.host_cpu_s * (1.0 if has_device else change.batch_factor),
+        pace=pace,
     )
+
+
+def _pace(workload: Workload) -> Floats | None:
+    """Return what each worker takes for a batch, over what all take; None where some of them are not known."""
+    if workload.made_by is None:
+        return None
+    num = np.bincount(workload.made_by, minlength=workload.setup.num_workers)
+    if len(num) != workload.setup.num_workers or not num.all():
+        return None
+    each = np.bincount(workload.made_by, weights=workload.production_s, minlength=len(num)) / num
+    pace: Floats = each / each.mean()
+    return pace
 
 
 def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, hugging_face_dataset, jpeg, listing, make_folder, save_datasets
+from fixtures import NUM_SAMPLES, convert, hugging_face_dataset, jpeg, listing, make_folder, save_datasets
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -61,6 +61,55 @@ def positions_of(loader: torch.utils.data.DataLoader[Any]) -> list[list[int]]:
     """What torch's sampler asks for."""
     assert loader.batch_sampler is not None
     return [list(batch) for batch in loader.batch_sampler]
+
+
+# -- converted data, and a cache -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def converted(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(root, tmp_path_factory.mktemp("converted") / "shards")
+
+
+def orders(folder: Any) -> dict[str, dict[str, Any]]:
+    """Arguments of torch's loader that decide which samples come, and in which batches."""
+    weights = torch.tensor([1.0 + number % 3 for number in range(NUM_SAMPLES)], dtype=torch.float64)
+    return {
+        "in order": {},
+        "subset": {},
+        "drop_last": {"drop_last": True},
+        "sampler": {"sampler": WeightedRandomSampler(weights, 20, generator=torch.Generator().manual_seed(3))},
+        "batch sampler": {"batch_size": 1, "batch_sampler": BatchSampler(range(30, 3, -2), 4, drop_last=False)},
+    }
+
+
+@pytest.mark.parametrize("case", ["in order", "drop_last", "sampler", "batch sampler", "subset"])
+@pytest.mark.parametrize("instead", ["data", "cache"])
+def test_converted_data_and_a_cache_change_no_sample(case: str, instead: str, root: Path, converted: Path) -> None:
+    folder: Any = folders.ImageFolder(root, transform=CENTRE)
+    folder = Subset(folder, [*range(20, 3, -3), 36, -1]) if case == "subset" else folder
+    options: dict[str, Any] = {"data": converted} if instead == "data" else {"cache": "ram"}
+    ours = dp.from_torch(theirs(folder, **orders(folder)[case]), device="cpu", **options)
+    plain = dp.from_torch(theirs(folder, **orders(folder)[case]), device="cpu")
+    pairs = list(zip(ours, plain, strict=True))
+    assert pairs
+    for (images, labels), (other_images, other_labels) in pairs:
+        assert torch.equal(images, other_images)
+        assert torch.equal(labels, other_labels)
+
+
+def test_data_that_is_another_is_refused(root: Path, converted: Path, tmp_path: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    other = convert(make_folder(tmp_path / "set", num=12), tmp_path / "other")
+    with pytest.raises(dp.OptionError, match=r"data=.*: has 12 samples, the dataset 37; convert the folder again: "):
+        dp.from_torch(theirs(folder), data=other)
+    folder.samples[:2] = folder.samples[1::-1]
+    with pytest.raises(dp.OptionError, match=r"sample 0 was made of .*, where the dataset has .*; convert"):
+        dp.from_torch(theirs(folder), data=converted)
+    with pytest.raises(dp.OptionError, match=r"one folder that torchvision reads.*, and this is a ConcatDataset; read it in"):
+        dp.from_torch(theirs(ConcatDataset([folder, folder])), data=converted)
+    with pytest.raises(dp.OptionError, match=r"data=.*: the samples are made by torch's workers"):
+        dp.from_torch(theirs(Numbers()), data=converted)
 
 
 # -- seen through -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
@@ -223,6 +224,26 @@ if __name__ == "__main__":
 
 
 PHOTO = jpeg(1, 800, 1000)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_script_that_a_signal_ends_leaves_what_was_seen(
+    name: str, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datapipe.cli.diagnose._SNAPSHOT_S", 1.0)
+    dies = f"""
+    import glob, json, os, signal
+    if __name__ == "__main__":
+        for _ in range(100):  # half a second each
+            train(DataLoader(Numbers(0.002), batch_size=4))
+            for path in glob.glob(os.environ["DATAPIPE_ATTACH_RESULTS"] + "/process-*.json"):
+                if json.load(open(path))["training"]["num_steps"] > 150:
+                    os.kill(os.getpid(), signal.{name})
+    """
+    status, found = diagnose(LOOP + textwrap.dedent(dies), settles=False)
+    assert status == 128 + getattr(signal, name)
+    assert found["verdict"]["figures"]["num_steps"] > 16
+    assert any(f"{name} ended the script" in trouble for trouble in found["troubles"])
 
 
 @pytest.mark.skipif(not _has("torchvision"), reason="torchvision is not installed")

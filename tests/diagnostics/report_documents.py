@@ -21,7 +21,7 @@ from datapipe.diagnostics.verdict import judge, judge_ranks, verdict_as_dict
 from datapipe.diagnostics.workload import Change, Workload
 
 HOSTILE = "<script>alert('x')</script>&\"\x1b[31m\ud800"
-KINDS = ("data-bound", "compute-bound", "host clock", "two ranks", "nothing", "large", "hostile")
+KINDS = ("data-bound", "no remedy", "compute-bound", "host clock", "two ranks", "nothing", "large", "hostile")
 
 
 def document(kind: str) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def _document(kind: str) -> dict[str, Any]:
     match kind:
         case "data-bound":
             return starved(gap_s=0.026)
+        case "no remedy":
+            return no_remedy()
         case "compute-bound":
             return compute_bound()
         case "host clock":
@@ -138,7 +140,7 @@ def remedies_of(gap_s: float) -> dict[str, Any]:
     worth = [one for one in found["predictions"] if one["gain"]["low"] > 0.02]
     rest = [one for one in found["predictions"] if one not in worth]
     chosen = [{**one, "needs_edit": "Loader(" in one["how"], "changes_results": "pixels" in one["how"]} for one in worth]
-    return {**found, "predictions": chosen, "within_noise": rest}
+    return {**found, "predictions": chosen, "within_noise": rest, "needs": []}
 
 
 def starved(
@@ -203,6 +205,8 @@ def starved(
         "steps": columns,
         "spans": spans_of(num_spans, num_workers, columns["start_s"][20]),
         "syncs": {},
+        "run": None,
+        "regimes": [],
         "applied": None,
         "environment": {
             "python": "3.11.7",
@@ -213,6 +217,35 @@ def starved(
         },
         "troubles": [],
     }
+
+
+def no_remedy() -> dict[str, Any]:
+    """A slow `__getitem__` of the script's own, for which nothing is known."""
+    found = starved(gap_s=0.026)
+    remedies = found["remedies"]
+    needs = [
+        {"stage": "decode", "name": None, "where": "train.py:12 (Photos.__getitem__)", "step_s": 0.043, "times_faster": 3.25},
+        {"stage": "transform", "name": "Slow", "where": None, "step_s": 0.061, "times_faster": None},
+    ]
+    rest = [one for one in remedies["within_noise"] if one["name"] in ("prefetch 8 batches", "1 worker")]
+    found["remedies"] = {**remedies, "best": "no remedy known", "predictions": [], "within_noise": rest, "needs": needs}
+    found["left_out"] = [{"name": "datapipe's loader", "reason": "datapipe sees no files in Photos"}]
+    parts = {"start-up": 2.0, "first batches": 12.0, "waiting for data": 6.0, "training steps": 8.0, "validation": 9.0}
+    times = {"num_passes": 8, "first_wait_s": 12.0, "wait_s": 6.0, "work_s": 8.0}
+    validation = {"num_passes": 8, "first_wait_s": 1.0, "wait_s": 6.2, "work_s": 1.8}
+    how = python("persistent_workers=True", "in DataLoader(...)").as_dict()
+    level = {"num_steps": 100, "step_s": 0.09}
+    found["regimes"] = [
+        {"first_pass": 0, "last_pass": 0, "waiting": 0.9, **level},
+        {"first_pass": 1, "last_pass": 7, "waiting": 0.37, **level},
+    ]
+    found["run"] = {
+        "wall_s": 40.0,
+        "parts": {**parts, "between passes": 3.0},
+        "loaders": [{"id": 0, "is_evaluation": False, **times}, {"id": 1, "is_evaluation": True, **validation}],
+        "savings": [{"name": "persistent_workers=True", "saved_s": 10.0, "gain": 0.25, **how}],
+    }
+    return found
 
 
 def compute_bound() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.axis import Axis, ticks
 from datapipe.diagnostics.report.document import read_document
 from datapipe.diagnostics.report.lanes import lanes_of
-from datapipe.diagnostics.report.values import SpanRow
+from datapipe.diagnostics.report.values import Fault, SpanRow, StageOfWait
 
 
 @pytest.mark.parametrize(
@@ -138,3 +138,12 @@ def test_lanes_hold_every_span_once_and_none_over_another(rows: list[tuple[int, 
         for before, after in zip(lane.spans, lane.spans[1:], strict=False):
             assert before.start_s + before.duration_s <= after.start_s + 2e-6
     assert [lane.worker is None for lane in lanes] == sorted((lane.worker is None for lane in lanes), reverse=True)
+
+
+def test_a_lack_of_cores_names_what_they_compute() -> None:
+    """Too many workers on few cores: that they wait for a core is the symptom."""
+    cores = StageOfWait("cores", None, 6.8, 0.68, 0.3)
+    stages = (cores, StageOfWait("collate", None, 0.3, 0.28, 0.1), StageOfWait("decode", None, 0.4, 0.04, 0.6))
+    line = words.fault_line(Fault(stages, "cores", "", None, None))
+    assert line == "cores, 68% of waiting: more runs than there are cores, and most of it is decode"
+    assert words.fault_line(Fault((cores,), "cores", "", None, None)).startswith("cores, 68% of waiting (waiting for a CPU core")

@@ -52,6 +52,8 @@ def _carry_out(loader: Any, applied: Applied) -> Any:
             loader.prefetch_factor = 2
     if applied.prefetch_factor is not None:
         loader.prefetch_factor = applied.prefetch_factor
+    if applied.in_order is not None:
+        loader.in_order = applied.in_order
     if not applied.from_torch:
         return None
     if has_stepped_aside():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from datapipe.diagnostics.attach.environment import RESULTS
 from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ranged import RangedMeter
 from datapipe.diagnostics.attach.settings import Settings, settings_from
-from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
+from datapipe.diagnostics.attach.surroundings import process_started_ns, rank_here, surroundings
 from datapipe.diagnostics.attach.taps import ProfilerWindow, Tap, TappedMeter, until
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
@@ -28,6 +30,7 @@ if TYPE_CHECKING:  # numpy, too, is imported where there is something to measure
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
 SCHEMA = 2
+_SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
 class Recording:
@@ -40,11 +43,13 @@ class Recording:
         *,
         keeps_samples: bool = False,
         busy: BusySampler | None = None,
+        snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
         self._directory = directory
         self._keeps_samples = keeps_samples
         self._busy = busy
+        self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
         self._profiles: dict[int, deque[BatchProfile]] = {}
@@ -53,12 +58,16 @@ class Recording:
         self._sources: dict[int, dict[str, Any]] = {}
         self._samples: dict[int, bytes] = {}
         self._is_written = False
+        self._ended = threading.Event()
         self._rank = rank_here()  # a process group may be gone at the end
         self.window: ProfilerWindow | None = None
 
     def note_loader(self, facts: LoaderFacts) -> None:
         with self._lock:
             self._loaders.append(facts)
+            is_first = len(self._loaders) == 1
+        if is_first and self._directory is not None:
+            threading.Thread(target=self._keep_snapshots, name="datapipe-snapshots", daemon=True).start()
 
     def note_profile(self, profile: BatchProfile) -> None:
         with self._lock:
@@ -92,34 +101,60 @@ class Recording:
         """Write `process-RANK-PID.json`, and the samples beside it. What comes after is not recorded."""
         if self._is_written or self._directory is None:
             return
-        self._is_written = True
+        with self._lock:  # a snapshot under way must not come after this
+            self._is_written = True
+        self._ended.set()
         if self.window is not None:
             self.window.close()
         if self._busy is not None:
             self._busy.stop()
         self._bracket.finish()
-        rank, pid = self._rank, os.getpid()
         for key, data in self._samples.items():
-            name = f"sample-{pid}-{key}.pickle"
+            name = f"sample-{os.getpid()}-{key}.pickle"
             with atomic_writer(self._directory / name) as file:
                 file.write(data)
             self._sources[key] = {"file": name, "reason": None}
-        write_json(self._directory / f"process-{'x' if rank is None else rank}-{pid}.json", self.to_json())
+        write_json(self._path(self._directory), self.to_json())
 
-    def to_json(self, *, loader: int | None = None, since_ns: int = 0) -> dict[str, Any]:
-        """JSON-safe. `loader`: that one alone; `since_ns`: steps and batches since then."""
+    def _path(self, directory: Path) -> Path:
+        return directory / f"process-{'x' if self._rank is None else self._rank}-{os.getpid()}.json"
+
+    def _keep_snapshots(self) -> None:
+        """Write what is known after 10, 20, 40, ... s: of a process that a signal ends, the latest of these is what is left.
+
+        A handler of signals would change how the script dies; and nothing is told of SIGKILL.
+        """
+        assert self._directory is not None
+        pause_s = self._snapshot_s
+        while not self._ended.wait(pause_s):
+            with suppress(Exception):  # the script goes on without
+                found = self.to_json(latest=_SNAPSHOT_ROWS)
+                with self._lock:
+                    if not self._is_written:
+                        write_json(self._path(self._directory), found)
+            pause_s *= 2
+
+    def to_json(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, Any]:
+        """JSON-safe. `loader`: that one alone; `since_ns`: steps and batches since then; `latest`: so many of them at most."""
         from datapipe.diagnostics.recorded import context_as_dict
         from datapipe.diagnostics.timeline import steps_as_columns, totals_as_dict
 
         timeline = self._bracket.timeline
-        steps = timeline.steps()
+        steps = timeline.steps(latest)
         steps = steps[(steps["start_ns"] >= since_ns) & ((steps["loader"] == loader) | (loader is None))]
         with self._lock:
-            profiles = [one for key, kept in self._profiles.items() if loader in (None, key) for one in kept]
-            events = [(key, event) for key, event in self._events if loader in (None, key)]
+            last = slice(-latest if latest else None, None)
+            profiles = [one for key, kept in self._profiles.items() if loader in (None, key) for one in list(kept)[last]]
+            events = [(key, event) for key, event in list(self._events)[last] if loader in (None, key)]
             return {
                 "schema": SCHEMA,
-                "process": {"pid": os.getpid(), "rank": self._rank, "argv": sys.argv},
+                "process": {
+                    "pid": os.getpid(),
+                    "rank": self._rank,
+                    "argv": sys.argv,
+                    "started_ns": since_ns or process_started_ns(),
+                    "ended_ns": time.perf_counter_ns(),
+                },
                 "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
                 "context": context_as_dict(self._bracket.context()),
                 "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],
@@ -135,10 +170,15 @@ class Recording:
 
 def open_recording(hooks: Hooks) -> Watch:
     """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`, as the environment says."""
+    import datapipe.diagnostics.recorded  # noqa: F401  # for snapshots, which may come when our name is somebody else's
+
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
-    recording = Recording(bracket, Path(os.environ[RESULTS]), keeps_samples=settings.keeps_samples, busy=busy)
+    directory = Path(os.environ[RESULTS])
+    recording = Recording(
+        bracket, directory, keeps_samples=settings.keeps_samples, busy=busy, snapshot_s=settings.snapshot_s
+    )
     meter = _ranged(bracket) if settings.nvtx else bracket
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 

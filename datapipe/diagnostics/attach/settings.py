@@ -18,6 +18,7 @@ class Applied:
     site: str | None  # file:line; None: every loader
     num_workers: int | None = None  # None: as the script has it
     prefetch_factor: int | None = None
+    in_order: bool | None = None
     from_torch: bool = False  # its batches are made by datapipe
 
 
@@ -29,6 +30,7 @@ class Settings:
     max_steps: int | None = None  # training steps to measure; the script goes on after that
     ends_after: int | None = None  # training steps ; at the batch after these the script is ended, as by `sys.exit(0)`
     keeps_samples: bool = False  # note which files a loader reads, so that remedies can be tried on some of them
+    snapshot_s: float = 10.0  # after so long, and twice as long, and so on, what is known is written: a signal may end the script
     profile: str | None = None  # a directory for a window of `torch.profiler`
     applied: Applied | None = None
 

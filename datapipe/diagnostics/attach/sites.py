@@ -67,7 +67,39 @@ def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
         start_method=_start_method(context) if getattr(loader, "num_workers", 0) else None,
         is_iterable=None if (kind := getattr(loader, "_dataset_kind", None)) is None else kind == 1,
         looks_inside=looks_inside,
+        places=_places(loader, dataset),
     )
+
+
+def _places(loader: Any, dataset: Any) -> dict[str, str]:
+    """Where the code of the user's is that the loader runs; of libraries none is told."""
+    found: dict[str, str | None] = {}
+    with suppress(Exception):  # whatever a class of the user's makes of being looked at
+        inner = dataset
+        while type(inner).__module__ == "torch.utils.data.dataset" and hasattr(inner, "dataset"):  # a Subset
+            inner = inner.dataset
+        methods = ("__getitems__", "__getitem__", "__iter__")
+        found["dataset"] = next((place for name in methods if (place := _place_of(getattr(type(inner), name, None)))), None)
+        found["collate"] = _place_of(getattr(loader, "collate_fn", None))
+        batches = getattr(loader, "batch_sampler", None)
+        samplers = (batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None))
+        found["sampler"] = next((place for one in samplers if (place := _place_of(getattr(type(one), "__iter__", None)))), None)
+        for transform in getattr(getattr(inner, "transform", None), "transforms", None) or ():
+            name = getattr(transform, "__name__", None) or type(transform).__name__
+            found[f"transform {name}"] = _place_of(getattr(type(transform), "forward", None)) or _place_of(transform)
+    return {what: place for what, place in found.items() if place is not None}
+
+
+def _place_of(function: Any) -> str | None:
+    """file:line (name) of a function of the user's; None of one of a library's, or of none."""
+    function = getattr(function, "__func__", function)
+    function = getattr(function, "func", function)  # functools.partial
+    if not hasattr(function, "__code__"):
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_filename.startswith((_OURS, "<", *_LIBRARIES)) or "site-packages" in code.co_filename:
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno} ({getattr(function, '__qualname__', code.co_name)})"
 
 
 def _attribute(loader: Any, name: str, kind: type) -> Any:

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +35,16 @@ def surroundings() -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
     }
+
+
+def process_started_ns() -> int | None:
+    """Return when this process was started, on the clock of `time.perf_counter_ns`; None where the kernel does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine was started; see proc(5)
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter_ns() - int(age_s * 1e9)
+    return None
 
 
 def _gpu(torch: Any) -> str | None:

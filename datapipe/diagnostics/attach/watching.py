@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +64,8 @@ class LoaderFacts:
     start_method: str | None  # of its workers
     is_iterable: bool | None  # an IterableDataset
     looks_inside: bool  # batches come with profiles, or stage events
+    # the user's code, as file:line and its name, by what it does: "dataset", "sampler", "collate", "transform NAME"
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe."""

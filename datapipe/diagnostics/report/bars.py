@@ -90,7 +90,7 @@ def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | N
     measured_s = what_if.measured_step_s
     highest = max(
         [one.step_s.high for one in what_if.outlooks + what_if.within_noise]
-        + [what_if.now.step_s.high if what_if.now else 0.0, measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
+        + [measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
     )
     axis = Axis(0.0, highest, _SIZE)
     rows = []
@@ -98,15 +98,6 @@ def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | N
         rows.append(
             _row("as it is", _span_bar(axis, measured_s, None, "part-other", waiting=waiting), "measured", measured_s, "", None)
         )
-    if what_if.now is not None:
-        now = what_if.now
-        note = (
-            f"{what_if.misfit:+.1%} off what was measured; so far may the others be off, too"
-            if what_if.misfit is not None
-            else None
-        )
-        chart = _span_bar(axis, now.step_s.value, now.step_s, "part-replayed", waiting=now.starvation)
-        rows.append(_row("as it is, replayed", chart, words.seconds_range(now.step_s), None, "", note))
     for one in what_if.outlooks + what_if.within_noise:
         is_best = one.name == what_if.best
         was_applied = applied is not None and applied.remedy == one.name
@@ -116,8 +107,8 @@ def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | N
         gain = "" if one.gain is None else words.change(one.gain)
         notes = [
             "applied: measured " + words.seconds(mark_s) if mark_s is not None else None,
-            "no gain that is sure" if one in what_if.within_noise else None,
-            "needs no edit of the script" if one.needs_edit is False else None,
+            "not recommended" if one in what_if.within_noise else None,
+            "--apply tries it without an edit" if one.needs_edit is False else None,
             "changes what is trained" if one.changes_results else None,
         ]
         note = ", ".join(filter(None, notes)) or None

@@ -15,8 +15,13 @@ from datapipe.diagnostics.report.values import (
     Diagnosis,
     Fault,
     Judgement,
+    Level,
+    LoaderTime,
+    Need,
     Outlook,
     RankRow,
+    RunTime,
+    Saving,
     SpanRow,
     StageOfWait,
     StepRow,
@@ -64,6 +69,8 @@ def _read(document: Document) -> Diagnosis:
         syncs=_syncs(document.get("syncs") or {}),
         steps=_steps(document.get("steps") or {}),
         spans=_spans(document.get("spans") or ()),
+        run=_run(run, document.get("loaders") or ()) if (run := document.get("run")) else None,
+        levels=tuple(map(_level, document.get("regimes") or ())),
         applied=_applied(applied) if applied else None,
         environment=document.get("environment") or {},
         troubles=tuple(map(str, document.get("troubles") or ())),
@@ -86,7 +93,13 @@ def _rank(row: Mapping[str, Any]) -> RankRow:
 
 def _fault(value: Mapping[str, Any]) -> Fault:
     stages = [
-        StageOfWait(str(stage["name"]), stage.get("detail"), number(stage.get("wait_s")), number(stage.get("share")))
+        StageOfWait(
+            str(stage["name"]),
+            stage.get("detail"),
+            number(stage.get("wait_s")),
+            number(stage.get("share")),
+            number(stage.get("work_share")),
+        )
         for stage in value.get("stages") or ()
     ]
     stages.sort(key=lambda stage: -(stage.share or 0.0))
@@ -108,7 +121,14 @@ def _what_if(value: Mapping[str, Any]) -> WhatIf:
         now=_outlook(now) if now else None,
         measured_step_s=number(value.get("measured_step_s")),
         misfit=number(value.get("misfit")),
+        needs=tuple(map(_need, value.get("needs") or ())),
     )
+
+
+def _need(value: Mapping[str, Any]) -> Need:
+    name = value.get("name")
+    stage = StageOfWait(str(value["stage"]), None if name is None else f"{value['stage']} {name}", None, None)
+    return Need(stage, value.get("where"), number(value["step_s"]), number(value.get("times_faster")))
 
 
 def _outlook(value: Mapping[str, Any]) -> Outlook:
@@ -133,6 +153,26 @@ def _instruction(value: Mapping[str, Any]) -> Instruction:
     code = tuple(Snippet("shell" if one["language"] == "shell" else "python", str(one["text"])) for one in value["code"])
     where = value.get("where")
     return Instruction(code, None if where is None else str(where), str(value.get("note") or ""))
+
+
+def _run(value: Mapping[str, Any], loaders: Sequence[Mapping[str, Any]]) -> RunTime:
+    known = {loader.get("id"): loader for loader in loaders}
+    rows = []
+    for one in value.get("loaders") or ():
+        loader, waited_s = known.get(one["id"], {}), float(one["first_wait_s"]) + float(one["wait_s"])
+        is_evaluation, total_s = bool(one["is_evaluation"]), waited_s + float(one["work_s"])
+        is_judged = bool(loader.get("is_judged")) and not is_evaluation
+        rows.append(LoaderTime(loader.get("where"), is_evaluation, is_judged, waited_s, total_s))
+    savings = (
+        Saving(str(one["name"]), _instruction(one), float(one["saved_s"]), float(one["gain"]))
+        for one in value.get("savings") or ()
+    )
+    parts = {str(name): float(seconds) for name, seconds in value["parts"].items()}
+    return RunTime(float(value["wall_s"]), parts, tuple(rows), tuple(savings))
+
+
+def _level(value: Mapping[str, Any]) -> Level:
+    return Level(int(value["first_pass"]), int(value["last_pass"]), float(value["waiting"]), float(value["step_s"]))
 
 
 def _applied(value: Mapping[str, Any]) -> Applied:

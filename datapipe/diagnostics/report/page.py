@@ -10,7 +10,7 @@ import hashlib
 import shlex
 from importlib import resources
 
-from datapipe.diagnostics.remedies import NOTHING
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.bars import stage_bars, step_parts, what_if_bars
 from datapipe.diagnostics.report.document import Document, read_document
@@ -59,6 +59,7 @@ def _sections(read: Diagnosis) -> Markup:
         _fault(read),
         _syncs(read),
         _help(read),
+        _whole_run(read),
         _chart("Steps", step_chart(read.steps, on_device=on_device), _STEPS, "No step was kept."),
         _chart("Workers", span_chart(read.spans, since_s=since_s), _WORKERS, "No stage was timed."),
         _section("Ranks", ranks_table(read.ranks)) if read.ranks else None,
@@ -80,6 +81,7 @@ def _verdict(read: Diagnosis) -> Markup:
         element("p", element("span", verdict.kind, class_="badge"), element("code", shlex.join(read.command)), class_="over"),
         element("h1", words.headline(read)),
         element("p", words.detail(read)),
+        None if (levels := words.levels_line(read.levels)) is None else element("p", levels),
         element("div", tiles, class_="tiles") if tiles else None,
         step_parts(verdict),
         element("p", "Not measured: " + "; ".join(missing) + ".", class_="note") if missing else None,
@@ -122,7 +124,7 @@ def _fault(read: Diagnosis) -> Markup:
         notes.append(f"Worker {read.attribution.worker} is much slower than the others.")
     if read.attribution.head_of_line_s:
         waited = words.seconds(read.attribution.head_of_line_s)
-        notes.append(f"For {waited} later batches were ready, but not the next one.")
+        notes.append(f"For {waited} of it a later batch was ready, and the next one was not.")
     bars = stage_bars(read.attribution) if read.attribution.stages else None
     return _section(title, bars, " ".join(notes))
 
@@ -133,17 +135,35 @@ def _help(read: Diagnosis) -> Markup:
     if read.what_if is None:
         why = f": {words.plain(read.why_no_remedies)}" if read.why_no_remedies else ""
         return _section(title, applied, f"It was not predicted what remedies would bring{why}.")
-    text = (
-        "Nothing that was tried on paper is surely worth it: change nothing. "
-        if read.what_if.best == NOTHING
-        else "Predicted by replaying the measured batches with each remedy. The best comes first; of those as good, the easiest. "
+    text = {
+        NOTHING: "Nothing needs to change: the loop hardly waits for data. ",
+        NO_REMEDY: "No change that is known for this loader is predicted to help. ",
+    }.get(
+        read.what_if.best,
+        "Predicted by replaying the measured batches with each remedy. The best comes first; of those as good, the easiest. ",
     )
     text += "The first part of a bar is waiting for data; thin lines are the ranges of the predictions."
     left_out = None
     if read.left_out:
         reasons = (element("li", f"{name}: {reason}" if name else reason) for name, reason in read.left_out)
         left_out = join(element("p", "Not tried:", class_="note"), element("ul", reasons))
-    return _section(title, join(applied, what_if_bars(read.what_if, read.applied, read.verdict.starvation), left_out), text)
+    needs = None
+    if read.what_if.needs:
+        lines = (element("li", words.need_line(need)) for need in read.what_if.needs)
+        needs = join(element("p", "What would have to become faster:", class_="note"), element("ul", lines))
+    bars = what_if_bars(read.what_if, read.applied, read.verdict.starvation)
+    return _section(title, join(applied, needs, bars, left_out), text)
+
+
+def _whole_run(read: Diagnosis) -> Markup | None:
+    """Where the time of the run went, and what would shorten it outside of its steady steps."""
+    run = read.run
+    if run is None or not run.wall_s:
+        return None
+    rows = [(name, f"{words.seconds(spent)}, {spent / run.wall_s:.0%}") for name, spent in run.parts.items()]
+    lines = [*words.loader_lines(run), *(words.saving_line(saving, run.wall_s) for saving in run.savings)]
+    notes = element("ul", (element("li", line) for line in lines)) if lines else None
+    return _section("The whole run", join(pairs_table(rows), notes), f"Where its {words.seconds(run.wall_s)} went.")
 
 
 def _syncs(read: Diagnosis) -> Markup | None:

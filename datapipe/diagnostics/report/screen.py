@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.remedies import NOTHING
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.document import Document, read_document
 from datapipe.diagnostics.report.values import Diagnosis, Outlook, WhatIf
@@ -45,7 +45,8 @@ def screen(diagnosis: Document, *, page: str | None = None, colours: bool = Fals
     top = _verdict(read, style) + _at_fault(read, style)
     bottom = _applied(read) + _missing(read) + _troubles(read, style)
     bottom += [] if page is None else [f"Page: {words.plain(page)}"]
-    lines = top + _help(read.what_if, style, MAX_LINES - len(top) - len(bottom)) + bottom
+    savings = _savings(read, style, has_more=read.what_if is not None)
+    lines = top + savings + _help(read.what_if, style, MAX_LINES - len(top) - len(savings) - len(bottom)) + bottom
     while len(lines) > MAX_LINES:
         lines.remove("")
     return "\n".join(lines).rstrip("\n")
@@ -55,6 +56,11 @@ def _verdict(read: Diagnosis, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
+    if (levels := words.levels_line(read.levels)) is not None:
+        lines += _wrap(levels, num=2, indent=2)
+    if read.run is not None:
+        for line in filter(None, [words.run_line(read.run), *words.loader_lines(read.run)[:2]]):
+            lines += _wrap(line, num=2, indent=2)
     if len(read.ranks) > 1:
         shares = [
             f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
@@ -86,7 +92,7 @@ def _at_fault(read: Diagnosis, style: _Style) -> list[str]:
     if attribution.worker is not None:
         notes.append(f"worker {attribution.worker} is much slower than the others")
     if attribution.head_of_line_s:
-        notes.append(f"{words.seconds(attribution.head_of_line_s)} with later batches ready, but not the next one")
+        notes.append(f"for {words.seconds(attribution.head_of_line_s)} of it a later batch was ready, the next one was not")
     return lines + (_wrap("; ".join(notes), num=1, indent=2) if notes else [])
 
 
@@ -96,15 +102,21 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
     if what_if is None:
         return []
     if what_if.best == NOTHING:
-        title = "What would help: nothing that was tried on paper is surely worth it. Change nothing."
+        title = "Nothing needs to change: the loop hardly waits for data."
+    elif what_if.best == NO_REMEDY:
+        title = "What would help: no change that is known for this loader is predicted to help."
     else:
         title = "What would help, best first"
     now_s = what_if.measured_step_s
     if now_s is None and what_if.now is not None:
         now_s = what_if.now.step_s.value
-    title += f" (a step takes {words.seconds(now_s)} now)" if now_s is not None and what_if.best != NOTHING else ""
+    if now_s is not None and what_if.best not in (NOTHING, NO_REMEDY):
+        title += f" (a step takes {words.seconds(now_s)} now)"
     lines = ["", style.paint(_cut(title), "1")]
     room -= len(lines)
+    if what_if.best == NO_REMEDY:
+        lines += _needs(what_if, room)
+        room -= len(lines) - 2
     hows = [_how(outlook.how) for outlook in what_if.outlooks]
     hows = [how if len(how) <= _MAX_HOW else [f"{_INDENT}(how: see the page)"] for how in hows]
     for_titles = room - len(hows[0]) if hows and room - len(hows[0]) >= min(2, len(hows)) else room
@@ -118,8 +130,28 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
     if num_more and room > 0:
         lines.append(f"  {num_more} more in the page")
     elif what_if.within_noise and spare > 0:
-        names = ", ".join(words.plain(one.name) for one in what_if.within_noise)
-        lines += _wrap(f"No gain that is sure: {names}", num=1, indent=2)
+        names = ", ".join(map(words.no_gain, what_if.within_noise))
+        lines += _wrap(f"Not recommended: {names}", num=min(2, spare), indent=2)
+    return lines
+
+
+def _savings(read: Diagnosis, style: _Style, *, has_more: bool) -> list[str]:
+    """What would shorten the run outside of its steady steps."""
+    if read.run is None or not read.run.savings:
+        return []
+    saving = read.run.savings[0]
+    where = f" at {words.plain(saving.how.where)}" if saving.how.where else ""
+    title = f"What would shorten the run: {words.saving_line(saving, read.run.wall_s)}"
+    return ["", style.paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
+
+
+def _needs(what_if: WhatIf, room: int) -> list[str]:
+    """What would have to become faster, each in two lines at most."""
+    lines: list[str] = []
+    for need in what_if.needs:
+        wrapped = _wrap(f"- {words.need_line(need)}", num=2, indent=2)
+        if len(lines) + len(wrapped) <= room - 1:
+            lines += wrapped
     return lines
 
 

@@ -48,6 +48,7 @@ class StageOfWait:
     detail: str | None
     wait_s: float | None
     share: float | None
+    work_share: float | None = None  # of making and moving batches, waited for or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,18 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """A stage that would have to become faster for the loop to stop waiting."""
+
+    stage: StageOfWait
+    where: str | None  # the user's code: file:line (name)
+    step_s: float | None  # if the stage cost nothing; None: not predicted
+    times_faster: float | None  # None: it alone does not suffice
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
-    """`best` is the name of a remedy, or "change nothing"."""
+    """`best` is the name of a remedy, "change nothing", or "no remedy known" where the loop waits."""
 
     best: str
     outlooks: tuple[Outlook, ...]  # worth a change: the best first, then as the document has them
@@ -84,6 +95,48 @@ class WhatIf:
     now: Outlook | None
     measured_step_s: float | None
     misfit: float | None  # of the replay of what was measured: 0.1 is 10% too long
+    needs: tuple[Need, ...] = ()  # the most waited for first
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A remedy that shortens the run rather than a steady step."""
+
+    name: str
+    how: Instruction
+    saved_s: float
+    gain: float  # as a share of the run
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTime:
+    """One loader's part of the run, in seconds."""
+
+    where: str | None
+    is_evaluation: bool
+    is_judged: bool
+    wait_s: float  # first batches of passes included
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Where the time of the whole run went."""
+
+    wall_s: float
+    parts: Mapping[str, float]  # seconds by what they went to
+    loaders: tuple[LoaderTime, ...]  # the longest first
+    savings: tuple[Saving, ...]  # the largest first
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Consecutive passes that wait alike; passes are counted from 0 on."""
+
+    first_pass: int
+    last_pass: int
+    waiting: float  # of their time
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +206,8 @@ class Diagnosis:
     syncs: tuple[SyncRow, ...]  # the longest first
     steps: tuple[StepRow, ...]  # in order of time
     spans: tuple[SpanRow, ...]  # in order of time
+    run: RunTime | None
+    levels: tuple[Level, ...]  # of training passes, where they differ
     applied: Applied | None
     environment: Mapping[str, Any]
     troubles: tuple[str, ...]

@@ -7,17 +7,36 @@ differ by more.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.report.values import Applied, Diagnosis, Fault, Judgement, StageOfWait
+from datapipe.diagnostics.report.values import (
+    Applied,
+    Diagnosis,
+    Fault,
+    Judgement,
+    Level,
+    Need,
+    Outlook,
+    RunTime,
+    Saving,
+    StageOfWait,
+)
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
     "meanwhile waited less"
 )
+_MISFIT = 0.05  # of a step: a replay that is so far off is worth a line
+_COMPUTING = ("decode", "transform", "augment", "collate")
+_NOTABLE = 0.1  # of the run: worth a line
+_STEADY = ("waiting for data", "training steps")
+_PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
+_NEARLY_FREE = 20.0  # times as fast: nobody has that in mind
+_SMALL = 0.02  # of a step: a change that is not worth a figure
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
     "the next."
@@ -144,8 +163,81 @@ def fault_line(attribution: Fault) -> str:
     same = [stage for stage in attribution.stages if stage.name == attribution.fault]
     share = sum(stage.share or 0.0 for stage in same)
     what = meaning(attribution.fault)
-    line = f"{plain(attribution.fault)}, {share:.0%} of waiting" if same else plain(attribution.fault)
+    name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
+    line = f"{name}, {share:.0%} of waiting" if same else name
+    if attribution.fault == "cores" and (computing := _computing(attribution)) is not None:
+        return f"{line}: more runs than there are cores, and most of it is {stage_name(computing)}"
     return line if what is None else f"{line} ({what})"
+
+
+def _computing(attribution: Fault) -> StageOfWait | None:
+    """What runs on the cores for longest."""
+    stages = [stage for stage in attribution.stages if stage.name in _COMPUTING and stage.work_share]
+    return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
+
+
+def levels_line(levels: Sequence[Level]) -> str | None:
+    """How passes differ, where they do."""
+    if len(levels) < 2:
+        return None
+    told = []
+    for one in levels:
+        first, last = one.first_pass + 1, one.last_pass + 1
+        name = f"epoch {first} waits" if first == last else f"epochs {first} to {last} wait"
+        told.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
+    return f"Epochs differ: {', '.join(told)}. What follows is about the last of them."
+
+
+def run_line(run: RunTime) -> str | None:
+    """Where a run's time went beside steady steps; None where that is little."""
+    notable = [(name, spent) for name, spent in run.parts.items() if name not in _STEADY and spent >= _NOTABLE * run.wall_s]
+    if not notable or not run.wall_s:
+        return None
+    told = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
+    steady = sum(run.parts.get(name, 0.0) for name in _STEADY)
+    rest = f"{steady / run.wall_s:.0%} to training steps and waiting between them"
+    return f"Of the run's {seconds(run.wall_s)} went {told}; {rest}."
+
+
+def loader_lines(run: RunTime) -> list[str]:
+    """Each further loader that takes a share of the run, and how much of that it is waited for."""
+    lines = []
+    for one in run.loaders:
+        if one.is_judged or not run.wall_s or one.total_s < _NOTABLE * run.wall_s:
+            continue
+        what = f"The {'validation' if one.is_evaluation else 'training'} loader"
+        what += f" at {short(one.where, 40)}" if one.where else ""
+        share, waited = one.total_s / run.wall_s, one.wait_s / one.total_s
+        lines.append(f"{what} takes {share:.0%} of the run; {waited:.0%} of that is waiting for data.")
+    return lines
+
+
+def saving_line(saving: Saving, wall_s: float) -> str:
+    """What a remedy does to the whole run."""
+    return f"{plain(saving.name)}: the run {seconds(wall_s)} -> {seconds(wall_s - saving.saved_s)}, {saving.gain:.0%} shorter"
+
+
+def need_line(need: Need) -> str:
+    """What would have to become of a stage."""
+    where = f" in {short(need.where, 60)}" if need.where else ""
+    if need.step_s is None:
+        return f"{stage_name(need.stage)}{where}: how much faster it would have to be could not be predicted"
+    free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
+    if need.times_faster is None:
+        return f"{stage_name(need.stage)}{where}: {free}, and the loop would still wait"
+    if need.times_faster > _NEARLY_FREE:
+        return f"{stage_name(need.stage)}{where}: the loop would not wait if it cost next to nothing; {free}"
+    return f"{stage_name(need.stage)}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
+
+
+def no_gain(outlook: Outlook) -> str:
+    """A remedy that is not recommended, and why."""
+    name, gain = plain(outlook.name), outlook.gain
+    if gain is None:
+        return name
+    if gain.value < -_SMALL:
+        return f"{name} ({-gain.value:.0%} longer)"
+    return f"{name} ({'no change' if gain.value < _SMALL else f'{gain.value:.0%} shorter, but not surely'})"
 
 
 def unmeasured(diagnosis: Diagnosis) -> list[str]:
@@ -162,6 +254,9 @@ def unmeasured(diagnosis: Diagnosis) -> list[str]:
         missing.append("whether batches lay ready")
     if diagnosis.attribution is None:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
+    misfit = None if diagnosis.what_if is None else diagnosis.what_if.misfit
+    if misfit is not None and abs(misfit) > _MISFIT:
+        missing.append(f"gains below {abs(misfit):.0%} (a replay of this run is so far off its steps)")
     if diagnosis.what_if is None:
         missing.append("what remedies would bring" + _because(diagnosis.why_no_remedies))
     missing += [f"{name}{_because(reason)}" for name, reason in diagnosis.left_out]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from dataclasses import dataclass
@@ -37,8 +36,7 @@ class Sample:
     batch_size: int
     num_workers: int
     where: str  # the dataset's root, as far as it has one
-    data_code: str = "loader.dataset"  # in Python, beside the loader: what datapipe.DataLoader takes
-    transform_code: str = "transform"  # in Python, beside the loader: of its images
+    num_sources: int = 1  # folders, or sets of shards, that the dataset consists of
 
 
 def pickled_sample(loader: Any) -> bytes | str:
@@ -84,14 +82,9 @@ def _of_folders(loader: Any, dataset: Any) -> Sample | str:
     chosen = np.sort(np.random.default_rng(0).choice(len(seen.index), num, replace=False))  # not the script's random state
     entries = seen.index.look_up(seen.index.ids(chosen), "image")
     files = Files(tuple(map(os.path.abspath, entries.extents.paths)), tuple(entries.labels.tolist()), len(seen.index))
-    return Sample(
-        files,
-        recipe,
-        batch_size,
-        loader.num_workers,
-        where=str(getattr(_parts(dataset)[0], "root", "")),
-        transform_code=f"loader.dataset{_way_to_first(dataset)}.transform",
-    )
+    parts = _parts(dataset)
+    where = str(getattr(parts[0], "root", ""))
+    return Sample(files, recipe, batch_size, loader.num_workers, where=where, num_sources=len(parts))
 
 
 def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
@@ -107,8 +100,7 @@ def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
     if (loader.batch_size is None) == (stream.batch_size is None):
         return "its batches are made neither by the loader nor by the pipeline, or by both"
     batch_size = loader.batch_size or stream.batch_size or 1
-    code = json.dumps(shards.directory or "SRC", ensure_ascii=False)
-    return Sample(shards, recipe, batch_size, loader.num_workers, where=shards.directory, data_code=code)
+    return Sample(shards, recipe, batch_size, loader.num_workers, where=shards.directory)
 
 
 def _why_no_files(dataset: Any) -> str | None:
@@ -119,17 +111,9 @@ def _why_no_files(dataset: Any) -> str | None:
             made_by = "Python code of the script's own (set_transform, or the collate_fn)"
             return f"what becomes of the images of its Hugging Face dataset is {made_by}"
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
-            return f"datapipe sees no files in {kind.__qualname__}"
+            what = f"datapipe sees no files in {kind.__qualname__}"
+            return f"{what}; to try it by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
     return None
-
-
-def _way_to_first(dataset: Any) -> str:
-    """In Python, from a dataset to the first of those that it consists of."""
-    if _parts(dataset) == [dataset]:
-        return ""
-    if hasattr(dataset, "datasets"):
-        return f".datasets[0]{_way_to_first(dataset.datasets[0])}"
-    return f".dataset{_way_to_first(dataset.dataset)}"
 
 
 def _parts(dataset: Any, depth: int = 0) -> list[Any]:

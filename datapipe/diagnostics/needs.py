@@ -1,0 +1,95 @@
+"""What would have to become faster for the loop to stop waiting, and by how much: replays with less of one stage.
+
+This bounds what any remedy for that stage could bring, whether or not one is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.diagnostics.replay import replay
+from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.verdict import MODERATE
+from datapipe.diagnostics.workload import Change, Workload, course_of
+
+_DELIVERY = ("transfer", "pin", "sampler")  # what the training process does itself to have a batch
+_NOT_WORK = ("startup", "idle", "cores")  # nothing of which there could be less
+_MOST = 3  # stages that are told
+_LEAST = 0.05  # of waiting, to be told
+_NUM_STEPS, _NUM_SETTLING = 1000, 300
+_FASTEST = 64.0  # beyond that a stage may as well cost nothing
+_NUM_HALVINGS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One stage, and what less of it would bring."""
+
+    stage: str  # as in `fault.MEANINGS`
+    name: str | None  # of a transform
+    where: str | None  # the user's code: file:line and its name
+    # With nothing left of the stage: no remedy for it makes the step shorter. None: a replay of the run does not wait as it did.
+    step_s: float | None
+    times_faster: float | None  # it would have to be, for the loop to wait less than 5%; None: it alone does not do
+
+
+def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, str], *, scale: float = 1.0) -> list[Need]:
+    """Return the stages that the loop waits for most, and what would have to become of each.
+
+    `places`: the user's code by "dataset", "collate", "sampler" and names of transforms. `scale`: measured over replayed
+    step, by which times are multiplied.
+    """
+    shares = {share: value for share in attribution.shares if (value := share.of_work) and share.stage not in _NOT_WORK}
+    made = sum(value for share, value in shares.items() if share.stage not in _DELIVERY)
+    blamed = sorted(attribution.shares, key=lambda share: -(share.of_wait or 0.0))
+    chosen = [share for share in blamed if (share.of_wait or 0.0) >= _LEAST and share.stage not in _NOT_WORK]
+    if not chosen:  # waiting for a core is waiting for what others compute
+        chosen = sorted((share for share in shares if share.stage not in _DELIVERY), key=lambda share: -shares[share])[:1]
+    needs = []
+    is_replayed = _replayed(workload, 0.0, 1.0)[1] >= MODERATE
+    for share in chosen[:_MOST]:
+        if not is_replayed:
+            needs.append(Need(share.stage, share.name, _place(share.stage, share.name, places), None, None))
+            continue
+        part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
+        step_s, _ = _replayed(workload, part, 0.0)
+        times = _times_faster(workload, part)
+        needs.append(Need(share.stage, share.name, _place(share.stage, share.name, places), step_s * scale, times))
+    return needs
+
+
+def needs_as_dicts(needs: list[Need]) -> list[dict[str, Any]]:
+    """Return them JSON-safe."""
+    return [dataclasses.asdict(need) for need in needs]
+
+
+def _times_faster(workload: Workload, part: float | None) -> float | None:
+    """How many times as fast a stage has to be; None where no speed of it suffices."""
+    if _replayed(workload, part, 0.0)[1] >= MODERATE:
+        return None
+    slow, fast = 1.0, _FASTEST
+    for _ in range(_NUM_HALVINGS):
+        middle = (slow * fast) ** 0.5
+        if _replayed(workload, part, 1 / middle)[1] < MODERATE:
+            fast = middle
+        else:
+            slow = middle
+    return fast
+
+
+def _replayed(workload: Workload, part: float | None, left: float) -> tuple[float, float]:
+    """(step in seconds, starvation) with `left` of a stage, which is `part` of making batches; None: of their delivery."""
+    factor = 1.0 if part is None else max(1e-6, 1 - part * (1 - left))
+    change = Change(production_factor=factor, delivery_factor=left if part is None else 1.0)
+    course = course_of(workload, change, num_replicates=1, num_steps=_NUM_STEPS)
+    found = replay(course, workload.setup, num_settling=_NUM_SETTLING)
+    return float(found.step_s[0]), float(found.starvation[0])
+
+
+def _place(stage: str, name: str | None, places: Mapping[str, str]) -> str | None:
+    if stage in ("read", "decode"):
+        return places.get("dataset")
+    return places.get(f"transform {name}") if stage == "transform" else places.get(stage)

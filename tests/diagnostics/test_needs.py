@@ -1,0 +1,71 @@
+"""What would have to become faster: the replay with less of a stage agrees with arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from datapipe.diagnostics.needs import needs_of
+from datapipe.diagnostics.replay import Setup
+from datapipe.diagnostics.torch_stages.fault import Attribution, StageShare
+from datapipe.diagnostics.workload import Workload
+
+
+def workload(*, made_s: float, delivered_s: float = 5e-5, work_s: float = 0.010, num_workers: int = 1) -> Workload:
+    used = np.full(200, work_s)
+    setup = Setup(num_workers, max(1, 2 * num_workers))
+    return Workload(np.full(200, made_s), None, np.array([delivered_s]), 0.1 * used, used, np.zeros(200, bool), setup)
+
+
+def attribution(*shares: tuple[str, str | None, float, float]) -> Attribution:
+    """`shares`: stage, name, of the wait, of the work."""
+    rows = tuple(StageShare(*share) for share in shares)
+    return Attribution("decode", None, None, 1.0, None, 200, rows, "")
+
+
+def test_a_stage_that_is_most_of_the_making() -> None:
+    made = workload(made_s=0.040)
+    (decode, crop) = needs_of(
+        made,
+        attribution(("decode", None, 0.6, 0.6), ("transform", "Crop", 0.4, 0.4)),
+        {"dataset": "a.py:3 (Photos)", "transform Crop": "a.py:9 (Crop)"},
+    )
+    # Without decoding 16 ms are left, without the crop 24: more than the device's 10, either way.
+    assert (decode.where, decode.times_faster) == ("a.py:3 (Photos)", None)
+    assert decode.step_s == pytest.approx(0.016, rel=0.02)
+    assert (crop.name, crop.where, crop.times_faster) == ("Crop", "a.py:9 (Crop)", None)
+    assert crop.step_s == pytest.approx(0.024, rel=0.02)
+
+
+def test_how_much_faster() -> None:
+    (read,) = needs_of(workload(made_s=0.040), attribution(("read", None, 1.0, 0.9)), {})
+    assert read.times_faster == pytest.approx(40 / 10.5, rel=0.1)  # the only stage there is: all of the making
+    (read,) = needs_of(workload(made_s=0.020), attribution(("read", None, 0.9, 0.9), ("collate", None, 0.01, 0.1)), {})
+    # 2 ms of collating stay; reading in 18 ms must fit into 8.5, as 5% of waiting is allowed
+    assert read.times_faster == pytest.approx(18 / 8.5, rel=0.1)
+    assert read.step_s == pytest.approx(0.010, rel=0.02)
+
+
+def test_a_slow_sampler_is_the_callers_own_time() -> None:
+    (sampler,) = needs_of(
+        workload(made_s=0.002, delivered_s=0.030),
+        attribution(("sampler", None, 0.97, 0.0)),
+        {"sampler": "a.py:40 (Slow.__iter__)"},
+    )
+    assert (sampler.stage, sampler.where) == ("sampler", "a.py:40 (Slow.__iter__)")
+    assert sampler.step_s == pytest.approx(0.010, rel=0.15)
+    assert sampler.times_faster is not None
+
+
+def test_waiting_for_a_core_is_told_as_what_is_computed() -> None:
+    (need,) = needs_of(
+        workload(made_s=0.040),
+        attribution(("cores", None, 0.96, 0.6), ("decode", None, 0.04, 0.35), ("collate", None, 0.0, 0.05)),
+        {},
+    )
+    assert need.stage == "decode"
+
+
+def test_a_replay_that_does_not_wait_predicts_nothing() -> None:
+    (decode,) = needs_of(workload(made_s=0.004), attribution(("decode", None, 1.0, 0.9)), {"dataset": "a.py:3 (Photos)"})
+    assert (decode.where, decode.step_s, decode.times_faster) == ("a.py:3 (Photos)", None, None)

@@ -1,0 +1,88 @@
+"""The code that a remedy prints, carried out as it stands: the same samples in the same batches as before."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diagnosis_processes import process
+from fixtures import NUM_SAMPLES, make_folder
+from torch.utils.data import BatchSampler, DataLoader, Subset, WeightedRandomSampler
+from torchvision_reference import torchvision_v2
+
+import datapipe
+from datapipe.cli.main import main
+from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
+from datapipe.diagnostics.examination import examine
+from datapipe.diagnostics.instruction import Instruction
+from datapipe.diagnostics.workload import Workload
+
+torchvision_v2()
+folders = importlib.import_module("torchvision.datasets")
+RATE = {"sample_s": 1e-3, "spread": 0.05, "num_threads": 2, "num_samples": 100}
+NAMES = ("datapipe's loader", "datapipe's loader on converted data", "datapipe's loader, images in memory")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("my photos") / "set", size=(40, 48))
+
+
+def weighted(generator_seed: int) -> WeightedRandomSampler:
+    weights = torch.tensor([1.0 + number % 3 for number in range(NUM_SAMPLES)], dtype=torch.float64)
+    return WeightedRandomSampler(weights, 23, generator=torch.Generator().manual_seed(generator_seed))
+
+
+CASES: dict[str, Any] = {
+    "in order": lambda data: DataLoader(data, batch_size=5),
+    "in order, the rest dropped": lambda data: DataLoader(data, batch_size=5, drop_last=True),
+    "shuffled": lambda data: DataLoader(data, batch_size=5, shuffle=True),
+    "by weights": lambda data: DataLoader(data, batch_size=5, sampler=weighted(3)),
+    "in batches of one's own": lambda data: DataLoader(data, batch_sampler=BatchSampler(range(30, 3, -2), 4, False)),
+    "of a part": lambda data: DataLoader(Subset(data, [*range(30, 3, -2)]), batch_size=5),
+    "pinned, with workers": lambda data: DataLoader(data, batch_size=5, num_workers=2, timeout=30),
+}
+
+
+def remedies(root: Path) -> dict[str, Instruction]:
+    found = examine(process(make_s=0.03, work_s=0.005))
+    workload = workload_from(found)
+    assert isinstance(workload, Workload)
+    trials = Trials({"ours": RATE, "converted": RATE, "cached": RATE}, where=str(root))
+    return {remedy.name: remedy.how for remedy in candidates_for(found, workload, trials).remedies}
+
+
+def carry_out(how: Instruction, loader: Any) -> Any:
+    """What a user does: the commands at a shell, the Python below the loader's line."""
+    names = {"loader": loader, "datapipe": datapipe}
+    for snippet in how.code:
+        if snippet.language == "shell":
+            program, *arguments = shlex.split(snippet.text)
+            assert program == "datapipe"
+            assert main(arguments) == 0
+        else:
+            exec(snippet.text, names)
+    return names["loader"]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_samples_in_the_same_batches(
+    case: str, name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = folders.ImageFolder(root, transform=[datapipe.CenterCrop(24)])
+    ours = carry_out(remedies(root)[name], CASES[case](data))
+    found = [labels.tolist() for _, labels in ours]
+    data.transform = lambda image: torch.zeros(1)
+    theirs = [labels.tolist() for _, labels in CASES[case](data)]
+    assert [len(batch) for batch in found] == [len(batch) for batch in theirs]
+    if case == "shuffled":
+        assert sorted(itertools.chain(*found)) == sorted(itertools.chain(*theirs))
+    else:
+        assert found == theirs
