@@ -130,32 +130,34 @@ class ScaleAndShift:
 
     def apply_into(self, images: torch.Tensor, out: torch.Tensor) -> None:
         """Write the result for `images` (n, h, w, 3), uint8, to `out` of that shape; both NHWC-contiguous, on one device."""
-        source, target = images.reshape(-1, images.shape[2] * 3), _as_rows(out)
+        num, height, width, _ = images.shape
+        source, target = images.reshape(num, height, width * 3), out.view(num, height, width * 3)
         if images.is_cuda or self.dtype == torch.float64:
             wide = target if self.dtype not in _HALVES else torch.empty(source.shape, dtype=torch.float32, device=source.device)
-            self._compute(source, wide, target)
+            self._compute((source,), wide, (target,))
         else:  # image by image: what lies between stays in cache, and `out` is written once
-            wide = _scratch_rows(images.shape[1], source.shape[1])
-            for first in range(0, len(source), len(wide)):
-                self._compute(source[first : first + len(wide)], wide, target[first : first + len(wide)])
+            self._compute(source.unbind(), _scratch_rows(height, width * 3), target.unbind())
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         if dtype != torch.uint8:
             raise OptionError(f"{self!r} takes uint8 images, got {dtype}")
         return self.dtype
 
-    def _compute(self, source: torch.Tensor, wide: torch.Tensor, target: torch.Tensor) -> None:
-        """Rows in, rows out, by way of `wide`: of the dtype to compute in, and `target` itself if need be."""
-        width = source.shape[1] // 3
-        wide.copy_(source)
-        result = target if target.dtype == wide.dtype else wide
+    def _compute(self, sources: Sequence[torch.Tensor], wide: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+        """Rows in, rows out, each by way of `wide`: of the dtype to compute in, and the target itself if need be."""
+        width = wide.shape[-1] // 3
         factor = _tiled(self.factor, width, wide.dtype, wide.device)
-        if any(self.shift):
-            torch.addcmul(_tiled(self.shift, width, wide.dtype, wide.device), wide, factor, out=result)
-        else:
-            torch.mul(wide, factor, out=result)
-        if result is not target:
-            target.copy_(result)
+        shift = _tiled(self.shift, width, wide.dtype, wide.device) if any(self.shift) else None
+        is_rounded = self.dtype != wide.dtype
+        for source, target in zip(sources, targets, strict=True):
+            wide.copy_(source)
+            result = wide if is_rounded else target
+            if shift is None:
+                torch.mul(wide, factor, out=result)
+            else:
+                torch.addcmul(shift, wide, factor, out=result)
+            if is_rounded:
+                target.copy_(wide)
 
 
 def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAndShift:
