@@ -111,6 +111,13 @@ BARS = (
         True,
         lambda found: float(found["gil"]["median"]["at_most_us_per_image"]),
     ),
+    Bar(
+        "global lock held per image before DALI (upper bound)",
+        10,
+        " us",
+        True,
+        lambda found: float(found["gil"]["median_dali"]["at_most_us_per_image"]),
+    ),
     *(
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")

@@ -188,7 +188,14 @@ def _open_sentence(result: dict[str, Any]) -> str:
 
 
 def _gil_sentence(result: dict[str, Any]) -> str:
-    return f"Python's global lock is held for at most {result['median']['at_most_us_per_image']:.0f} us per image."
+    cpu, dali = (result[name]["at_most_us_per_image"] for name in ("median", "median_dali"))
+    held = result["held_us_per_image"]
+    return (
+        f"Python's global lock is held for at most {cpu:.0f} us per image on the CPU path and {dali:.0f} us before DALI, on tiny "
+        f"images. It was found held for {held['tiny, images_cpu']:.0f} and {held['tiny, dali']:.0f} us of these, and on images "
+        f"of 500 x 375 pixels, which push Python's memory out of the caches, for {held['photo-sized, images_cpu']:.0f} and "
+        f"{held['photo-sized, dali']:.0f} us."
+    )
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class NvImageCodecDecoder:
             max_num_cpu_threads=1,
             backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
         )
-        self._image = None  # its memory serves the next image too
+        self._reused = _ReusedImage()
 
     def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
         if not _is_common_jpeg(header):
@@ -129,13 +129,46 @@ class NvImageCodecDecoder:
             if region is not None and (region[2] != header.height or region[3] != header.width):
                 top, left, height, width = region
                 stream = stream.get_sub_code_stream(0, self._codec.Region(top, left, top + height, left + width))
-            image = self._decoder.decode(stream, image=self._image, params=self._params)
+            image = self._decoder.decode(stream, image=self._reused.image, params=self._params)
         except RuntimeError:
             image = None
         if image is None:
             return self._pillow(data, header, region)
+        return self._reused.pixels_of(image)
+
+
+class _ReusedImage:
+    """An image of nvImageCodec's whose memory serves one decode after another.
+
+    nvImageCodec leaks 32 bytes whenever it says where the memory of an image lies. So it is asked only when the image
+    has other memory than before: it moves to have more, and never otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.image: Any = None  # to be handed to the next decode
+        self._capacity = -1
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def pixels_of(self, image: Any) -> NDArray[np.uint8]:
+        """(h, w, 3) view of what was decoded into `image`, good until the next decode."""
+        if image is not self.image or image.capacity != self._capacity:
+            self._memory = np.asarray(_Memory(image))
+            self.image, self._capacity = image, image.capacity
+        return np.ndarray(image.shape, np.uint8, self._memory)
+
+
+class _Memory:
+    """All of an image's memory, for numpy; keeps the image."""
+
+    def __init__(self, image: Any) -> None:
         self._image = image
-        return np.asarray(image)
+        there = image.__array_interface__
+        if there["strides"] is not None:
+            raise DependencyError(
+                f"nvImageCodec pads the rows of its images (strides {there['strides']}), which datapipe does not read; "
+                "install another version of it, or uninstall it"
+            )
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (image.capacity,), "data": there["data"]}
 
 
 _import_lock = threading.Lock()

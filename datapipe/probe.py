@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from datapipe.errors import DecodeError
 
@@ -20,8 +20,7 @@ MAX_PIXELS = 178_956_970  # PIL's bomb limit: above it an image is refused befor
 _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
+class ImageHeader(NamedTuple):
     """What the header of an encoded image says."""
 
     encoding: str  # "jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", or "npy" for raw pixels
@@ -98,31 +97,30 @@ def _describe(data: bytes) -> str:
 
 _SOF = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+_SCAN_OR_END = frozenset((0xDA, 0xD9, 0x00))
+_FILL = 0xFF
+_NO_SEGMENT = _SOF | _STANDALONE | _SCAN_OR_END | {_FILL}
+_frame = struct.Struct(">4xBHHB").unpack_from  # bits per sample, height, width, number of components
 
 
 def _probe_jpeg(data: bytes) -> ImageHeader:
-    position, size = 2, len(data)
-    while position + 9 < size:
+    position, last = 2, len(data) - 10
+    while position <= last:
         if data[position] != 0xFF:
             raise DecodeError(f"jpeg header does not parse: no marker at byte {position}")
         marker = data[position + 1]
-        if marker in _SOF:
-            return ImageHeader(
-                encoding="jpeg",
-                height=data[position + 5] << 8 | data[position + 6],
-                width=data[position + 7] << 8 | data[position + 8],
-                num_channels=data[position + 9],
-                bit_depth=data[position + 4],
-                complete=data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", position) >= 0,  # cameras append films behind it
-            )
-        if marker == 0xFF:  # fill byte
+        if marker not in _NO_SEGMENT:
+            position += 2 + (data[position + 2] << 8 | data[position + 3])
+        elif marker in _SOF:
+            bit_depth, height, width, num_channels = _frame(data, position)
+            complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", position) >= 0  # cameras append films behind it
+            return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete)
+        elif marker == _FILL:
             position += 1
         elif marker in _STANDALONE:
             position += 2
-        elif marker in (0xDA, 0xD9, 0x00):
-            raise DecodeError("jpeg header does not parse: no frame header before the first scan")
         else:
-            position += 2 + (data[position + 2] << 8 | data[position + 3])
+            raise DecodeError("jpeg header does not parse: no frame header before the first scan")
     raise DecodeError("jpeg header does not parse: it ends before the frame header")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from benchmarks import bars, gil
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
+from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS, save, summarise
+from benchmarks.lock_sampling import watch
 from benchmarks.marked import replace_marked
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.table import as_markdown, read_results, tables
@@ -104,7 +108,34 @@ def test_sets_are_made_once_and_not_mixed_up(tmp_path: Path) -> None:
     assert json.loads((root / "set.json").read_text())["num_files"] == 4
 
 
-def test_time_under_the_lock_is_bounded_by_all_of_it(tmp_path: Path) -> None:
-    measured = gil.measure(gil.make_shards(tmp_path, 64))
-    stages = sum(measured[name] for name in ("plan_us", "read_us", "decode_us", "augment_us"))
-    assert 0 < measured["calls_us"] < stages < measured["at_most_us_per_image"]
+@pytest.mark.parametrize("backend", gil.BACKENDS)
+def test_time_under_the_lock_is_bounded_by_all_of_it(tmp_path: Path, backend: str) -> None:
+    for epoch in gil.measure(gil.make_shards(tmp_path, gil.TINY, 64), gil.TINY.crop, backend):
+        assert 0 < epoch["cpu_us"] < 1.1 * epoch["wall_us"]
+        assert sum(epoch[name] for name in ("plan_us", "read_us", "decode_us", "augment_us")) < epoch["wall_us"]
+        assert epoch["calls_us"] > 0
+
+
+def test_a_lock_that_is_held_is_seen_from_outside() -> None:
+    """For a tenth of a second each: held, let go, and held again by a call that releases it."""
+    code = """
+import time
+from benchmarks.lock_sampling import offer, report_span
+def spin(until):
+    while time.perf_counter() < until:
+        pass
+offer()
+for wait in (spin, lambda until: time.sleep(until - time.perf_counter())):
+    start = time.perf_counter()
+    wait(start + 0.1)
+    report_span(start, time.perf_counter(), is_held=float(wait is spin))
+"""
+    spans = watch([sys.executable, "-c", code], dict(os.environ), cwd=ROOT)
+    assert [span["is_held"] for span in spans] == [1, 0]
+    assert spans[0]["held"] > 0.9
+    assert spans[1]["held"] < 0.1
+
+
+def test_a_watched_process_that_fails_is_said_so() -> None:
+    with pytest.raises(SystemExit, match="ended before it began"):
+        watch([sys.executable, "-c", "1"], dict(os.environ), cwd=ROOT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datapipe.decode import DECODER_NAMES, Decoder, default_decoder_name, open_decoder
+from datapipe.decode import DECODER_NAMES, Decoder, _ReusedImage, default_decoder_name, open_decoder
 from datapipe.errors import DecodeError, DependencyError, OptionError
-from datapipe.probe import MAX_PIXELS, encoding_of, probe
+from datapipe.probe import MAX_PIXELS, ImageHeader, encoding_of, probe
 
 HEIGHT, WIDTH = 37, 53
 ROOT = Path(__file__).resolve().parents[1]
@@ -416,6 +418,42 @@ def test_pixels_asked_for_last_are_not_disturbed_by_the_header() -> None:
         with pytest.raises(DecodeError):
             decoder(damage, header)
         assert np.array_equal(decoder(good, header), pillow_rgb(good))
+
+
+def test_no_decode_leaves_memory_behind() -> None:
+    """nvImageCodec leaks 32 bytes whenever it says where the memory of an image lies."""
+    decoder, data = _shared_decoder(), jpeg(0, 16, 16)
+    header, num_decodes = probe(data), 100_000
+    before = _resident_nbytes(decoder, data, header, 5_000)
+    assert _resident_nbytes(decoder, data, header, num_decodes) - before < 4 * num_decodes
+
+
+def _resident_nbytes(decoder: Decoder, data: bytes, header: ImageHeader, num_decodes: int) -> int:
+    """What the process has in memory after so many more decodes."""
+    for _ in range(num_decodes):
+        decoder(data, header, (1, 1, 9, 9))
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_pixels_are_right_whatever_was_decoded_before() -> None:
+    """The memory of an image serves the next one, and moves when that one needs more."""
+    decoder, encoded = open_decoder("auto"), jpeg(0, 400, 300)
+    header, whole = probe(encoded), pillow_rgb(encoded)
+    for height, width in ((3, 5), (400, 300), (1, 1), (250, 40), (20, 300), (399, 300), (7, 7)):
+        part = decoder(encoded, header, (400 - height, 300 - width, height, width))
+        assert np.array_equal(part, whole[400 - height :, 300 - width :])
+    small = decode_and_forget(encoded)
+    assert np.array_equal(small, whole)  # its memory outlives its decoder
+
+
+def decode_and_forget(data: bytes) -> np.ndarray:
+    return open_decoder("auto")(data, probe(data))
+
+
+def test_memory_with_padded_rows_is_refused() -> None:
+    image = SimpleNamespace(capacity=64, shape=(2, 9, 3), __array_interface__={"strides": (32, 3, 1), "data": (0, False)})
+    with pytest.raises(DependencyError, match=r"pads the rows .*\(32, 3, 1\)"):
+        _ReusedImage().pixels_of(image)
 
 
 def test_threads_may_open_their_decoders_all_at_once() -> None:

@@ -1,14 +1,15 @@
 """Images on CPU threads: bytes of a block of samples in, finished rows of a batch out.
 
-A block is at most eight images, few enough that their pixels are still in the core's cache when the
-pixel operations come to them. Each worker thread has a `BlockWorker` of its own; the files and the
-recipe are shared and do not change.
+The bytes of a block are read and its geometry is drawn at once, so that what Python and numpy take for that
+is shared by all of its samples. Pixels are worked on by fewer images at a time. Each worker thread has a
+`BlockWorker` of its own; the files and the recipe are shared and do not change.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,8 +26,11 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import cut_through, refuse_large, row_cuts
+from datapipe.transforms.execute import Row, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
+
+MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are worked on
+MAX_HELD_NBYTES = 8 << 20  # encoded, beyond which a block is worked on in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,9 @@ class EncodedSample(NamedTuple):
     header: ImageHeader
 
 
+Job = tuple[EncodedSample, tuple[RowCut, ...]]  # and its row of every Cuts of a chain
+
+
 @dataclass(slots=True)
 class Found:
     """What is known of a block from the images kept."""
@@ -81,7 +88,8 @@ class BlockWorker:
         self._files = files
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
+        self._rows: list[Row] = []  # of the scratch memory
 
     def load(self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor) -> BlockReport:
         """Load samples `rows` of `entries` into `out`.
@@ -92,15 +100,26 @@ class BlockWorker:
         """
         report = BlockReport()
         found = self._find(entries, rows, report)
-        samples = self.read(entries, rows, report, leave_out=found.rows)
+        for part, samples in self._read_in_parts(entries, rows, report, leave_out=found.rows):
+            start_ns = time.perf_counter_ns()
+            jobs = self._jobs(samples, found, part, draws)
+            report.decode_ns += time.perf_counter_ns() - start_ns
+            for first in range(part.start, part.stop, MAX_CACHED):
+                some = slice(first, min(first + MAX_CACHED, part.stop))
+                self._load_cached(jobs, some, draws[some], out[some], report)
+        return report
+
+    def _load_cached(self, jobs: deque[Job], rows: slice, draws: Draws, out: torch.Tensor, report: BlockReport) -> None:
+        """Do the jobs of these rows of the block, which come first; `draws` and `out` are of the rows."""
         start_ns = time.perf_counter_ns()
-        block = out if out.dtype is torch.uint8 else self._scratch_block(out.shape)
-        for recipe, share in self._shares(samples, found):
-            self.cut(share, recipe.draw_cuts(draws_of(share, draws), sizes_of(share)), block.numpy(), report)
+        block, block_rows = (out, rows_of(out)) if out.dtype is torch.uint8 else self._scratch_rows(out.shape)
+        while jobs and jobs[0][0].row < rows.stop:
+            sample, steps = jobs.popleft()
+            self._decode(sample, steps, block_rows[sample.row - rows.start], report)
         augment_ns = time.perf_counter_ns()
         self._recipe.run_pixels(block, draws, out)
-        report.decode_ns, report.augment_ns = augment_ns - start_ns, time.perf_counter_ns() - augment_ns
-        return report
+        report.decode_ns += augment_ns - start_ns
+        report.augment_ns += time.perf_counter_ns() - augment_ns
 
     def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[Any], BlockReport]:
         """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one.
@@ -112,7 +131,7 @@ class BlockWorker:
         samples = self.read(entries, rows, report, leave_out=found.rows)
         start_ns = time.perf_counter_ns()
         images: list[Any] = [None] * len(rows)
-        shares = [(recipe, sample) for recipe, share in self._shares(samples, found) for sample in share]
+        shares = [(recipe, sample) for recipe, share in self._shares(samples, found, range(len(rows))) for sample in share]
         for recipe, (row, data, header) in shares:
             own = draws[row : row + 1]
             chain = recipe.draw_cuts(own, np.array([(header.height, header.width)], np.int64))
@@ -131,45 +150,75 @@ class BlockWorker:
         report.decode_ns = time.perf_counter_ns() - start_ns
         return images, report
 
-    def read(self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int] = ()) -> list[EncodedSample]:
+    def read(
+        self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int] = (), first: int = 0
+    ) -> list[EncodedSample]:
         """Those samples `rows` of `entries` that are not bad by their bytes and header; `report` is told of the others.
 
-        `leave_out`: rows of the block that are not wanted.
+        `leave_out`: rows of the block that are not wanted. `first`: the number, within the block, of the first of `rows`.
         """
         start_ns = time.perf_counter_ns()
+        wanted: Sequence[int] = range(first, first + len(rows))
+        if leave_out:
+            wanted = [row for row in wanted if row not in leave_out]
+            read = self._files.read_each(entries.extents, [rows[row - first] for row in wanted])
+        else:
+            read = self._files.read_each(entries.extents, rows)
         samples = []
-        for row, entry in enumerate(rows):
-            if row in leave_out:
-                continue
+        for row, data in zip(wanted, read, strict=True):
             try:
-                data = self._files.read(entries.extents, entry)
+                if not isinstance(data, bytes):
+                    raise data
                 header = checked_header(data)
-                samples.append(EncodedSample(row, data, header))
-                report.sizes[row] = (header.height, header.width)
-                report.nbytes += len(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))
+                continue
+            samples.append(EncodedSample(row, data, header))
+            report.sizes[row] = (header.height, header.width)
+            report.nbytes += len(data)
         report.read_ns += time.perf_counter_ns() - start_ns
         return samples
 
     def cut(
-        self,
-        samples: Sequence[EncodedSample],
-        chain: list[Cuts],
-        block: NDArray[np.uint8] | Mapping[int, NDArray[np.uint8]],
-        report: BlockReport,
+        self, samples: Sequence[EncodedSample], chain: list[Cuts], rows: Mapping[int, NDArray[np.uint8]], report: BlockReport
     ) -> None:
-        """Decode samples and carry out the geometry.
+        """Decode samples and carry out the geometry, each into its (h, w, 3) array of `rows`.
 
-        Each is written to its row of `block`: an (n, h, w, 3) uint8 array, or one (h, w, 3) array per row. `chain`: that
-        of these samples alone, in order. `report` is told of those that do not decode.
+        `chain`: that of these samples alone, in order. `report` is told of those that do not decode.
         """
-        for (row, data, header), *steps in zip(samples, *map(row_cuts, chain), strict=True):
-            try:
-                image = self._decoder(data, header, steps[0].region)
-                cut_through(image, steps, block[row])
-            except DecodeError as exc:
-                report.bad.append(BadRow(row, exc))
+        for sample, steps in _jobs_of(samples, chain):
+            self._decode(sample, steps, rows[sample.row], report)
+
+    def _decode(self, sample: EncodedSample, steps: Sequence[RowCut], out: NDArray[np.uint8] | Row, report: BlockReport) -> None:
+        row, data, header = sample
+        try:
+            cut_through(self._decoder(data, header, steps[0].region), steps, out)
+        except DecodeError as exc:
+            report.bad.append(BadRow(row, exc))
+
+    def _read_in_parts(
+        self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int]
+    ) -> Iterator[tuple[range, list[EncodedSample]]]:
+        """The block's rows and the samples in them, as a whole unless too many bytes would be held."""
+        first = held = 0
+        samples: list[EncodedSample] = []
+        for start in range(0, len(rows), MAX_CACHED):
+            stop, nbytes = min(start + MAX_CACHED, len(rows)), report.nbytes
+            samples += self.read(entries, rows[start:stop], report, leave_out=leave_out, first=start)
+            held += report.nbytes - nbytes
+            if held > MAX_HELD_NBYTES or stop == len(rows):
+                yield range(first, stop), samples
+                first, held, samples = stop, 0, []
+
+    def _jobs(self, samples: list[EncodedSample], found: Found, part: range, draws: Draws) -> deque[Job]:
+        """What is to be done for the rows of a part of the block, in order."""
+        jobs: list[Job] = []
+        shares = self._shares(samples, found, part)
+        for recipe, share in shares:
+            jobs += _jobs_of(share, recipe.draw_cuts(draws_of(share, draws), sizes_of(share)))
+        if len(shares) > 1:
+            jobs.sort(key=lambda job: job[0].row)
+        return deque(jobs)
 
     def _find(self, entries: Entries, rows: range, report: BlockReport) -> Found:
         """The images of the block that are kept."""
@@ -189,11 +238,11 @@ class BlockWorker:
         report.read_ns = time.perf_counter_ns() - start_ns
         return found
 
-    def _shares(self, samples: list[EncodedSample], found: Found) -> list[tuple[Recipe, list[EncodedSample]]]:
-        """The samples of a block, in order of their rows, with what is to be done to them; keeps what is to be kept."""
+    def _shares(self, samples: list[EncodedSample], found: Found, part: range) -> list[tuple[Recipe, list[EncodedSample]]]:
+        """The samples of a part of a block, in order of their rows, with what is to be done to them; keeps what is to be kept."""
         if self._kept is None:
             return [(self._recipe, samples)] if samples else []
-        from_the_start, behind_front = [], list(found.samples)
+        from_the_start, behind_front = [], [sample for sample in found.samples if sample.row in part]
         for sample in samples:
             made = self._kept.make(found.gaps[sample.row], sample.data, sample.header, self._decoder)
             if made is None:
@@ -204,11 +253,17 @@ class BlockWorker:
         shares = [(self._recipe, from_the_start), (self._behind_front, behind_front)]
         return [(recipe, share) for recipe, share in shares if share]
 
-    def _scratch_block(self, shape: torch.Size) -> torch.Tensor:
-        """uint8 memory of that shape, the same at every call."""
-        if len(self._scratch) < shape.numel():
-            self._scratch = torch.empty(shape.numel(), dtype=torch.uint8)
-        return self._scratch[: shape.numel()].view(shape)
+    def _scratch_rows(self, shape: torch.Size) -> tuple[torch.Tensor, list[Row]]:
+        """uint8 memory of that shape, the same at every call, and its rows or more."""
+        num, *size = shape
+        if self._scratch.shape[1:] != shape[1:]:
+            self._scratch = torch.empty((MAX_CACHED, *size), dtype=torch.uint8)
+            self._rows = rows_of(self._scratch)
+        return (self._scratch if num == MAX_CACHED else self._scratch[:num]), self._rows
+
+
+def _jobs_of(samples: Sequence[EncodedSample], chain: list[Cuts]) -> Iterator[Job]:
+    return zip(samples, zip(*map(row_cuts, chain), strict=True), strict=True)
 
 
 def checked_header(data: bytes) -> ImageHeader:

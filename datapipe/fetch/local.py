@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import crc32c
@@ -52,13 +52,27 @@ class LocalFiles:
         says, the checksum differs, or a row group cannot be read; DecodeError where a row has no value or a sample is
         larger than MAX_SAMPLE_NBYTES; MissingSampleError where a file that is a sample is gone, or no file any more.
         """
+        (place,) = _places(extents, range(row, row + 1))
+        return self._read(extents, row, *place)
+
+    def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
+        """As `read`, of several extents, in fewer steps: the fault of one of them stands in place of its bytes.
+
+        Raises MissingDataError and StorageError.
+        """
+        found: list[bytes | DecodeError | IntegrityError] = []
+        for row, place in zip(rows, _places(extents, rows), strict=True):
+            try:
+                found.append(self._read(extents, row, *place))
+            except (DecodeError, IntegrityError) as exc:
+                found.append(exc)
+        return found
+
+    def _read(self, extents: Extents, row: int, path: str, offset: int, nbytes: int, crc: int, has_crc: int) -> bytes:
+        """`read`, given the numbers of the row."""
         if extents.row_groups is not None and (group := extents.row_groups[row]) is not None:
-            return self._row_groups.value(group, int(extents.offset[row]))
-        path = extents.paths[row]
-        if extents.one_file_each:
-            return _read_whole(path)
-        offset, nbytes = int(extents.offset[row]), int(extents.nbytes[row])
-        if nbytes == WHOLE_FILE:
+            return self._row_groups.value(group, offset)
+        if extents.one_file_each or nbytes == WHOLE_FILE:
             return _read_whole(path)
         _check_size(nbytes)
         try:
@@ -72,9 +86,9 @@ class LocalFiles:
                 f"{path}: ends within bytes {offset}..{offset + nbytes}: truncated, or changed since it was indexed; "
                 "`datapipe verify` names all damage"
             )
-        if extents.has_crc[row] and (found := crc32c.crc32c(data)) != extents.crc32c[row]:
+        if has_crc and (found := crc32c.crc32c(data)) != crc:
             raise IntegrityError(
-                f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {int(extents.crc32c[row]):08x}: "
+                f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {crc:08x}: "
                 "damaged; `datapipe verify` names all damage"
             )
         return data if extents.prefixes is None else extents.prefixes[row] + data
@@ -117,6 +131,15 @@ class _OpenFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
         if self.descriptor >= 0:
             close(self.descriptor)
+
+
+def _places(extents: Extents, rows: Sequence[int]) -> Iterator[tuple[str, int, int, int, int]]:
+    """Path, offset, number of bytes, checksum and whether there is one: one array at a time, which costs less than by row."""
+    numbers = extents.offset, extents.nbytes, extents.crc32c, extents.has_crc
+    if isinstance(rows, range):
+        some = slice(rows.start, rows.stop, rows.step)
+        return zip(extents.paths[some], *(column[some].tolist() for column in numbers), strict=True)
+    return zip([extents.paths[row] for row in rows], *(column[rows].tolist() for column in numbers), strict=True)
 
 
 def _read_whole(path: str) -> bytes:

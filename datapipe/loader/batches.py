@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker
+from datapipe.backends.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.kept_images import KeptImages
 from datapipe.draws import Draws, apart
@@ -29,7 +29,7 @@ from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
-from datapipe.loader.options import MAX_BLOCK, LoaderOptions
+from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.loader.rows import Batch
 from datapipe.observe import Observer, Stage, StageEvent
@@ -210,8 +210,8 @@ class BatchMaker:
         if not self.recipe.pixels and not self.options.pin_memory:
             return block
         out, draws = self.memory.lease(len(batch), self.recipe.output_dtype), batch.draws_of_ids()
-        for start in range(0, len(batch), MAX_BLOCK):
-            rows = slice(start, min(start + MAX_BLOCK, len(batch)))
+        for start in range(0, len(batch), MAX_CACHED):
+            rows = slice(start, min(start + MAX_CACHED, len(batch)))
             self.recipe.run_pixels(block[rows], draws[rows], out[rows])
         return out
 
@@ -226,7 +226,7 @@ class BatchMaker:
         self.observer(StageEvent(Stage.READ, step, start_ns, report.read_ns, num, report.nbytes))
         start_ns += report.read_ns
         if isinstance(batch.images, Fetched):
-            num -= sum(row in rows for row in batch.images.rows_given())
+            num -= batch.images.num_given(rows)
         self.observer(StageEvent(Stage.DECODE, step, start_ns, report.decode_ns, num))
         if not isinstance(batch.images, Fetched):
             start_ns += report.decode_ns

@@ -72,9 +72,14 @@ class Fetched:
         """The rows that are DALI's."""
         return [row for row, sample in enumerate(self.samples) if sample is not None]
 
+    def num_given(self, rows: range) -> int:
+        """How many of these rows are DALI's."""
+        return len(rows) - self.samples[rows.start : rows.stop].count(None)
+
     def encoded(self) -> list[bytes]:
         """The bytes for each row, the placeholder's where DALI has no part."""
-        return [placeholder() if sample is None else sample.data for sample in self.samples]
+        instead = placeholder()
+        return [instead if sample is None else sample.data for sample in self.samples]
 
 
 class FetchWorker:
@@ -126,7 +131,10 @@ class FetchWorker:
                 self._share_out([sample], draws[place : place + 1], batch, first, report)
             return
         fits = self._form.takes(chain) & (chain[0].size.prod(axis=1) <= MAX_PIXELS) & batch.is_open
-        fits &= [bool(fit) and can_decode(data, header) for fit, (_, data, header) in zip(fits, samples, strict=True)]
+        fits &= [fit and can_decode(data, header) for fit, (_, data, header) in zip(fits.tolist(), samples, strict=True)]
+        if fits.all():
+            batch.give(first, samples, chain[0])
+            return
         given, left = np.flatnonzero(fits), np.flatnonzero(~fits)
         if len(given):
             batch.give(first, [samples[place] for place in given], chain[0][given])

@@ -10,7 +10,7 @@ from datapipe.errors import OptionError
 from datapipe.loader.columns import BoxesForm
 from datapipe.plan import Tail
 
-MAX_BLOCK = 8  # samples whose pixels stay in a core's cache while they are worked on
+MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: what that costs is shared by all of them
 
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
@@ -45,8 +45,10 @@ class LoaderOptions:
         _require(self.boxes in ("list", "padded"), f"boxes is {self.boxes!r}; choose list or padded")
 
     def block_size_of(self, num_samples: int) -> int:
-        """Samples per unit of work in a batch of so many: enough for every thread to have one, few enough for its cache."""
-        return max(1, min(MAX_BLOCK, -(-num_samples // max(1, self.num_workers))))
+        """Samples per unit of work in a batch of so many: at most MAX_BLOCK, and as many units for every thread."""
+        num_threads = max(1, self.num_workers)
+        units_each = -(-num_samples // (MAX_BLOCK * num_threads))
+        return max(1, -(-num_samples // (max(1, units_each) * num_threads)))
 
     def is_ahead(self, batches: Iterable[int]) -> bool:
         """Whether enough is in the making, given the number of samples of each batch that is.

@@ -8,8 +8,10 @@ intra-op threads as the caller has set them; one per decode thread is meant.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -42,48 +44,72 @@ class RowCut(NamedTuple):
 def row_cuts(cuts: Cuts) -> list[RowCut]:
     """The rows of `cuts`, in order."""
     columns = cuts.region.tolist(), cuts.size.tolist(), cuts.window.tolist(), cuts.flip.tolist()
-    return [RowCut(*row, cuts.fill, cuts.interpolation) for row in zip(*columns, strict=True)]
+    return list(map(_AS_ROW_CUT, zip(*columns, repeat(cuts.fill), repeat(cuts.interpolation), strict=False)))
 
 
-def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8]) -> None:
+_AS_ROW_CUT = functools.partial(tuple.__new__, RowCut)  # RowCut(*values), without a line of Python
+
+
+class Row(NamedTuple):
+    """One row of a block, as numpy and as torch see it."""
+
+    pixels: NDArray[np.uint8]  # (h, w, 3), contiguous
+    as_batch: torch.Tensor  # (1, 3, h, w), the same memory
+
+
+def rows_of(block: torch.Tensor) -> list[Row]:
+    """The rows of a block, (n, h, w, 3) uint8 and contiguous: views that scratch memory needs only once."""
+    num, height, width, _ = block.shape
+    image = 3 * height * width
+    batches = block.as_strided((num, 1, 3, height, width), (image, image, 1, 3 * width, 3)).unbind()
+    return list(map(Row, block.numpy(), batches))
+
+
+def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> None:
     """Write what `how` makes of one sample into `out`.
 
     `image`: (h, w, 3) uint8, the pixels of `how.region` only; not changed, copied first unless it is
-    contiguous and writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`.
+    contiguous and writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`; as a `Row`
+    it costs two views less.
     Raises DecodeError if the image is not of the region's size, ValueError if `out` is not of the window's.
     """
-    _, _, region_height, region_width = how.region
-    height, width = how.size
-    top, left, window_height, window_width = how.window
+    (_, _, region_height, region_width), (height, width), window, (vertically, horizontally), fill, interpolation = how
+    top, left, window_height, window_width = window
+    pixels, as_batch = out if isinstance(out, Row) else _row(out)
     if image.shape != (region_height, region_width, 3):
         raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was ({region_height}, {region_width}, 3)")
-    if out.shape != (window_height, window_width, 3) or not out.flags.c_contiguous:
-        wanted = (window_height, window_width, 3)
-        raise ValueError(f"the destination must be contiguous and {wanted}; it is {out.shape} with strides {out.strides}")
+    if pixels.shape != (window_height, window_width, 3):
+        raise ValueError(f"the destination must be ({window_height}, {window_width}, 3); it is {pixels.shape}")
     if height == region_height and width == region_width:
-        _place(image, top, left, out, how.fill)
+        _place(image, top, left, pixels, fill)
     elif top == 0 and left == 0 and height == window_height and width == window_width:
-        _RESIZES[how.interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(out))
+        _RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=as_batch)
     else:
+        refuse_large((how,))
         resized = np.empty((height, width, 3), np.uint8)
-        _RESIZES[how.interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
-        _place(resized, top, left, out, how.fill)
-    vertically, horizontally = how.flip
+        _RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
+        _place(resized, top, left, pixels, fill)
     if horizontally or vertically:
         # torch.flip has a SIMD path for pixels of three bytes; a copy with negative strides takes 18 times as long.
-        batch = _as_batch(out)
-        batch.copy_(torch.flip(batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
+        as_batch.copy_(torch.flip(as_batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
 
 
-def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8]) -> None:
+def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8] | Row) -> None:
     """As `cut`, for one sample's row of every Cuts of a chain; `image` holds the pixels of the first one's region."""
-    refuse_large(steps)
-    for how, following in itertools.pairwise(steps):
-        between = np.empty((how.window[2], how.window[3], 3), np.uint8)
-        cut(image, how, between)
-        top, left, height, width = following.region
-        image = between[top : top + height, left : left + width]
+    if len(steps) > 1:
+        refuse_large(steps)
+        for how, following in itertools.pairwise(steps):
+            between = np.empty((how.window[2], how.window[3], 3), np.uint8)
+            cut(image, how, between)
+            top, left, height, width = following.region
+            image = between[top : top + height, left : left + width]
     cut(image, steps[-1], out)
+
+
+def _row(pixels: NDArray[np.uint8]) -> Row:
+    if not pixels.flags.c_contiguous:
+        raise ValueError(f"the destination must be contiguous; it is {pixels.shape} with strides {pixels.strides}")
+    return Row(pixels, _as_batch(pixels))
 
 
 def refuse_large(steps: Sequence[RowCut]) -> None:
@@ -98,9 +124,8 @@ def refuse_large(steps: Sequence[RowCut]) -> None:
 
 def _usable(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The image in memory that torch takes as it is."""
-    flags = image.flags
     # numpy calls an array with a side of 1 contiguous whatever that side's stride; torch does not take a negative one.
-    return image if flags.c_contiguous and flags.writeable and min(image.strides) > 0 else image.copy()
+    return image if image.flags.carray and min(image.strides) > 0 else image.copy()
 
 
 def _as_batch(image: NDArray[np.uint8]) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -61,8 +60,8 @@ def test_doubts_of_nvimagecodecs_parser_count() -> None:
     data = FOR_DALI["png"]
     header = checked_header(data)
     assert can_decode(data, header)
-    assert not can_decode(data, dataclasses.replace(header, height=header.height + 1))
-    assert not can_decode(data, dataclasses.replace(header, width=header.width + 1))
+    assert not can_decode(data, header._replace(height=header.height + 1))
+    assert not can_decode(data, header._replace(width=header.width + 1))
     assert not can_decode(BY_HAND["bmp, 16 bits"], header)
 
 

@@ -123,6 +123,21 @@ def test_a_file_that_is_too_short_is_named(tmp_path: Path) -> None:
         LocalFiles().read(extents([path], 90, 20), 0)
 
 
+@pytest.mark.parametrize("rows", [range(1, 4), [3, 1, 2]], ids=["in a row", "picked"])
+def test_a_fault_stands_in_place_of_the_bytes(tmp_path: Path, rows: list[int]) -> None:
+    paths = [tmp_path / f"{number}.tar" for number in range(5)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * (10 if number == 2 else 64))
+    found = LocalFiles().read_each(extents(paths, 0, 64), rows)
+    assert [data for data in found if isinstance(data, bytes)] == [bytes([row]) * 64 for row in rows if row != 2]
+    fault = found[list(rows).index(2)]
+    assert isinstance(fault, IntegrityError)
+    assert "2.tar: ends within" in str(fault)
+    paths[3].unlink()
+    with pytest.raises(MissingDataError, match=r"3\.tar: is missing"):
+        LocalFiles().read_each(extents(paths, 0, 64), rows)
+
+
 def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
     path, contents = tmp_path / "x.tar", bytes(range(64))
     where = extents([path], 0, 64, crc=crc32c.crc32c(contents))

@@ -12,6 +12,7 @@ from fixtures import NUM_SAMPLES, copies, same, write_webdataset
 from recipes import EVAL, SIZE, TRAIN, make
 
 import datapipe as dp
+from datapipe.loader.options import MAX_BLOCK
 
 # -- refusals --------------------------------------------------------------------------------------
 
@@ -216,3 +217,18 @@ def test_several_shards_of_one_directory(folder: Path, tmp_path: Path) -> None:
     shards = write_webdataset(folder, tmp_path / "set", per_shard=3)
     assert same(copies(make(f"{shards}/*.tar", transform=EVAL)), copies(make(folder, transform=EVAL)))  # type: ignore[arg-type]
     assert next(iter(make(shards, transform=EVAL)))[0].shape == (5, 3, SIZE, SIZE)
+
+
+# -- units of work ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 5, 16, 200])
+@pytest.mark.parametrize("num_samples", [1, 7, 64, 65, 100, 256, 1000])
+def test_every_thread_gets_as_many_blocks(num_workers: int, num_samples: int, folder: Path) -> None:
+    """Or the last batches of an epoch, and the first, would wait for whoever has one more."""
+    options = make(folder, num_workers=num_workers).options
+    size = options.block_size_of(num_samples)
+    num_blocks = -(-num_samples // size)
+    assert 1 <= size <= MAX_BLOCK
+    assert num_blocks * size < num_samples + num_blocks  # none is short of more than rounding asks for
+    assert -(-num_blocks // max(1, num_workers)) == -(-num_samples // (MAX_BLOCK * max(1, num_workers)))

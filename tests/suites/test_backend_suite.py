@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 import torch
-from fixtures import encode, jpeg, picture, quick
+from fixtures import convert, encode, jpeg, picture, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.containers import open_index
 from datapipe.decode import DECODER_NAMES
 from datapipe.draws import Draws
-from datapipe.errors import DecodeError, DependencyError, MissingDataError
+from datapipe.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index import Entries, SampleIndex
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
@@ -225,11 +225,22 @@ def test_bad_samples_are_named_and_harm_nobody(
         assert [row for row, image in enumerate(images) if image is None] == list(places)
 
 
-def test_a_file_that_is_gone_is_no_bad_sample(make_worker: Callable[[Recipe], Worker], tmp_path: Path) -> None:
+def test_a_loose_file_that_is_gone_is_a_bad_sample(make_worker: Callable[[Recipe], Worker], tmp_path: Path) -> None:
     recipe = Recipe.of(RECIPES["uint8"])
     index = write(tmp_path / "set", CONTENTS[:3])
     (tmp_path / "set" / "class" / "001.jpg").unlink()
-    with pytest.raises(MissingDataError, match=r"001\.jpg"):
+    _, (report,) = load(make_worker(recipe), recipe, index, [0, 1, 2])
+    assert [bad.row for bad in report.bad] == [1]
+    assert isinstance(report.bad[0].reason, MissingSampleError)
+
+
+def test_a_shard_that_is_gone_is_no_bad_sample(make_worker: Callable[[Recipe], Worker], tmp_path: Path) -> None:
+    recipe = Recipe.of(RECIPES["uint8"])
+    write(tmp_path / "set", CONTENTS[:3])
+    index = open_index(convert(tmp_path / "set", tmp_path / "shards"))
+    (shard,) = (tmp_path / "shards").glob("*.tar")
+    shard.unlink()
+    with pytest.raises(MissingDataError, match=rf"{shard.name}: is missing"):
         load(make_worker(recipe), recipe, index, [0, 1, 2])
 
 

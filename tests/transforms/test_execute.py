@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from datapipe.errors import DecodeError
-from datapipe.transforms.execute import cut, cut_through, row_cuts
+from datapipe.transforms.execute import cut, cut_through, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 
@@ -106,6 +106,17 @@ def test_only_the_row_is_written() -> None:
         assert (block[0] == 77).all()
         assert (block[2] == 77).all()
         assert not (block[1] == 77).all()
+
+
+@pytest.mark.parametrize("size", [(16, 17), (1, 1), (1, 9), (9, 1)])
+def test_rows_of_a_block_are_as_good_as_arrays(size: tuple[int, int]) -> None:
+    block = torch.zeros((4, *size, 3), dtype=torch.uint8)[1:]
+    for number, row in enumerate(rows_of(block)):
+        cuts = one((20, 30), size, flip=(number == 1, number == 2))
+        cut(picture(20, 30), row_cuts(cuts)[0], row)
+        np.testing.assert_array_equal(block[number].numpy(), done(picture(20, 30), cuts))
+        assert row.as_batch.shape == (1, 3, *size)
+    assert len(rows_of(block)) == 3
 
 
 def test_views_and_read_only_images() -> None:

@@ -17,6 +17,7 @@ from datapipe.decode import import_nvimgcodec
 from datapipe.probe import ImageHeader
 
 PLACEHOLDER_SIDE = 16  # pixels
+_UINT8 = np.dtype(np.uint8)
 _CHANNELS = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}  # as stored, by encoding
 
 
@@ -31,8 +32,8 @@ def can_decode(data: bytes, header: ImageHeader) -> bool:
         return False
     try:
         stream: Any = import_nvimgcodec().CodeStream(data)
-        is_same = (stream.height, stream.width) == (header.height, header.width)
-        return is_same and stream.dtype == np.uint8 and stream.num_images == 1
+        is_same = stream.height == header.height and stream.width == header.width
+        return bool(is_same and stream.dtype == _UINT8 and stream.num_images == 1)
     except (RuntimeError, TypeError, ValueError):  # its dtype has no name in numpy for some of what it cannot decode
         return False
 

@@ -130,21 +130,21 @@ class ScaleAndShift:
 
     def apply_into(self, images: torch.Tensor, out: torch.Tensor) -> None:
         """Write the result for `images` (n, h, w, 3), uint8, to `out` of that shape; both NHWC-contiguous, on one device."""
-        source, target = images.reshape(-1, images.shape[2] * 3), _as_rows(out)
+        num, height, width, _ = images.shape
+        source, target = images.reshape(num, height, width * 3), out.view(num, height, width * 3)
         wide_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        factor = _tiled(self.factor, images.shape[2], wide_dtype).to(images.device, non_blocking=True)
-        shift = _tiled(self.shift, images.shape[2], wide_dtype).to(images.device, non_blocking=True) if any(self.shift) else None
+        factor = _tiled(self.factor, width, wide_dtype).to(images.device, non_blocking=True)
+        shift = _tiled(self.shift, width, wide_dtype).to(images.device, non_blocking=True) if any(self.shift) else None
         if images.is_cuda or self.dtype == torch.float64:  # one kernel, which converts on its way in and out
             _multiply_add(source, factor, shift, target)
             return
         # Image by image: what lies between stays in cache, and `out` is written once.
-        wide = _scratch_rows(images.shape[1], source.shape[1])
-        for first in range(0, len(source), len(wide)):
-            rows = target[first : first + len(wide)]
-            result = rows if rows.dtype == wide.dtype else wide
-            _multiply_add(wide.copy_(source[first : first + len(wide)]), factor, shift, result)
-            if result is not rows:
-                rows.copy_(result)
+        wide, is_rounded = _scratch_rows(height, width * 3), self.dtype != torch.float32
+        for one, made in zip(source.unbind(), target.unbind(), strict=True):
+            wide.copy_(one)
+            _multiply_add(wide, factor, shift, wide if is_rounded else made)
+            if is_rounded:
+                made.copy_(wide)
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         if dtype != torch.uint8:
