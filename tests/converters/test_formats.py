@@ -118,4 +118,4 @@ def test_train_and_val_are_said_with_the_format(tmp_path: Path, to: str) -> None
         make_tree(tmp_path / "source" / name, num_classes=1, per_class=1)
     done = run_cli("convert", tmp_path / "source", tmp_path / "out", "--to", to)
     assert done.returncode == 2
-    assert f"DST/train --to {to}\n" in done.stderr
+    assert f"DST/train --to {to}`" in done.stderr
