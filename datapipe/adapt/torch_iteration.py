@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from datapipe.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
-from datapipe.loader.threads import raise_once
 from datapipe.plan import Cursor
 
 
@@ -53,9 +52,11 @@ class TorchIterator(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self.close()
-            if walk.error is not None:
-                error, walk.error = walk.error, None
-                raise_once(error)
+            try:
+                if walk.error is not None:
+                    raise walk.error from None
+            finally:
+                walk.error = None  # its traceback leads here
             self._epochs.end(walk.epoch)
             raise
         except Exception:

@@ -17,7 +17,7 @@ from datapipe.errors import LifecycleError
 from datapipe.loader.batches import BatchMaker
 from datapipe.loader.ending import ending
 from datapipe.loader.sources import PickSource
-from datapipe.loader.threads import BatchTask, LoaderThreads, raise_once, run_here
+from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
 from datapipe.observe import Stage, StageEvent
 from datapipe.plan import Cursor, Picks
 
@@ -131,9 +131,11 @@ class BatchIterator(Iterator[Any]):
             raise
         if not self._tasks:
             self.close()  # outside of the handler above: Ctrl-C in here is no consequence of the pass's end
-            if self._sampler_error is not None:
-                error, self._sampler_error = self._sampler_error, None
-                raise_once(error)
+            try:
+                if self._sampler_error is not None:
+                    raise self._sampler_error
+            finally:
+                self._sampler_error = None  # its traceback leads here
             self._parts.epochs.end(self._epoch)
             raise StopIteration
         task = self._tasks.popleft()

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -25,18 +25,6 @@ from datapipe.plan import Picks
 
 _JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
 _UNHEARD_S = 0.01  # time for a collection to end
-
-
-def raise_once(error: BaseException) -> NoReturn:
-    """Raise what was kept until now; the caller has let go of it.
-
-    Its traceback will lead to the iterator. What still held it would make a cycle, and the threads of an iterator that is
-    dropped would not end before a collection.
-    """
-    try:
-        raise error
-    finally:
-        del error
 
 
 class BatchTask:
@@ -103,9 +91,14 @@ class BatchTask:
             self._raise_error()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise_once(error)
+        """Raise it, once. Its traceback leads to the iterator: what kept it would make a cycle, and threads of an iterator that
+        is dropped would not end before a collection. For the same reason no variable holds it.
+        """
+        try:
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._error = None
 
     def _finish(self) -> None:
         assert self._batch is not None

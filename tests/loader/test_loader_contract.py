@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,42 @@ def test_an_exception_in_the_loop_leaves_nothing(loader: dp.DataLoader) -> None:
             fail_in_the_loop(loader)
     gc.collect()
     assert own_threads() == []
+
+
+@pytest.mark.parametrize("fails", ["batch", "sampler"])
+def test_a_loop_that_an_error_ends_leaves_nothing(folder: Path, fails: str) -> None:
+    """No collection is needed: the exception leads to the iterator, and nothing leads back."""
+
+    def collate(_: Any) -> Any:
+        raise KeyError("mine")
+
+    def places() -> Iterator[int]:
+        yield from range(7)
+        raise KeyError("mine")
+
+    changes: dict[str, Any] = {"collate_fn": collate} if fails == "batch" else {"sampler": Sampled(places)}
+    loader = dp.DataLoader(folder, 5, transform=[dp.RandomResizedCrop(24)], num_workers=2, **changes)
+
+    def run() -> None:
+        for _ in loader:
+            pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyError):
+            run()
+        assert own_threads() == []
+    finally:
+        gc.enable()
+
+
+class Sampled:
+    def __init__(self, places: Callable[[], Iterator[int]]) -> None:
+        self._places = places
+
+    def __iter__(self) -> Iterator[int]:
+        return self._places()
 
 
 def test_a_generator_that_is_abandoned(loader: dp.DataLoader) -> None:

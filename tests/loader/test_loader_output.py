@@ -68,8 +68,9 @@ def test_errors_of_the_users_functions_arrive(folder: Path, num_workers: int, na
     def fail(_: Any) -> Any:
         raise KeyError("mine")
 
-    iterator = iter(make(folder, num_workers=num_workers, **{name: fail}))
-    for _ in range(len(iterator)):
+    loader = make(folder, num_workers=num_workers, **{name: fail})
+    iterator = iter(loader)
+    for _ in range(len(loader)):
         with pytest.raises(KeyError, match="mine"):
             next(iterator)
     assert next(iterator, None) is None
