@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import jpeg
+from fixtures import jpeg, timed
 
 from datapipe.cli.main import main
 
@@ -115,6 +115,7 @@ def test_a_stream_with_workers_and_what_is_left_behind(
     assert str(Path("out") / "diagnosis.html") in printed
 
 
+@timed
 def test_a_slow_model_is_not_blamed_on_the_loader(diagnose: Diagnose) -> None:
     source = LOOP + "\nif __name__ == '__main__':\n    train(DataLoader(Numbers(num=132), batch_size=4), work_s=0.1)\n"
     status, found = diagnose(source, "--fail-if", "starvation>20%")
@@ -154,6 +155,7 @@ def test_a_script_that_fails_and_one_without_loaders(diagnose: Diagnose, capfd: 
     assert "starvation was not measured" in said
 
 
+@timed
 def test_a_remedy_is_applied_and_compared(diagnose: Diagnose, tmp_path: Path) -> None:
     source = LOOP + textwrap.dedent("""
     if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import attach_datasets as data
 import pytest
 from attach_watch import Calls, attached
+from fixtures import timed
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision_reference import torchvision_v2
 
@@ -100,6 +101,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], tuple[str, str | None]]] = {
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("fault", FAULTS)
+@timed
 def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
     dataset, options, expected = FAULTS[fault]
     context = {"multiprocessing_context": "fork" if num_workers else None}
@@ -110,12 +112,14 @@ def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
     assert sum(share.of_work or 0 for share in found.shares) == pytest.approx(1)
 
 
+@timed
 def test_busy_getitem_is_told_from_a_waiting_one() -> None:
     found = fault_of(data.Busy(num=32), num_workers=1, batch_size=4)
     shares = {share.stage: share.of_work or 0 for share in found.shares}
     assert shares["decode"] > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
 
 
+@timed
 def test_one_slow_worker_is_named() -> None:
     found = fault_of(data.Numbers(stall_s=2 * data.STALL_S, only=1, num=128))
     assert (blamed(found), found.worker) == (("read", None), 1)
@@ -124,6 +128,7 @@ def test_one_slow_worker_is_named() -> None:
     assert "in_order=False" in found.reason
 
 
+@timed
 def test_heavy_transfer_is_found() -> None:
     found = fault_of(data.Blobs(12_000_000), batch_size=2, collate_fn=data.as_they_are)
     assert blamed(found)[0] == "transfer", found
@@ -143,6 +148,7 @@ class SlowSampler(Sampler[int]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@timed
 def test_slow_sampler_is_found(num_workers: int) -> None:
     dataset = data.Numbers(num=96)
     context = {"multiprocessing_context": "fork" if num_workers else None}

@@ -11,6 +11,7 @@ import attach_datasets as data
 import pytest
 from attach_watch import attached
 from diagnosis_schema import faults
+from fixtures import timed
 from torch.utils.data import DataLoader
 
 import datapipe as dp
@@ -20,6 +21,7 @@ from datapipe.training import DeviceBracket, HostBracket, starvation
 from datapipe.training.starvation import open_bracket
 
 
+@timed
 def test_a_loader_is_measured_and_explained() -> None:
     with dp.Monitor(DataLoader(data.Numbers(stall_s=0.002, num=160), batch_size=4)) as batches:
         assert len(batches) == 40

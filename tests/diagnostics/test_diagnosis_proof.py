@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import timed
 
 from benchmarks.diagnostics.__main__ import apply_virtually, freeze
 from benchmarks.diagnostics.cells import JITTERS, PLACES, STALLS_MS, Cell, matrix
@@ -83,6 +84,7 @@ def test_python_in_the_loop_is_not_the_loaders_fault() -> None:
 @pytest.mark.parametrize(
     "cell", [Cell("read", 0, 2, 2, "none"), Cell("read", 20, 2, 1, "none"), Cell("sync", 20, 0, 1, "none")], ids=lambda c: c.name
 )
+@timed
 def test_the_bracket_agrees_with_a_device_in_real_time(cell: Cell) -> None:
     """Torch's DataLoader, a device that is a thread: the device's own log of the same steps decides, whatever else runs."""
     run = run_real(cell, num_batches=60)
