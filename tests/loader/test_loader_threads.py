@@ -73,10 +73,11 @@ def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) -> None:
     """Also where the iterator was dropped: Python ignores what is raised in a finaliser."""
-    is_waiting = threading.Event()
+    is_waiting, is_collating = threading.Event(), threading.Event()
 
     def collate(rows: list[Any]) -> int:
         if rows[0][1]:  # of the second batch, which threads may well come to first
+            is_collating.set()
             is_waiting.wait(30)
             time.sleep(0.1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -94,6 +95,7 @@ def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) ->
     batches = [[labels.index(0)], [labels.index(1)]]
     iterators = [iter(dp.DataLoader(folder, batch_sampler=batches, transform=CROP, num_workers=1, collate_fn=collate))]
     next(iterators[0])
+    assert is_collating.wait(30), "the thread may not have come to the second batch yet"
     with pytest.raises(KeyboardInterrupt):
         end_pass(iterators)
     wait_until_no_thread_is_left()
