@@ -66,12 +66,9 @@ def _plot_cores(found: list[dict[str, Any]], report: dict[str, Any], out: Path) 
     axes.set_xlabel("CPU cores")
     axes.set_ylabel("images per second")
     axes.set_ylim(bottom=0)
-    axes.set_title(_heading("photographs, by cores", report), loc="left", fontsize=11)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     path = out / "gpu-cores.png"
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    _finish(figure, axes, path, _heading("photographs, by cores", report))
     return [path]
 
 
@@ -90,12 +87,9 @@ def _plot_diagnose(report: dict[str, Any], out: Path) -> list[Path]:
             axes.plot([entry["true_ms"] for entry in mine], [entry["told_ms"] for entry in mine], "o", color=color, label=label)
     axes.set_xlabel("the GPU waits for data, ms per step")
     axes.set_ylabel("datapipe diagnose says, ms per step")
-    axes.set_title(_heading("delays of known size", report), loc="left", fontsize=11)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     path = out / "gpu-diagnose.png"
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    _finish(figure, axes, path, _heading("delays of known size", report))
     return [path]
 
 
@@ -133,11 +127,16 @@ def _bars(path: Path, contenders: Sequence[str], values: Sequence[float], label:
         )
     axes.set_yticks(range(len(contenders)), [title(contender) for contender in contenders])
     axes.set_xlabel(label)
+    axes.margins(x=0.14)
+    _finish(figure, axes, path, heading)
+
+
+def _finish(figure: Any, axes: Any, path: Path, heading: str) -> None:
+    """Write a figure, dressed as all of these are."""
     axes.set_title(heading, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.14)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    _pyplot().close(figure)
 
 
 def _color(contender: str) -> str:

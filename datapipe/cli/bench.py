@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from datapipe.cli.say import say
+from datapipe.cli.say import say_text
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
     index = open_index(args.path)
     result = measure(index, args)
-    say(*(json.dumps(result, indent=1) if args.json else as_text(result)).split("\n"))
+    say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
 
 

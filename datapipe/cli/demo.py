@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.cli.say import say
+from datapipe.cli.say import say_text
 
 if TYPE_CHECKING:
     from datapipe.cli.demo_diagnosis import Diagnosed
@@ -94,7 +94,7 @@ class Teller:
         self._stream = sys.stderr if to_stderr else sys.stdout
 
     def line(self, text: str) -> None:
-        say(*text.split("\n"), file=self._stream)
+        say_text(text, file=self._stream)
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from datapipe.cli.say import say
+from datapipe.cli.say import say_text
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     facts = examine()
-    say(*(json.dumps(facts, indent=1) if args.json else as_text(facts)).split("\n"))
+    say_text(json.dumps(facts, indent=1) if args.json else as_text(facts))
     return 0
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.cli.say import say
+from datapipe.cli.say import say_text
 
 if TYPE_CHECKING:
     from datapipe.index import SampleIndex
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             raise OptionError(f"--grid: {args.path} holds no images")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
-    say(*(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts)).split("\n"))
+    say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
     return 0
 
 

@@ -13,6 +13,11 @@ def say(*lines: str, file: TextIO | None = None) -> None:
     print("\n".join(map(printable, lines)), file=file, flush=True)
 
 
+def say_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print a text of several lines, such as a report, each made printable."""
+    say(*text.split("\n"), file=file)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose refusals are printable, whatever arguments they quote."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.cli.say import say
+from datapipe.cli.say import say, say_text
 from datapipe.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     with process_group(device) as leads:
         report = train(args, options, device, leads=leads)
     if leads:
-        say(*(json.dumps(report.to_json(), indent=1) if args.json else as_text(report)).split("\n"))
+        say_text(json.dumps(report.to_json(), indent=1) if args.json else as_text(report))
     return 0
 
 

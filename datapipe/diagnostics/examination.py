@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.figures import Figures, data_times, figures_of
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.regimes import Regime, of_latest, regimes_of
+from datapipe.diagnostics.regimes import Regime, of_latest, of_training, regimes_of
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
 from datapipe.diagnostics.torch_stages.attribution import Wait, attribute
@@ -57,7 +57,7 @@ def examine(process: Process, *, site: str | None = None) -> Examination:
         return Examination(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)
     own = judged_steps[judged_steps["loader"] == loader.key]
     of_loader = figures if len(own) == len(judged_steps) else figures_of(own, num_workers=loader.num_workers)
-    steps = judged_steps[_of_training(judged_steps, loader)]
+    steps = judged_steps[of_training(judged_steps, loader.key)]
     profiles = tuple(_within(steps, [one for one in process.profiles if one.loader == loader.key]))
     events = tuple(event for key, event in process.events if key == loader.key)
     waits = steady_waits(process.steps[steady & (process.steps["loader"] == loader.key)], figures)
@@ -103,11 +103,6 @@ def steady_profiles(found: Examination) -> list[BatchProfile]:
     steps = found.process.steps[found.steady]
     chosen = list(_within(steps, found.profiles))
     return chosen if len(chosen) >= MIN_STEPS else [profile for profile in found.profiles if profile.step >= MIN_STEPS // 2]
-
-
-def _of_training(steps: Steps, loader: LoaderFacts) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = ~steps["is_evaluation"] & (steps["loader"] == loader.key)
-    return mask
 
 
 def _within(steps: Steps, profiles: list[BatchProfile] | tuple[BatchProfile, ...]) -> list[BatchProfile]:

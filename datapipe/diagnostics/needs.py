@@ -51,13 +51,13 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
     needs = []
     is_replayed = _replayed(workload, 0.0, 1.0)[1] >= MODERATE
     for share in chosen[:_MOST]:
-        if not is_replayed:
-            needs.append(Need(share.stage, share.name, _place(share.stage, share.name, places), None, None))
-            continue
-        part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
-        step_s, _ = _replayed(workload, part, 0.0)
-        times = _times_faster(workload, part)
-        needs.append(Need(share.stage, share.name, _place(share.stage, share.name, places), step_s * scale, times))
+        need = Need(share.stage, share.name, _place(share.stage, share.name, places), None, None)
+        if is_replayed:
+            part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
+            step_s, starvation = _replayed(workload, part, 0.0)
+            times = _times_faster(workload, part) if starvation < MODERATE else None
+            need = dataclasses.replace(need, step_s=step_s * scale, times_faster=times)
+        needs.append(need)
     return needs
 
 
@@ -66,10 +66,8 @@ def needs_as_dicts(needs: list[Need]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(need) for need in needs]
 
 
-def _times_faster(workload: Workload, part: float | None) -> float | None:
-    """How many times as fast a stage has to be; None where no speed of it suffices."""
-    if _replayed(workload, part, 0.0)[1] >= MODERATE:
-        return None
+def _times_faster(workload: Workload, part: float | None) -> float:
+    """How many times as fast a stage has to be, where some speed of it suffices."""
     slow, fast = 1.0, _FASTEST
     for _ in range(_NUM_HALVINGS):
         middle = (slow * fast) ** 0.5

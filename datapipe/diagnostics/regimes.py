@@ -30,7 +30,7 @@ class Regime:
 
 def regimes_of(steps: Steps, loader: int) -> list[Regime]:
     """Return the regimes of a loader's training passes, in order. Passes of too few steps go with the one before them."""
-    rows = _training(steps, loader)
+    rows = steps[of_training(steps, loader)]
     passes = [rows[rows["pass_id"] == number] for number in np.unique(rows["pass_id"])]
     found: list[Regime] = []
     for number, of_pass in enumerate(passes):
@@ -49,15 +49,16 @@ def of_latest(steps: Steps, loader: int, regimes: Sequence[Regime]) -> NDArray[n
     """Return which steps are left if of a loader's training passes only those of the latest regime count: (n,)."""
     mask = np.ones(len(steps), np.bool_)
     if len(regimes) > 1:
-        is_training = ~steps["is_evaluation"] & (steps["loader"] == loader)
+        is_training = of_training(steps, loader)
         numbers = np.unique(steps["pass_id"][is_training])
         mask[is_training & (steps["pass_id"] < numbers[regimes[-1].first_pass])] = False
     return mask
 
 
-def _training(steps: Steps, loader: int) -> Steps:
-    rows: Steps = steps[~steps["is_evaluation"] & (steps["loader"] == loader)]
-    return rows
+def of_training(steps: Steps, loader: int) -> NDArray[np.bool_]:
+    """Return which steps are of a loader's training passes: (n,)."""
+    mask: NDArray[np.bool_] = ~steps["is_evaluation"] & (steps["loader"] == loader)
+    return mask
 
 
 def _regime(first: int, last: int, rows: Steps) -> Regime:
