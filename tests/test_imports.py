@@ -31,6 +31,7 @@ LEVELS: dict[str, int] = {
                 "regular_files",
                 "arrow_maps",
                 "cores",
+                "installed",
                 "locks",
                 "private_files",
                 "user_cache",
@@ -96,7 +97,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "regular_files", "arrow_maps")),
-    *(f"datapipe.{room}" for room in ("cores", "locks", "private_files", "user_cache", "probe", "decode")),
+    *(f"datapipe.{room}" for room in ("cores", "installed", "locks", "private_files", "user_cache", "probe", "decode")),
     *(
         f"datapipe.{room}"
         for room in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.cli.say import say_text
+from datapipe.installed import version_of
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -65,7 +65,7 @@ def examine() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "decoder": default_decoder_name(),
         "caches": [kept for name in (INDEXES, IMAGES) if (kept := _kept(user_cache(name))) is not None],
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
     }
     facts["not_importable"] = {
         name: reason for name in _MADE_FOR_A_TORCH if name in facts["packages"] and (reason := _why_not(name)) is not None
@@ -173,10 +173,3 @@ def as_text(facts: dict[str, Any]) -> str:
 
 def _package(name: str, facts: dict[str, Any]) -> str:
     return f"{name} {facts['packages'][name]}" + (" (cannot be imported)" if name in facts["not_importable"] else "")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

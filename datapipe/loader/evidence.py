@@ -12,10 +12,10 @@ import torch
 
 from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
-from datapipe.backends.images_dali.installation import version_of
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
+from datapipe.installed import version_of
 from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, LABEL
 from datapipe.loader.calibration import CANDIDATES, Calibration
@@ -92,4 +92,3 @@ class DataEvidence:
 
 
 _DISTRIBUTIONS = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -18,6 +17,7 @@ import torch
 
 from datapipe.atomic import atomic_writer, write_json
 from datapipe.errors import StorageError
+from datapipe.installed import version_of
 from datapipe.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
 
@@ -100,7 +100,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "command": sys.argv,
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
         "cuda": torch.version.cuda,
         "device": str(device),
         "gpu": gpu,
@@ -122,13 +122,6 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

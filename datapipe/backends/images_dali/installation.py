@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from dataclasses import dataclass
 
 import torch
 
 from datapipe.errors import DependencyError
+from datapipe.installed import version_of
 
 # Before 13.2 nvJPEG does not decode a region of a JPEG with halved chroma and interpolate that chroma smoothly at
 # once; nvImageCodec would fall back to the CPU without a word.
@@ -60,14 +60,6 @@ def mismatch() -> str | None:
 def cuda_major_of_torch() -> int | None:
     """12 or 13; None for a build without CUDA."""
     return int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution; None where it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -22,8 +22,9 @@ import torch
 from PIL import Image
 
 from datapipe.backends.images_dali.form import CutForm
-from datapipe.backends.images_dali.installation import installation, version_of
+from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
+from datapipe.installed import version_of
 from datapipe.transforms.execute import cut, row_cuts
 from datapipe.transforms.protocols import Cuts
 from datapipe.user_cache import TRIALS, remembered
