@@ -6,6 +6,7 @@ import io
 import math
 import tokenize
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from datapipe.errors import DecodeError
 
 NPY_MAGIC = b"\x93NUMPY"
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_NUM_TRIES = 10
 _ERRORS = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
 
 
@@ -41,21 +43,39 @@ def read_npy_header(data: bytes) -> NpyHeader:
     if data[:6] != NPY_MAGIC:
         shown = "empty file" if not data else f"{len(data)} bytes starting with {data[:8]!r}"
         raise DecodeError(f"not a .npy file: {shown}")
-    stream = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(stream)
+        version = np.lib.format.read_magic(io.BytesIO(data))
         if version not in _READERS:
             raise DecodeError(f".npy of version {version[0]}.{version[1]}, expected 1.0 or 2.0; save it again")
-        shape, is_fortran, dtype = _READERS[version](stream)
+        num_length = 2 if version == (1, 0) else 4
+        start = 8 + num_length + int.from_bytes(data[8 : 8 + num_length], "little")
+        return _parse(version, data[8:start])
     except DecodeError:
         raise
     except _ERRORS as exc:
         raise DecodeError(f".npy header does not parse: {str(exc)[:80]}") from exc
+
+
+@lru_cache(maxsize=256)  # the files of one field have few headers
+def _parse(version: tuple[int, int], header: bytes) -> NpyHeader:
+    """The header behind the magic bytes, from the field of its length on. Raises one of `_ERRORS`, or DecodeError.
+
+    Before Python 3.13, threads that parse at the same time may upset each other's count of nested brackets, which ends in a
+    SystemError ("recursion depth mismatch").
+    """
+    for number in range(_NUM_TRIES):
+        stream = io.BytesIO(header)
+        try:
+            shape, is_fortran, dtype = _READERS[version](stream)
+            break
+        except SystemError:
+            if number == _NUM_TRIES - 1:
+                raise
     if dtype.hasobject:
         raise DecodeError("holds Python objects (pickled), which are never loaded; save it as an array of numbers or texts")
     if any(extent < 0 for extent in shape):
         raise DecodeError(f".npy header does not parse: shape {shape}")
-    return NpyHeader(shape, is_fortran, dtype, stream.tell())
+    return NpyHeader(shape, is_fortran, dtype, 8 + stream.tell())
 
 
 def check_npy(data: bytes) -> NpyHeader:

@@ -37,6 +37,22 @@ def timed(test: Callable[..., None]) -> Callable[..., None]:
     return again
 
 
+def meeting_point() -> tuple[Any, dict[str, str]]:
+    """What ranks meet at while it is kept, and the environment that leads them there, as torchrun has it.
+
+    Nobody can take its port first, as of a free port that was looked for and let go.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return store, {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
 def picture(number: int, height: int = 40, width: int = 48) -> NDArray[np.uint8]:
     """(height, width, 3) uint8: a gradient with some noise, another one for each number."""
     rng = np.random.default_rng(number)

@@ -10,7 +10,6 @@ import importlib.util
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -18,6 +17,7 @@ from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
 import pytest
+from fixtures import meeting_point
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["host_imports"])
@@ -58,16 +58,13 @@ def exit_code_of(function: str, *arguments: Any, within_s: float = 200) -> int |
 
 def on_ranks(function: str, world_size: int, *arguments: Any, within_s: float = 200, **settings: str) -> list[Any]:
     """What it returns on each rank, in an environment as torchrun makes it; the function inits the process group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    _store, meeting = meeting_point()
     common = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "test",
+        **meeting,
         **settings,
     }
     started = [_start(function, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world_size)]

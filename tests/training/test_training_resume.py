@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import meeting_point
 from training_driver import Settings, as_script, ids_of, step_lines, train
 
 from datapipe.errors import FormatError, MissingDataError, OptionError, StateError
@@ -90,12 +90,10 @@ def test_other_numbers_of_ranks_go_on_with_the_same_samples(settings: Callable[.
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert ids_of(Path(first.ids)) == expected[:4]
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    _store, meeting = meeting_point()
     hit = {"signal": signal.SIGTERM, "signal_before": 4, "signal_rank": 1}
     ranks = [settings(f"cut/two{rank}", batch_size=8, accumulate=4, **hit) for rank in (0, 1)]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **meeting}
     processes = [
         subprocess.Popen(
             as_script(one), env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **common), stderr=subprocess.PIPE, text=True
