@@ -97,7 +97,9 @@ class BatchIterator(Iterator[Any]):
         self._parts = parts
         self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
+        self._source: PickSource | None = None
         self._steps: Iterator[Picks] | None = None
+        self._asked = Cursor()  # behind the last batch among the tasks
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
         self._threads: LoaderThreads | None = None
         self._process = os.getpid()
@@ -173,24 +175,35 @@ class BatchIterator(Iterator[Any]):
             weakref.finalize(self, self._threads.stop_unheard)
             self._threads.start()
         start = parts.epochs.claim()
-        self._epoch, self._steps = start.epoch, source.steps(start)
+        self._epoch, self._asked, self._source, self._steps = start.epoch, start, source, source.steps(start)
         self._maker = maker  # last: what Ctrl-C leaves unfinished is begun again
         return maker
 
     def _top_up(self, maker: BatchMaker) -> None:
         """Have as many batches in the making as the options say."""
+        assert self._source is not None
+        try:
+            while not maker.options.is_ahead(len(task.picks.positions) for task in self._tasks):
+                picks = self._next_picks()
+                if picks is None:
+                    return
+                task = BatchTask(maker, picks)
+                if self._threads is not None:
+                    self._threads.board.add(task)
+                self._tasks.append(task)
+                self._asked = picks.after
+        except BaseException:  # Ctrl-C: a generator that raised gives nothing more
+            self._steps = self._source.steps(self._asked)
+            raise
+
+    def _next_picks(self) -> Picks | None:
+        """None at the end of the pass, and where the sampler fails."""
         assert self._steps is not None
-        while not maker.options.is_ahead(len(task.picks.positions) for task in self._tasks):
-            try:
-                picks = next(self._steps, None)
-            except Exception as exc:
-                self._sampler_error, picks = exc, None
-            if picks is None:
-                return
-            task = BatchTask(maker, picks)
-            self._tasks.append(task)
-            if self._threads is not None:
-                self._threads.board.add(task)
+        try:
+            return next(self._steps, None)
+        except Exception as exc:
+            self._sampler_error = exc
+            return None
 
     def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
         """Wait until the batch that is due is made, or has failed. Its task stays first: Ctrl-C takes nothing from the pass."""

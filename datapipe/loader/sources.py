@@ -60,6 +60,8 @@ class SampledSource:
         return full + (left > 0 and not self.drop_last)
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
+        if start.samples_done:
+            self.trail.resume(start, self.trail.at(start))
         first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
         times = np.zeros(self.num_samples, np.int32)  # that each sample came, in this epoch on this rank
         for step, listed in enumerate(self._lists()):

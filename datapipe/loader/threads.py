@@ -7,6 +7,7 @@ and its finaliser ends them. With no threads the consumer does the same work its
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import threading
@@ -27,12 +28,33 @@ _JOIN_S = 10.0  # a thread that reads from storage which does not respond ends w
 _UNHEARD_S = 0.01  # time for a collection to end
 
 
+class Latch:
+    """What one thread waits for until another opens it, once.
+
+    Ctrl-C in the middle of `threading.Event.wait` may leave the event's lock held, and then nothing can set it.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def open(self) -> None:
+        self._is_open = True
+        with contextlib.suppress(RuntimeError):  # released already
+            self._closed.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return whether it was opened in time; None waits for ever."""
+        return self._is_open or self._closed.acquire(timeout=-1 if timeout_s is None else timeout_s)
+
+
 class BatchTask:
     """One batch on its way: prepared, its blocks loaded, decoded if that is a step of its own, finished; or failed."""
 
     def __init__(self, maker: BatchMaker, picks: Picks) -> None:
         self.picks = picks
-        self.done = threading.Event()
+        self.done = Latch()
         self._maker = maker
         self._batch: Batch | None = None
         self._num_left = 0
@@ -104,35 +126,36 @@ class BatchTask:
         assert self._batch is not None
         self._result = self._maker.finish(self._batch)
         self._batch = None  # from here on the user's references alone keep the slab
-        self.done.set()
+        self.done.open()
 
     def _fail(self, exc: BaseException) -> None:
         with self._lock:
             self._error = self._error or exc
-        self.done.set()
+        self.done.open()
 
 
 class Board:
     """Work waiting for threads: batches to prepare come before blocks to load; batches to decode wait for threads of
-    their own. Thread-safe.
+    their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere and called again.
     """
 
     def __init__(self) -> None:
-        lock = threading.RLock()  # a collection in the middle of it may end in `close`
-        self._loading, self._decoding = threading.Condition(lock), threading.Condition(lock)
+        # Held by itself, not through a Condition, in the consumer's thread: Ctrl-C in `Condition.__exit__` leaves it held.
+        self._lock = threading.RLock()  # a collection in the middle of it may end in `close`
+        self._loading, self._decoding = threading.Condition(self._lock), threading.Condition(self._lock)
         self._tasks: deque[BatchTask] = deque()
         self._blocks: deque[tuple[BatchTask, range]] = deque()
         self._fetched: deque[BatchTask] = deque()
         self._is_closed = False
 
     def add(self, task: BatchTask) -> None:
-        with self._loading:
+        with self._lock:
             self._tasks.append(task)
             self._loading.notify()
 
     def close(self) -> None:
         """Let every thread end after what it is at."""
-        with self._loading:
+        with self._lock:
             self._is_closed = True
             self._tasks.clear()
             self._blocks.clear()
@@ -179,14 +202,14 @@ def run_here(task: BatchTask, maker: BatchMaker) -> None:
     Ctrl-C in the middle of it raises here; the task may then be run again.
     """
     num_intraop = torch.get_num_threads()
-    torch.set_num_threads(1)
-    worker = maker.workers.borrow()
     try:
+        torch.set_num_threads(1)
+        worker = maker.workers.borrow()
         for rows in task.prepare():
             if task.load(rows, worker):
                 _decode(maker, worker, task.decode)
-    finally:
         maker.workers.give_back(worker)
+    finally:
         torch.set_num_threads(num_intraop)
     task.raise_interrupt()
 

@@ -195,10 +195,13 @@ def test_ctrl_c_ends_a_run_cleanly(folder: Path, tmp_path: Path, num_workers: in
         stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        assert process.stdout.readline() == "running\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert "Exception" not in err
     if then == "plain":
         assert process.returncode == -signal.SIGINT

@@ -25,6 +25,8 @@ from datapipe.transforms.protocols import Cuts
 
 T = TypeVar("T")
 
+_LEGACY_STREAM = 1  # as DLPack counts; torch and CUDA call it 0
+
 
 class RunError(Exception):
     """A run gave no pixels: DALI's words, and the first row that did not decode, where they name one."""
@@ -103,8 +105,7 @@ class DaliPipeline:
             is_fed = True
             self._pipeline.schedule_run()
             (images,) = self._pipeline.outputs(cuda_stream=stream)
-            with _under(stream):
-                pixels: torch.Tensor = from_dlpack(images.as_tensor())
+            pixels: torch.Tensor = from_dlpack(_capsule(images.as_tensor(), stream))
         except Exception as exc:  # DALI raises as its operators do: RuntimeError, TypeError, ValueError, StopIteration, ...
             self._num_failures += 1
             if self._num_failures > 1 or not is_fed:
@@ -153,14 +154,15 @@ _built: list[weakref.ref[Any]] = []  # DALI's pipelines, those that wait to be c
 _engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by index of the GPU
 
 
-@contextlib.contextmanager
-def _under(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let the calling thread's operations go to that stream; None leaves them where they are."""
+def _capsule(images: Any, stream: torch.cuda.Stream | None) -> object:
+    """DALI's tensor as DLPack hands it on, complete for work queued on `stream`.
+
+    torch, given the tensor itself, compares DALI's name for the device with its own. pybind11 lets a Ctrl-C that arrives
+    in the middle of that get lost.
+    """
     if stream is None:
-        yield
-        return
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # the device first: see CudaRuntime.under
-        yield
+        return images.__dlpack__()
+    return images.__dlpack__(stream=stream.cuda_stream or _LEGACY_STREAM)
 
 
 def _living(references: list[weakref.ref[T]]) -> list[T]:
