@@ -161,9 +161,7 @@ def _given(trail: Trail, *, loader: TorchsLoader) -> GivenKeys:
     return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail)
 
 
-def _picked(
-    trail: Trail, *, loader: TorchsLoader, key_of: KeyOf, shares: bool, original: Original | None = None
-) -> PickedKeys:
+def _picked(trail: Trail, *, loader: TorchsLoader, key_of: KeyOf, shares: bool, original: Original | None = None) -> PickedKeys:
     """What a pass that begins now asks for; of a dataset that was seen through, if it is still as it was."""
     if original is not None:
         original.check_unchanged()

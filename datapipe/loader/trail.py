@@ -40,9 +40,9 @@ class Trail:
         whose = trail.partition(" ")[0]
         if place == resumed and trail != expected and expected.startswith(f"{whose} "):
             raise StateError(
-                f"the sampler does not give again what it gave before the state was saved, or before Ctrl-C (epoch {place.epoch}), so "
-                "what is left of the epoch is not known; use datapipe.WeightedSampler, shuffle=True on dataset.select(...), or a sampler that "
-                "is seeded anew for each epoch in set_epoch(epoch)"
+                "the sampler does not give again what it gave before the state was saved, or before Ctrl-C "
+                f"(epoch {place.epoch}), so what is left of the epoch is not known; use datapipe.WeightedSampler, shuffle=True "
+                "on dataset.select(...), or a sampler that is seeded anew for each epoch in set_epoch(epoch)"
             )
         self._known[place] = trail
         if len(self._known) > _MAX_KNOWN:

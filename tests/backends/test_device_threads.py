@@ -175,9 +175,7 @@ def test_without_the_engines_the_host_does_not_wait(devices: list[int]) -> None:
     assert events == ["run a"]
 
 
-def test_after_a_failed_run_on_the_engines_the_whole_gpu_is_drained(
-    devices: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_run_on_the_engines_the_whole_gpu_is_drained(devices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index: events.append(f"drained GPU {index}"))
     pipeline = pipeline_of(Graph(events, "a", RuntimeError("no")), load=0.5)

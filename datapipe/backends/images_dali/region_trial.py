@@ -155,4 +155,3 @@ def _driver_version() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     return ""
-

@@ -176,9 +176,7 @@ def open_recording(hooks: Hooks) -> Watch:
     bracket = open_bracket(hooks)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
     directory = Path(os.environ[RESULTS])
-    recording = Recording(
-        bracket, directory, keeps_samples=settings.keeps_samples, busy=busy, snapshot_s=settings.snapshot_s
-    )
+    recording = Recording(bracket, directory, keeps_samples=settings.keeps_samples, busy=busy, snapshot_s=settings.snapshot_s)
     meter = _ranged(bracket) if settings.nvtx else bracket
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 
