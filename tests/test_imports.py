@@ -82,7 +82,6 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "pylibcudf": ("datapipe.backends.tables_cudf",),
     "rmm": ("datapipe.backends.tables_cudf",),
     "cupy": ("datapipe.backends.tables_cudf",),
-    "ray": ("converters.engine",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "torchvision": ("datapipe.adapt",),
     "accelerate": ("datapipe.adapt.hosts",),
@@ -302,7 +301,6 @@ def test_checker_passes_what_is_allowed() -> None:
         "datapipe.backends.images_dali.graph": "from nvidia import dali\nfrom datapipe.backends.slabs import Slab",
         "datapipe.cli.convert": "import datapipe as dp\ndef run():\n    import converters",
         "datapipe": "from datapipe.loader import DataLoader",
-        "converters.engine": "from datapipe.containers import tar_format\nimport ray",
     }
     for name, source in allowed.items():
         assert violations(list(imports_of(name, source, set(modules(ROOT)), is_package=False))) == []

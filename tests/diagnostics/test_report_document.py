@@ -13,7 +13,6 @@ from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.document import read_document
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
-from datapipe.diagnostics.report.sinks import prometheus_text
 from datapipe.diagnostics.report.trace import trace
 from datapipe.errors import FormatError
 
@@ -24,7 +23,7 @@ def test_examples_are_as_the_schema_says(kind: str) -> None:
     json.dumps(document(kind), allow_nan=False)
 
 
-@pytest.mark.parametrize("report", [screen, page, trace, prometheus_text, lambda one: compare(one, one)])
+@pytest.mark.parametrize("report", [screen, page, trace, lambda one: compare(one, one)])
 def test_other_versions_and_other_files_are_refused(report: Any) -> None:
     with pytest.raises(FormatError, match=r"version 2, this datapipe reads version 1"):
         report({**document("data-bound"), "version": 2})

@@ -119,39 +119,8 @@
     });
   }
 
-  function readSpans(plot) {
-    const svg = plot.querySelector("svg"), wide = plot.querySelector(".wide");
-    const perUnit = (Number(wide.dataset.high) - Number(wide.dataset.low)) * 1000 / svg.viewBox.baseVal.width;
-    const known = new Map();
-    svg.addEventListener("pointermove", (event) => {
-      const path = event.target;
-      if (!path.dataset.stage) return hide();
-      if (!known.has(path)) {
-        const found = [...path.getAttribute("d").matchAll(/M(\d+) (\d+)h(\d+)v(\d+)/g)];
-        known.set(path, [found.map((one) => one.slice(1).map(Number)), path.dataset.batches.split(",")]);
-      }
-      const [spans, batches] = known.get(path), [x, y] = place(svg, event);
-      const at = spans.findIndex(([left, top, width, height]) => x >= left && x <= left + width && y >= top && y <= top + height);
-      if (at < 0) return hide();
-      const batch = batches[at] === "" ? "" : `, batch ${batches[at]}`;
-      show(event, `${path.dataset.stage}${batch}\nabout ${inWords(String(spans[at][2] * perUnit))}`);
-    });
-  }
-
-  // At which the usual span is wide enough to be told from the next.
-  function suitableZoom(plot) {
-    const widths = [...plot.querySelectorAll("path")].flatMap((path) => [...path.getAttribute("d").matchAll(/h(\d+)v/g)].map((one) => Number(one[1])));
-    widths.sort((a, b) => a - b);
-    const pixels = widths[widths.length >> 1] / plot.querySelector("svg").viewBox.baseVal.width * plot.querySelector(".scroll").clientWidth;
-    return Math.max(1, Math.min(50, 10 / pixels));
-  }
-
   for (const plot of document.querySelectorAll(".plot")) {
-    const set = makeZoomable(plot);
-    if (plot.classList.contains("steps")) readSteps(plot);
-    else {
-      readSpans(plot);
-      set(suitableZoom(plot), 0);
-    }
+    makeZoomable(plot);
+    readSteps(plot);
   }
 })();

@@ -15,24 +15,19 @@ from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.bars import stage_bars, step_parts, what_if_bars
 from datapipe.diagnostics.report.document import Document, read_document
 from datapipe.diagnostics.report.markup import Child, Markup, element, join
-from datapipe.diagnostics.report.span_chart import span_chart
 from datapipe.diagnostics.report.step_chart import step_chart
 from datapipe.diagnostics.report.tables import environment_table, figures_table, loaders_table, pairs_table, ranks_table
 from datapipe.diagnostics.report.values import Diagnosis
 
 _SYNCS = "Such waits bring to light the waiting for data that the GPU's work would otherwise hide."
 _STEPS = "How long each step took, and the part of it that went by waiting. Shaded steps do not count for the verdict."
-_WORKERS = (
-    "What each worker did during the latest steady batches, on the clock of the steps above. Of a batch's time in a torch "
-    "dataset only the amounts are measured: its parts are drawn one after the other."
-)
 _OF_STEADY = "Means per step, over the steady steps."
 
 
 def page(diagnosis: Document) -> str:
     """The whole page, to be written as UTF-8.
 
-    Below 400 KB with 2,000 steps and 5,000 spans. Its own policy forbids it to load anything and to run any script but
+    Below 400 KB with 2,000 steps. Its own policy forbids it to load anything and to run any script but
     its own; names in the document are escaped. Raises FormatError where `diagnosis` is none of this version.
     """
     read = read_document(diagnosis)
@@ -53,7 +48,7 @@ def page(diagnosis: Document) -> str:
 
 
 def _sections(read: Diagnosis) -> Markup:
-    on_device, since_s = read.verdict.is_device, read.steps[0].start_s if read.steps else None
+    on_device = read.verdict.is_device
     return join(
         _verdict(read),
         _fault(read),
@@ -61,7 +56,6 @@ def _sections(read: Diagnosis) -> Markup:
         _help(read),
         _whole_run(read),
         _chart("Steps", step_chart(read.steps, on_device=on_device), _STEPS, "No step was kept."),
-        _chart("Workers", span_chart(read.spans, since_s=since_s), _WORKERS, "No stage was timed."),
         _section("Ranks", ranks_table(read.ranks)) if read.ranks else None,
         _section("Loaders", loaders_table(read.loaders)) if read.loaders else None,
         _section(
