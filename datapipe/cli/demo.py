@@ -23,6 +23,7 @@ from datapipe.cli.say import say_text
 if TYPE_CHECKING:
     from datapipe.cli.demo_diagnosis import Diagnosed
     from datapipe.cli.demo_training import Comparison
+    from datapipe.diagnostics.document import Document
 
 DEFAULT_IMAGES = 3000
 NUM_CLASSES = 10
@@ -186,7 +187,7 @@ def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[
     return before, after
 
 
-def compared(before: dict[str, Any], after: dict[str, Any]) -> str:
+def compared(before: Document, after: Document) -> str:
     """Both diagnoses for people."""
     from datapipe.diagnostics.report.compare import compare
     from datapipe.diagnostics.report.screen import screen

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from datapipe.atomic import atomic_writer
 from datapipe.cli.diagnose import diagnose_command, write_reports
+from datapipe.diagnostics.document import Document
 from datapipe.errors import DatapipeError
 
 
@@ -16,7 +16,7 @@ from datapipe.errors import DatapipeError
 class Diagnosed:
     """One run of the script."""
 
-    document: dict[str, Any]
+    document: Document
     page: Path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from datapipe.diagnostics.attach.command import Outcome
     from datapipe.diagnostics.attach.settings import Settings
     from datapipe.diagnostics.diagnosis import Diagnosis
+    from datapipe.diagnostics.document import Document
     from datapipe.diagnostics.fail_if import Condition
 
 _EPILOG = """\
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     )
     document = diagnosis.document
     if args.apply:
-        document = {**document, **_apply(args, command, out, diagnosis)}
+        document = _apply(args, command, out, diagnosis)
     return _report(args, document, outcome.exit_code, conditions, out)
 
 
@@ -187,11 +187,12 @@ def diagnose_command(
         return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=_tell), troubles=notes), outcome
 
 
-def write_reports(document: dict[str, Any], out: Path, *, html: bool, trace: bool) -> Path | None:
+def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:
     """`diagnosis.json` and what else is wanted; where the page lies."""
     from datapipe.atomic import atomic_writer, write_json
+    from datapipe.diagnostics.document import as_json
 
-    write_json(out / _DIAGNOSIS, document)
+    write_json(out / _DIAGNOSIS, as_json(document))
     if trace:
         from datapipe.diagnostics.report.trace import trace as trace_of
 
@@ -223,61 +224,63 @@ def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bo
     return run_script(command, results, settings=settings, stdout=stdout)
 
 
-def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Run the script again with a remedy; what the document says of that."""
+def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> Document:
+    """Run the script again with a remedy; return the document, with what came of that."""
+    import msgspec
+
     from datapipe.diagnostics.attach.settings import Settings
+    from datapipe.diagnostics.document import AppliedRemedy
     from datapipe.diagnostics.examination import examine
     from datapipe.diagnostics.recorded import read_processes
     from datapipe.diagnostics.verdict import judge_ranks
 
     document = diagnosis.document
-    predictions = [one for one in (document["remedies"] or {}).get("predictions", []) if one["name"] in diagnosis.applied]
-    if not predictions:
-        why = document["why_no_remedies"] or "no remedy that needs no edit of the script is surely worth it"
-        return {"troubles": [*document["troubles"], f"nothing was applied: {why}"]}
-    chosen = predictions[0]
-    num_steps = min(_APPLIED_STEPS, max(rank["num_steps"] for rank in document["ranks"]))
-    predicted_s = chosen["step_s"]["value"]
-    _tell(f"running the script again with {chosen['name']}, for {num_steps} steps; predicted {predicted_s * 1e3:.1f} ms per step")
-    remedy = diagnosis.applied[chosen["name"]]
+    predictions = document.remedies.predictions if document.remedies is not None else ()
+    chosen = next((one for one in predictions if one.name in diagnosis.applied), None)
+    if chosen is None:
+        why = document.why_no_remedies or "no remedy that needs no edit of the script is surely worth it"
+        return msgspec.structs.replace(document, troubles=(*document.troubles, f"nothing was applied: {why}"))
+    num_steps = min(_APPLIED_STEPS, max(rank.num_steps or 0 for rank in document.ranks))
+    predicted_ms = chosen.step_s.value * 1e3
+    _tell(f"running the script again with {chosen.name}, for {num_steps} steps; predicted {predicted_ms:.1f} ms per step")
+    remedy = diagnosis.applied[chosen.name]
     settings = Settings(ends_after=num_steps, applied=remedy)
     with _scratch(out) as scratch:
         outcome = _run(command, scratch, settings, quiet=args.json)
         found = [examine(process, site=remedy.site) for process in read_processes(scratch)[0]]
     reason = None if outcome.exit_code == 0 else f"the script ended with status {outcome.exit_code}"
-    measured_s = starvation = None
+    measured_s, starvation, troubles = None, None, list[str]()
     if found:
         ranked = judge_ranks([one.verdict for one in found])
         figures = found[ranked.rank].of_loader
         measured_s = figures.step_s if figures.is_settled else None
-        starvation = None if figures.starvation is None else dataclasses.asdict(figures.starvation)
+        starvation = figures.starvation
         reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")
-        troubles = [f"with {chosen['name']}: {text}" for one in found for text in one.process.troubles]
+        troubles = [f"with {chosen.name}: {text}" for one in found for text in one.process.troubles]
     else:
-        reason, troubles = reason or "no loader was iterated", []
-    applied = {
-        "remedy": chosen["name"],
-        "predicted_step_s": predicted_s,
-        "low_s": chosen["step_s"]["low"],
-        "high_s": chosen["step_s"]["high"],
-        "measured_step_s": measured_s,
-        "starvation": starvation,
-        "reason": reason,
-    }
-    return {"applied": applied, "troubles": [*document["troubles"], *troubles]}
+        reason = reason or "no loader was iterated"
+    applied = AppliedRemedy(
+        remedy=chosen.name,
+        predicted_step_s=chosen.step_s.value,
+        low_s=chosen.step_s.low,
+        high_s=chosen.step_s.high,
+        measured_step_s=measured_s,
+        starvation=starvation,
+        reason=reason,
+    )
+    return msgspec.structs.replace(document, applied=applied, troubles=(*document.troubles, *troubles))
 
 
-def _report(
-    args: argparse.Namespace, document: dict[str, Any], exit_code: int, conditions: Sequence[Condition], out: Path
-) -> int:
+def _report(args: argparse.Namespace, document: Document, exit_code: int, conditions: Sequence[Condition], out: Path) -> int:
+    from datapipe.diagnostics.document import as_json
     from datapipe.diagnostics.report.screen import screen, takes_colours
 
     page = write_reports(document, out, html=args.html, trace=args.trace)
     if args.json:
-        print(json.dumps(document, indent=1))
+        print(json.dumps(as_json(document), indent=1))
     else:
         print(screen(document, page=None if page is None else str(page), colours=takes_colours(sys.stdout, os.environ)))
-    violations = [reason for condition in conditions if (reason := condition.violation(document)) is not None]
+    violations = [reason for condition in conditions if (reason := condition.violation(document.verdict)) is not None]
     for reason in violations:
         _tell(reason)
     return 1 if violations else exit_code

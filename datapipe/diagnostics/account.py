@@ -6,7 +6,6 @@ The verdict is about steady steps; a run may lose most of its time elsewhere. Pu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from datapipe.diagnostics.remedies import WORTH_IT
 class LoaderTime:
     """One loader's part of a run, in seconds."""
 
-    loader: int
+    id: int  # of the loader
     is_evaluation: bool
     num_passes: int
     first_wait_s: float  # in the first next() of its passes: starting workers, making the first batch
@@ -54,16 +53,6 @@ class Account:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """What a remedy would take off the whole run, not off a steady step."""
-
-    name: str
-    loader: int
-    saved_s: float
-    gain: float  # as a share of the run
-
-
 def account_of(process: Process) -> Account | None:
     """Return the account of a process; None where it made no step, or its beginning and end are not known."""
     steps = process.steps
@@ -84,40 +73,24 @@ def account_of(process: Process) -> Account | None:
     return Account(wall_s, startup_s, tuple(sorted(loaders, key=lambda one: -one.total_s)), between_s)
 
 
-def savings_of(process: Process, account: Account, production_s: float | None) -> list[Saving]:
-    """Return what keeping workers from pass to pass would save, by loader, the largest first.
+def savings_of(process: Process, account: Account, production_s: float | None) -> list[tuple[int, float]]:
+    """Return what keeping workers from pass to pass would save: (loader, seconds), the largest first.
 
     With kept workers the first batch of a later pass takes as long as it takes to make one. `production_s`: that time, of
     the loader that the training waits for.
     """
     found = []
     for one in account.loaders:
-        facts = process.loaders.get(one.loader)
+        facts = process.loaders.get(one.id)
         if facts is None or not _starts_workers(facts) or one.num_passes < 2 or not account.wall_s:
             continue
-        rows = process.steps[(process.steps["loader"] == one.loader) & process.steps["is_first"]]
+        rows = process.steps[(process.steps["loader"] == one.id) & process.steps["is_first"]]
         later = rows[rows["is_evaluation"] == one.is_evaluation]["host_wait_s"][1:]
-        usual_s = production_s if production_s is not None else _usual_wait_s(process, one.loader)
+        usual_s = production_s if production_s is not None else _usual_wait_s(process, one.id)
         saved_s = float(np.maximum(0.0, later - usual_s).sum())
         if saved_s >= WORTH_IT * account.wall_s:
-            found.append(Saving("persistent_workers=True", one.loader, saved_s, saved_s / account.wall_s))
-    return sorted(found, key=lambda saving: -saving.saved_s)
-
-
-def account_as_dict(account: Account) -> dict[str, Any]:
-    """Return it JSON-safe."""
-    loaders = [
-        {
-            "id": one.loader,
-            "is_evaluation": one.is_evaluation,
-            "num_passes": one.num_passes,
-            "first_wait_s": one.first_wait_s,
-            "wait_s": one.wait_s,
-            "work_s": one.work_s,
-        }
-        for one in account.loaders
-    ]
-    return {"wall_s": account.wall_s, "parts": account.parts(), "loaders": loaders}
+            found.append((one.id, saved_s))
+    return sorted(found, key=lambda saving: -saving[1])
 
 
 def _time_of(rows: NDArray[np.void], key: int, *, is_evaluation: bool) -> LoaderTime:

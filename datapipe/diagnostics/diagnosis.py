@@ -1,7 +1,4 @@
-"""The diagnosis: what was measured of a run, judged and explained, as one JSON-safe document.
-
-`diagnosis.schema.json` describes it. Times are seconds; null is not measured.
-"""
+"""The diagnosis: what was measured of a run, judged and explained, as one document."""
 
 from __future__ import annotations
 
@@ -10,23 +7,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from datapipe.diagnostics.account import Saving, account_as_dict, account_of, savings_of
+from datapipe.diagnostics.account import account_of, savings_of
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of, workload_from
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
+from datapipe.diagnostics.document import (
+    Document,
+    Fault,
+    LeftOut,
+    LoaderRow,
+    Outlook,
+    RankResult,
+    Remedies,
+    RunTime,
+    Saving,
+    StageOfWait,
+)
 from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.figures import figures_of
-from datapipe.diagnostics.needs import needs_as_dicts, needs_of
+from datapipe.diagnostics.instruction import Instruction
+from datapipe.diagnostics.needs import needs_of
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies
 from datapipe.diagnostics.timeline import STEP, Context
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ranks, verdict_as_dict
-
-VERSION = 1
+from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Command:
 class Diagnosis:
     """The document, and what it rests on."""
 
-    document: dict[str, Any]
+    document: Document
     applied: dict[str, Applied] = field(default_factory=dict)  # of its predictions: those that need no edit of the script
 
 
@@ -73,59 +82,64 @@ def diagnose(
     worst = found[ranked.rank] if found else None
     notes = [*troubles, *(f"rank {one.process.rank}: {text}" for one in found for text in one.process.troubles)]
     remedies, why, candidates = _remedies(worst, ranked, try_out)
-    verdict = {**verdict_as_dict(ranked.verdict), "reason": ranked.reason}
-    document = {
-        "version": VERSION,
-        "command": list(command.argv),
-        "exit_code": command.exit_code,
-        "started_at": command.started_at,
-        "duration_s": command.duration_s,
-        "clock": "cuda" if worst is not None and worst.figures.basis == "device" else "host",
-        "verdict": {**verdict, "rank": worst.process.rank if worst else None},
-        "ranks": [_rank_as_dict(one) for one in found],
-        "loaders": [] if worst is None else [_loader_as_dict(facts, worst) for facts in worst.process.loaders.values()],
-        "attribution": None if worst is None or worst.attribution is None else attribution_as_dict(worst.attribution),
-        "why_no_attribution": worst.why_no_attribution if worst else ranked.reason,
-        "remedies": remedies,
-        "why_no_remedies": why,
-        "run": None if worst is None else _run_as_dict(worst),
-        "regimes": [] if worst is None or len(worst.regimes) < 2 else [dataclasses.asdict(one) for one in worst.regimes],
-        "left_out": [{"name": name, "reason": reason} for name, reason in candidates.left_out.items()],
-        "steps": None if worst is None else steps_of(worst),
-        "spans": [] if worst is None else spans_of(worst),
-        "syncs": {} if worst is None else {name: dataclasses.asdict(one) for name, one in worst.process.context.syncs.items()},
-        "applied": None,
-        "environment": dict(worst.process.environment) if worst else {},
-        "troubles": [*notes, *_context_troubles(found)],
-    }
+    verdict = dataclasses.replace(ranked.verdict, reason=ranked.reason, rank=worst.process.rank if worst else None)
+    document = Document(
+        command=command.argv,
+        exit_code=command.exit_code,
+        started_at=command.started_at,
+        duration_s=command.duration_s,
+        clock="cuda" if worst is not None and worst.figures.basis == "device" else "host",
+        verdict=verdict,
+        ranks=tuple(_rank_result(one) for one in found),
+        attribution=None if worst is None or worst.attribution is None else fault_of(worst.attribution),
+        why_no_attribution=worst.why_no_attribution if worst else ranked.reason,
+        remedies=remedies,
+        why_no_remedies=why,
+        left_out=tuple(LeftOut(name=name, reason=reason) for name, reason in candidates.left_out.items()),
+        troubles=(*notes, *_context_troubles(found)),
+    )
+    if worst is not None:
+        document = msgspec.structs.replace(document, **_of_slowest(worst))
     return Diagnosis(document, candidates.applied)
 
 
-def attribution_as_dict(found: Attribution) -> dict[str, Any]:
-    """JSON-safe. `wait_s` and shares are of the waits of the steady state."""
+def _of_slowest(worst: Examination) -> dict[str, Any]:
+    """Return the parts of the document that are about the slowest rank alone."""
+    process = worst.process
     return {
-        "stages": [
-            {
-                "name": share.stage,
-                "detail": None if share.name is None else f"{share.stage} {share.name}",
-                "wait_s": None if share.of_wait is None else share.of_wait * found.wait_s,
-                "share": share.of_wait,
-                "work_share": share.of_work,
-            }
-            for share in found.shares
-        ],
-        "fault": found.stage,
-        "detail": found.name,
-        "reason": found.reason,
-        "worker": found.worker,
-        "wait_s": found.wait_s,
-        "head_of_line_s": found.head_of_line_s,
+        "loaders": tuple(_loader_row(facts, worst) for facts in process.loaders.values()),
+        "run": _run_time(worst),
+        "regimes": worst.regimes if len(worst.regimes) > 1 else (),
+        "steps": steps_of(worst),
+        "spans": tuple(spans_of(worst)),
+        "syncs": dict(process.context.syncs),
+        "environment": dict(process.environment),
     }
 
 
-def _remedies(
-    worst: Examination | None, ranked: RankedVerdict, try_out: Try
-) -> tuple[dict[str, Any] | None, str | None, Candidates]:
+def fault_of(found: Attribution) -> Fault:
+    """Return why the loop waited. Seconds and shares are of the waits of the steady state."""
+    return Fault(
+        stages=tuple(
+            StageOfWait(
+                name=share.stage,
+                detail=None if share.name is None else f"{share.stage} {share.name}",
+                wait_s=None if share.of_wait is None else share.of_wait * found.wait_s,
+                share=share.of_wait,
+                work_share=share.of_work,
+            )
+            for share in found.shares
+        ),
+        fault=found.stage,
+        detail=found.name,
+        reason=found.reason,
+        worker=found.worker,
+        wait_s=found.wait_s,
+        head_of_line_s=found.head_of_line_s,
+    )
+
+
+def _remedies(worst: Examination | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
     nothing = Candidates()
     if worst is None or ranked.verdict.kind in (Kind.NOT_ENOUGH, Kind.NOT_MEASURED):
         return None, f"{ranked.verdict.kind.value}: {ranked.verdict.reason}", nothing
@@ -136,26 +150,49 @@ def _remedies(
     trials = try_out(worst) if starved else Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
     candidates = candidates_for(worst, workload, trials)
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)
-    found = _ranking_as_dict(ranking, candidates, starved=starved)
+    found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
         places = {what: place_of(place) for what, place in worst.loader.places.items()}
-        found["needs"] = needs_as_dicts(needs_of(workload, worst.attribution, places, scale=ranking.scale))
+        needs = needs_of(workload, worst.attribution, places, scale=ranking.scale)
+        found = msgspec.structs.replace(found, needs=tuple(needs))
     return found, None, candidates
 
 
-def _ranking_as_dict(ranking: Ranking, candidates: Candidates, *, starved: bool) -> dict[str, Any]:
-    """With those apart whose gain may be chance, or too small to be worth a change."""
-    found = ranking_as_dict(ranking)
-    worth = {one.remedy.name for one in ranking.predictions if _is_worth_it(one, ranking)}
-    changing = {one.remedy.name for one in ranking.predictions if one.remedy.changes_results}
-    chosen = [
-        {**one, "needs_edit": one["name"] not in candidates.applied, "changes_results": one["name"] in changing}
-        for one in found["predictions"]
-        if one["name"] in worth
-    ]
-    rest = [one for one in found["predictions"] if one["name"] not in worth]
-    best = found["best"] if found["best"] in worth else NO_REMEDY if starved else NOTHING
-    return {**found, "best": best, "predictions": chosen, "within_noise": rest, "needs": []}
+def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> Remedies:
+    """Return the predictions, with those apart whose gain may be chance, or too small to be worth a change."""
+    worth = [one for one in ranking.predictions if _is_worth_it(one, ranking)]
+    best = ranking.best.remedy.name
+    if ranking.best not in worth:
+        best = NO_REMEDY if starved else NOTHING
+    chosen = (
+        _outlook(one, needs_edit=one.remedy.name not in candidates.applied, changes_results=one.remedy.changes_results)
+        for one in worth
+    )
+    return Remedies(
+        best=best,
+        predictions=tuple(sorted(chosen, key=lambda one: one.name != best)),
+        within_noise=tuple(_outlook(one) for one in ranking.predictions if one not in worth),
+        now=_outlook(ranking.now),
+        measured_step_s=ranking.measured_step_s,
+        misfit=ranking.misfit,
+    )
+
+
+def _outlook(prediction: Prediction, *, needs_edit: bool | None = None, changes_results: bool | None = None) -> Outlook:
+    return Outlook(
+        name=prediction.remedy.name,
+        **guide_of(prediction.remedy.how),
+        step_s=prediction.step_s,
+        gain=prediction.gain,
+        starvation=prediction.starvation,
+        needs_edit=needs_edit,
+        changes_results=changes_results,
+    )
+
+
+def guide_of(how: Instruction) -> dict[str, Any]:
+    """Return an instruction as the fields of a `document.Guided`."""
+    return {"how": how.sentence(), "code": how.code, "where": how.where, "note": how.note or None}
 
 
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
@@ -163,47 +200,44 @@ def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
 
 
-def _run_as_dict(found: Examination) -> dict[str, Any] | None:
+def _run_time(found: Examination) -> RunTime | None:
     """Where the time of the slowest rank's run went, and what keeping workers would save of it."""
     account = account_of(found.process)
     if account is None:
         return None
     production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
-    savings = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
-    return {**account_as_dict(account), "savings": [_saving_as_dict(one, found.process.loaders[one.loader]) for one in savings]}
+    saved = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
+    savings = (_saving(found.process.loaders[loader], saved_s, account.wall_s) for loader, saved_s in saved)
+    return RunTime(wall_s=account.wall_s, parts=account.parts(), loaders=account.loaders, savings=tuple(savings))
 
 
-def _saving_as_dict(saving: Saving, facts: LoaderFacts) -> dict[str, Any]:
-    how = argument_of(facts, saving.name, "workers are started again for each pass")
-    return {"name": saving.name, "saved_s": saving.saved_s, "gain": saving.gain, **how.as_dict()}
+def _saving(facts: LoaderFacts, saved_s: float, wall_s: float) -> Saving:
+    name = "persistent_workers=True"
+    how = argument_of(facts, name, "workers are started again for each pass")
+    return Saving(name=name, **guide_of(how), saved_s=saved_s, gain=saved_s / wall_s)
 
 
-def _rank_as_dict(found: Examination) -> dict[str, Any]:
+def _rank_result(found: Examination) -> RankResult:
     process = found.process
-    return {
-        "rank": process.rank,
-        "pid": process.pid,
-        "verdict": verdict_as_dict(found.verdict),
-        "num_steps": process.num_training_steps,
-    }
+    return RankResult(rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps)
 
 
-def _loader_as_dict(facts: LoaderFacts, found: Examination) -> dict[str, Any]:
+def _loader_row(facts: LoaderFacts, found: Examination) -> LoaderRow:
     steps = found.process.steps[found.process.steps["loader"] == facts.key]
     training = ~steps["is_evaluation"]
-    return {
-        "id": facts.key,
-        "where": None if facts.site is None else place_of(facts.site),
-        "kind": facts.kind,
-        "dataset": None if facts.dataset is None else facts.dataset.rpartition(".")[2],
-        "num_workers": facts.num_workers,
-        "prefetch_factor": facts.prefetch_factor,
-        "batch_size": facts.batch_size,
-        "pin_memory": facts.pin_memory,
-        "is_evaluation": bool(len(steps)) and not training.any(),
-        "is_judged": found.loader is not None and found.loader.key == facts.key,
-        "num_steps": len(steps),
-    }
+    return LoaderRow(
+        id=facts.key,
+        where=None if facts.site is None else place_of(facts.site),
+        kind=facts.kind,
+        dataset=None if facts.dataset is None else facts.dataset.rpartition(".")[2],
+        num_workers=facts.num_workers,
+        prefetch_factor=facts.prefetch_factor,
+        batch_size=facts.batch_size,
+        pin_memory=facts.pin_memory,
+        is_evaluation=bool(len(steps)) and not training.any(),
+        is_judged=found.loader is not None and found.loader.key == facts.key,
+        num_steps=len(steps),
+    )
 
 
 def _context_troubles(found: Sequence[Examination]) -> list[str]:

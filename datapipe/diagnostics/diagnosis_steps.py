@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, Span, StepColumns
 from datapipe.diagnostics.examination import Examination
 from datapipe.diagnostics.torch_stages.makeup import Makeup
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.observe import Stage
 
-MAX_STEPS, MAX_SPANS = 2_000, 5_000
 
-
-def steps_of(found: Examination) -> dict[str, list[Any]]:
-    """At most MAX_STEPS, thinned evenly; seconds since `origin_ns`. None: not measured.
-
-    `phase`: "edge" (the first of a pass), "warm-up", "steady" or "evaluation".
-    """
+def steps_of(found: Examination) -> StepColumns:
+    """Return at most MAX_STEPS of the steps, thinned evenly; seconds since `origin_ns`."""
     steps = found.process.steps
     kept = np.linspace(0, max(0, len(steps) - 1), min(len(steps), MAX_STEPS))
     rows = np.unique(kept.round().astype(np.int64))
@@ -30,17 +25,17 @@ def steps_of(found: Examination) -> dict[str, list[Any]]:
     phase = np.where(steady, "steady", "warm-up").astype(object)
     phase[steps["is_first"]] = "edge"
     phase[steps["is_evaluation"]] = "evaluation"
-    return {
-        "start_s": ((steps["start_ns"] - origin_ns(found)) * 1e-9).tolist(),
-        "step_s": _known(step_s),
-        "gap_s": _known(steps["gap_s"]),
-        "host_wait_s": _known(steps["host_wait_s"]),
-        "phase": phase.tolist(),
-        "loader": steps["loader"].tolist(),
-    }
+    return StepColumns(
+        start_s=tuple(((steps["start_ns"] - origin_ns(found)) * 1e-9).tolist()),
+        step_s=_known(step_s),
+        gap_s=_known(steps["gap_s"]),
+        host_wait_s=_known(steps["host_wait_s"]),
+        phase=tuple(phase.tolist()),
+        loader=tuple(steps["loader"].tolist()),
+    )
 
 
-def spans_of(found: Examination) -> list[dict[str, Any]]:
+def spans_of(found: Examination) -> list[Span]:
     """What was done for the latest steady batches: at most MAX_SPANS rows.
 
     Within a torch worker's time in the dataset only the amounts are known: its parts are put one after the other.
@@ -48,8 +43,10 @@ def spans_of(found: Examination) -> list[dict[str, Any]]:
     origin = origin_ns(found)
     rows = list(_torch_spans(found)) if found.profiles else list(_own_spans(found))
     kept = sorted(rows, key=lambda row: row[3])[-MAX_SPANS:]
-    names = ("batch", "worker", "stage", "start_s", "duration_s")
-    return [dict(zip(names, (*row[:3], (row[3] - origin) * 1e-9, row[4] * 1e-9), strict=True)) for row in kept]
+    return [
+        Span(batch=batch, worker=worker, stage=stage, start_s=(start_ns - origin) * 1e-9, duration_s=duration_ns * 1e-9)
+        for batch, worker, stage, start_ns, duration_ns in kept
+    ]
 
 
 def origin_ns(found: Examination) -> int:
@@ -100,5 +97,5 @@ def _last_steady_ns(found: Examination) -> float:
     return float(steady["start_ns"].max() + steady["host_wait_s"].max() * 1e9) if len(steady) else float("inf")
 
 
-def _known(values: NDArray[np.float64]) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]
+def _known(values: NDArray[np.float64]) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else float(value) for value in values)

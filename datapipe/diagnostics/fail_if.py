@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from datapipe.diagnostics.verdict import Kind, Verdict
 from datapipe.errors import OptionError
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -41,17 +41,13 @@ class Condition:
         name, sign, number, unit = match.groups()
         return cls(name, sign, float(number) * _UNITS[name][unit], text.strip())
 
-    def violation(self, diagnosis: Mapping[str, Any]) -> str | None:
-        """Why the diagnosis fails, in words; None if it does not. What was not measured fails."""
-        verdict = diagnosis["verdict"]
-        figures = verdict["figures"]
-        value = {
-            "starvation": (figures["starvation"] or {}).get("value"),
-            "step": figures["step_s"],
-            "wait": figures["data_s"],
-        }[self.name]
-        if value is None or verdict["kind"] in ("not measured", "not enough steps"):
-            return f"--fail-if {self.text}: {self.name} was not measured ({verdict['kind']}: {verdict['reason']})"
+    def violation(self, verdict: Verdict) -> str | None:
+        """Return why the diagnosis fails, in words; None if it does not. What was not measured fails."""
+        figures = verdict.figures
+        share = None if figures.starvation is None else figures.starvation.value
+        value = {"starvation": share, "step": figures.step_s, "wait": figures.data_s}[self.name]
+        if value is None or verdict.kind in (Kind.NOT_MEASURED, Kind.NOT_ENOUGH):
+            return f"--fail-if {self.text}: {self.name} was not measured ({verdict.kind.value}: {verdict.reason})"
         if not _OPERATORS[self.sign](value, self.limit):
             return None
         shown = f"{value:.1%}" if self.name == "starvation" else f"{value * 1e3:.2f} ms"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["shell", "python"]
 _MAX_LINE = 92  # of Python, so that a screen takes it whole
@@ -30,11 +30,6 @@ class Instruction:
         done = ", then ".join(" ".join(one.text.split()) for one in self.code)
         place = f" at {self.where}" if self.where and self.code else ""
         return "; ".join(filter(None, [done + place, self.note]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
-        code = [{"language": one.language, "text": one.text} for one in self.code]
-        return {"how": self.sentence(), "code": code, "where": self.where, "note": self.note or None}
 
 
 def python_call(function: str, *arguments: str) -> Snippet:

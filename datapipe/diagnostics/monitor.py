@@ -93,14 +93,16 @@ class Monitor:
         was measured.
         """
         from datapipe.diagnostics.diagnosis import Command, diagnose
+        from datapipe.diagnostics.document import as_json
         from datapipe.diagnostics.recorded import process_of
 
         command = Command((), None, self._started_at, (time.perf_counter_ns() - self._since_ns) * 1e-9)
         bracket, recording = _shared.bracket, _shared.recording
         if self._is_elsewhere or self._key is None or bracket is None or recording is None:
-            return diagnose([], command, troubles=[_ELSEWHERE] if self._is_elsewhere else []).document
+            return as_json(diagnose([], command, troubles=[_ELSEWHERE] if self._is_elsewhere else []).document)
         bracket.finish()
-        return diagnose([process_of(recording.to_json(loader=self._key, since_ns=self._since_ns))], command).document
+        process = process_of(recording.to_json(loader=self._key, since_ns=self._since_ns))
+        return as_json(diagnose([process], command).document)
 
     def screen(self) -> str:
         """The diagnosis in words: at most 24 lines of 100 columns."""

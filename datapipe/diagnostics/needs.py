@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from datapipe.diagnostics.replay import replay
 from datapipe.diagnostics.torch_stages.fault import Attribution
@@ -59,11 +58,6 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
             need = dataclasses.replace(need, step_s=step_s * scale, times_faster=times)
         needs.append(need)
     return needs
-
-
-def needs_as_dicts(needs: list[Need]) -> list[dict[str, Any]]:
-    """Return them JSON-safe."""
-    return [dataclasses.asdict(need) for need in needs]
 
 
 def _times_faster(workload: Workload, part: float | None) -> float:

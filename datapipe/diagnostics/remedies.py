@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -122,19 +120,3 @@ def _interval(values: Floats) -> Interval:
     low, middle, high = (float(value) for value in np.percentile(values, [2.5, 50, 97.5]))
     first = float(values[0])
     return Interval(first, first - (middle - low), first + (high - middle))
-
-
-def ranking_as_dict(ranking: Ranking) -> dict[str, Any]:
-    """JSON-safe."""
-
-    def as_dict(prediction: Prediction) -> dict[str, Any]:
-        intervals = {name: dataclasses.asdict(getattr(prediction, name)) for name in ("step_s", "starvation", "gain")}
-        return {"name": prediction.remedy.name, **prediction.remedy.how.as_dict(), **intervals}
-
-    return {
-        "best": ranking.best.remedy.name,
-        "predictions": [as_dict(prediction) for prediction in ranking.predictions],
-        "now": as_dict(ranking.now),
-        "measured_step_s": ranking.measured_step_s,
-        "misfit": ranking.misfit,
-    }

@@ -6,11 +6,10 @@ input-bound.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.figures import Figures
@@ -39,6 +38,17 @@ class Verdict:
     severity: Severity | None  # of the starvation; None where it is not known
     reason: str
     figures: Figures
+    rank: int | None = None  # whose verdict it is, where that is said
+
+    @property
+    def starvation(self) -> Interval | None:
+        """The share of the time that goes by waiting for data."""
+        return self.figures.starvation
+
+    @property
+    def is_device(self) -> bool:
+        """Whether it is the device's idle time that was measured, not the host's wait."""
+        return self.figures.basis == "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +148,3 @@ def _percent(share: Interval) -> str:
 
 def _waited_s(figures: Figures) -> float:
     return -1.0 if figures.data_s is None else figures.data_s
-
-
-def verdict_as_dict(verdict: Verdict) -> dict[str, Any]:
-    """JSON-safe."""
-    return {
-        "kind": verdict.kind.value,
-        "severity": verdict.severity,
-        "reason": verdict.reason,
-        "figures": dataclasses.asdict(verdict.figures),
-    }

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from datapipe.diagnostics.attach.settings import Applied
+from datapipe.diagnostics.candidates import Candidates
+from datapipe.diagnostics.diagnosis import guide_of
+from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
+from datapipe.diagnostics.document import as_json, read_document
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
-from datapipe.diagnostics.remedies import Remedy, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.remedies import Remedy, rank_remedies
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.timeline import STEP, Steps
-from datapipe.diagnostics.verdict import judge, judge_ranks, verdict_as_dict
+from datapipe.diagnostics.verdict import judge, judge_ranks
 from datapipe.diagnostics.workload import Change, Workload
 
 HOSTILE = "<script>alert('x')</script>&\"\x1b[31m\ud800"
@@ -26,7 +33,7 @@ KINDS = ("data-bound", "no remedy", "compute-bound", "host clock", "two ranks", 
 
 def document(kind: str) -> dict[str, Any]:
     """One of KINDS; the caller may change it."""
-    return copy.deepcopy(_document(kind))
+    return copy.deepcopy(as_json(read_document(_document(kind))))
 
 
 @functools.cache
@@ -105,6 +112,11 @@ def python(text: str, note: str = "") -> Instruction:
     return Instruction((Snippet("python", text),), "train.py:31", note)
 
 
+def json_of(value: Any) -> Any:
+    """As it is written and read again."""
+    return json.loads(msgspec.json.encode(value))
+
+
 def remedies_of(gap_s: float) -> dict[str, Any]:
     """What the real ranking says of two workers that take 136 ms for a batch, beside 42 ms of work."""
     rng = np.random.default_rng(2)
@@ -130,17 +142,17 @@ def remedies_of(gap_s: float) -> dict[str, Any]:
             "converted to WebDataset shards",
             Change(production_factor=0.45, production_spread=0.05),
             Instruction((Snippet("shell", command), converted), "train.py:31", "pixels differ"),
+            changes_results=True,
         ),
         Remedy("datapipe's loader", Change(production_factor=0.4), python("loader = dp.from_torch(loader)")),
         Remedy("cached epoch", Change(production_factor=0.2), python('loader = dp.DataLoader(dataset, cache="ram")')),
         Remedy("batches of 128", Change(batch_factor=2.0), python("batch_size=128")),
         Remedy("1 worker", Change(Setup(1, 2, num_cores=8)), python("num_workers=1")),
     ]
-    found = ranking_as_dict(rank_remedies(workload, remedies, measured_step_s=0.042 + gap_s))
-    worth = [one for one in found["predictions"] if one["gain"]["low"] > 0.02]
-    rest = [one for one in found["predictions"] if one not in worth]
-    chosen = [{**one, "needs_edit": "Loader(" in one["how"], "changes_results": "pixels" in one["how"]} for one in worth]
-    return {**found, "predictions": chosen, "within_noise": rest, "needs": []}
+    ranking = rank_remedies(workload, remedies, measured_step_s=0.042 + gap_s)
+    applied = {one.name: Applied(None) for one in remedies if "Loader(" not in one.how.sentence()}
+    found: dict[str, Any] = json_of(chosen_remedies(ranking, Candidates(applied=applied), starved=True))
+    return found
 
 
 def starved(
@@ -152,7 +164,7 @@ def starved(
     num_workers: int = 2,
 ) -> dict[str, Any]:
     steps = steps_of(num_steps, gap_s, on_device=on_device)
-    verdict = verdict_as_dict(judge(figures_of(steps, num_workers=num_workers)))
+    verdict = json_of(judge(figures_of(steps, num_workers=num_workers)))
     columns = columns_of(steps)
     stages = [
         {"name": name, "detail": detail, "wait_s": 11.0 * share, "share": share, "work_share": None}
@@ -233,7 +245,7 @@ def no_remedy() -> dict[str, Any]:
     parts = {"start-up": 2.0, "first batches": 12.0, "waiting for data": 6.0, "training steps": 8.0, "validation": 9.0}
     times = {"num_passes": 8, "first_wait_s": 12.0, "wait_s": 6.0, "work_s": 8.0}
     validation = {"num_passes": 8, "first_wait_s": 1.0, "wait_s": 6.2, "work_s": 1.8}
-    how = python("persistent_workers=True", "in DataLoader(...)").as_dict()
+    how = json_of(guide_of(python("persistent_workers=True", "in DataLoader(...)")))
     level = {"num_steps": 100, "step_s": 0.09}
     found["regimes"] = [
         {"first_pass": 0, "last_pass": 0, "waiting": 0.9, **level},
@@ -262,10 +274,9 @@ def two_ranks() -> dict[str, Any]:
     found = starved(gap_s=0.026)
     verdicts = [judge(figures_of(steps_of(480, gap_s), num_workers=2)) for gap_s in (0.0008, 0.026)]
     ranked = judge_ranks(verdicts)
-    found["verdict"] = {**verdict_as_dict(ranked.verdict), "reason": ranked.reason, "rank": ranked.rank}
+    found["verdict"] = {**json_of(ranked.verdict), "reason": ranked.reason, "rank": ranked.rank}
     found["ranks"] = [
-        {"rank": rank, "pid": 4711 + rank, "verdict": verdict_as_dict(verdict), "num_steps": 480}
-        for rank, verdict in enumerate(verdicts)
+        {"rank": rank, "pid": 4711 + rank, "verdict": json_of(verdict), "num_steps": 480} for rank, verdict in enumerate(verdicts)
     ]
     found["attribution"]["worker"] = 1
     found["loaders"].append(
@@ -290,7 +301,7 @@ def two_ranks() -> dict[str, Any]:
 
 def nothing() -> dict[str, Any]:
     """A script that ended before anything could be measured."""
-    verdict = verdict_as_dict(judge(figures_of(np.zeros(0, STEP))))
+    verdict = json_of(judge(figures_of(np.zeros(0, STEP))))
     return {
         "version": 1,
         "command": ["train.py"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from typing import Any
 
@@ -154,11 +153,6 @@ def test_without_waits_nobody_is_at_fault() -> None:
     assert "no time" in found.reason
     assert attribute([]).shares == ()
     assert attribute([], [(0, 5)]).wait_s == 0
-
-
-def test_an_attribution_is_json() -> None:
-    found = attribute([profile(0, 0, dataset=10, asked=5)])
-    assert json.loads(json.dumps(found.to_json()))["stage"] == "read"
 
 
 intervals = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from datapipe.diagnostics.candidates import Candidates
+from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies, ranking_as_dict
+from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies
 from datapipe.diagnostics.replay import Delivery, Setup
 from datapipe.diagnostics.timeline import STEP, Steps
 from datapipe.diagnostics.workload import Change, Workload, workload_of
@@ -90,10 +93,9 @@ def test_names_must_tell_remedies_apart() -> None:
 
 
 def test_a_ranking_is_json() -> None:
-    text = json.dumps(ranking_as_dict(rank_remedies(workload(0.060), [DEEPER])), allow_nan=False)
-    told = json.loads(text)
-    found = {name: told["predictions"][0][name] for name in ("how", "code", "where", "note")}
-    assert found == {
+    found = remedies_of(rank_remedies(workload(0.060), [DEEPER]), Candidates(), starved=True)
+    told = json.loads(json.dumps(msgspec.to_builtins(found), allow_nan=False))
+    assert {name: told["within_noise"][0][name] for name in ("how", "code", "where", "note")} == {
         "how": "prefetch_factor=8 at train.py:3; now 2",
         "code": [{"language": "python", "text": "prefetch_factor=8"}],
         "where": "train.py:3",

@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from datapipe.diagnostics.figures import Figures, figures_of
 from datapipe.diagnostics.timeline import STEP, Context, Steps
-from datapipe.diagnostics.verdict import Kind, judge, judge_ranks, severity_of, verdict_as_dict
+from datapipe.diagnostics.verdict import Kind, judge, judge_ranks, severity_of
 
 
 def steps_of(num: int = 200, **columns: Any) -> Steps:
@@ -145,7 +146,7 @@ def test_accumulation_is_told() -> None:
 
 def test_a_verdict_is_json() -> None:
     for steps in (steps_of(), steps_of(2), steps_of(gap_s=np.nan, work_s=np.nan)):
-        text = json.dumps(verdict_as_dict(judge(figures_of(steps))), allow_nan=False)
+        text = json.dumps(msgspec.to_builtins(judge(figures_of(steps))), allow_nan=False)
         assert json.loads(text)["figures"]["copy_s"] is None
 
 

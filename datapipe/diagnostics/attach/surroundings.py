@@ -29,7 +29,7 @@ def surroundings() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "torch": getattr(torch, "__version__", None),
+        "torch": None if torch is None else str(torch.__version__),
         "cores": max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1)),
         "gpu": None if torch is None else _gpu(torch),
         "host": socket.gethostname(),

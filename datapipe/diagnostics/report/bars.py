@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.document import AppliedRemedy, Fault, Remedies
 from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.axis import Axis
 from datapipe.diagnostics.report.markup import Markup, element, join
-from datapipe.diagnostics.report.values import Applied, Fault, Judgement, WhatIf
+from datapipe.diagnostics.verdict import Verdict
 
 _SIZE, _HEIGHT = 1000, 20
 STAGES = frozenset(
@@ -57,12 +58,12 @@ def stage_bars(attribution: Fault) -> Markup:
     return element("table", element("thead", head), element("tbody", rows), class_="bars")
 
 
-def step_parts(verdict: Judgement) -> Markup | None:
+def step_parts(verdict: Verdict) -> Markup | None:
     """What a mean step consists of, as one bar; None where it was not measured."""
-    step_s, data_s = verdict.figure("step_s"), verdict.figure("data_s")
+    step_s, data_s = verdict.figures.step_s, verdict.figures.data_s
     if not step_s or data_s is None:
         return None
-    copy_s, fetch_s = verdict.figure("copy_s") or 0.0, verdict.figure("fetch_s") or 0.0
+    copy_s, fetch_s = verdict.figures.copy_s or 0.0, verdict.figures.fetch_s or 0.0
     who = (
         "the rest: the GPU at work, or waiting for other than data" if verdict.is_device else "the rest: the loop outside next()"
     )
@@ -82,14 +83,14 @@ def step_parts(verdict: Judgement) -> Markup | None:
     return join(_svg(shapes, "parts", ", ".join(label for _, label in labels)), legend(labels))
 
 
-def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | None) -> Markup:
+def what_if_bars(what_if: Remedies, applied: AppliedRemedy | None, waiting: Interval | None) -> Markup:
     """A row per remedy, the best first: its step now measured, or predicted with its interval; how it is done.
 
     `waiting`: for data, as it was measured.
     """
     measured_s = what_if.measured_step_s
     highest = max(
-        [one.step_s.high for one in what_if.outlooks + what_if.within_noise]
+        [one.step_s.high for one in what_if.best_first + what_if.within_noise]
         + [measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
     )
     axis = Axis(0.0, highest, _SIZE)
@@ -98,7 +99,7 @@ def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | N
         rows.append(
             _row("as it is", _span_bar(axis, measured_s, None, "part-other", waiting=waiting), "measured", measured_s, "", None)
         )
-    for one in what_if.outlooks + what_if.within_noise:
+    for one in what_if.best_first + what_if.within_noise:
         is_best = one.name == what_if.best
         was_applied = applied is not None and applied.remedy == one.name
         mark_s = applied.measured_step_s if applied is not None and was_applied else None
@@ -112,7 +113,9 @@ def what_if_bars(what_if: WhatIf, applied: Applied | None, waiting: Interval | N
             "changes what is trained" if one.changes_results else None,
         ]
         note = ", ".join(filter(None, notes)) or None
-        rows.append(_row(one.name, chart, words.seconds_range(one.step_s), None, gain, note, how=one.how, is_best=is_best))
+        rows.append(
+            _row(one.name, chart, words.seconds_range(one.step_s), None, gain, note, how=one.instruction, is_best=is_best)
+        )
     names = ("Remedy", "Step", "", "Change")
     head = element("tr", *(element("th", name, scope="col") for name in names))
     return element("table", element("thead", head), element("tbody", rows), class_="bars what-if")

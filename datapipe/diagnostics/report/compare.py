@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.document import VERSION, Document, Readable, read_document
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.document import VERSION, Document, read_document
-from datapipe.diagnostics.report.values import Diagnosis
 from datapipe.errors import FormatError
 
 _SAME = 0.02  # of a step: less is not called a change
 _MAX_STAGES = 5
 
 
-def differences(before: Document, after: Document) -> dict[str, Any]:
+def differences(before: Readable, after: Readable) -> dict[str, Any]:
     """JSON-safe: each figure as {before, after, change}, null where either was not measured.
 
     `change` of starvation and of stages is a difference of shares, that of times and rates a factor less 1: -0.3 is 30%
@@ -27,11 +26,11 @@ def differences(before: Document, after: Document) -> dict[str, Any]:
     starvation["is_clear"] = None if None in shares else _is_apart(*shares)
     return {
         "version": VERSION,
-        "verdict": {"before": old.verdict.kind, "after": new.verdict.kind},
+        "verdict": {"before": old.verdict.kind.value, "after": new.verdict.kind.value},
         "severity": {"before": old.verdict.severity, "after": new.verdict.severity},
         "starvation": starvation,
-        "step_s": _factor(old.verdict.figure("step_s"), new.verdict.figure("step_s")),
-        "data_s": _factor(old.verdict.figure("data_s"), new.verdict.figure("data_s")),
+        "step_s": _factor(old.verdict.figures.step_s, new.verdict.figures.step_s),
+        "data_s": _factor(old.verdict.figures.data_s, new.verdict.figures.data_s),
         "samples_per_s": _factor(old.samples_per_s, new.samples_per_s),
         "fault": {"before": _fault(old), "after": _fault(new)},
         "stages": _stages(old, new),
@@ -40,7 +39,7 @@ def differences(before: Document, after: Document) -> dict[str, Any]:
     }
 
 
-def compare(before: Document, after: Document) -> str:
+def compare(before: Readable, after: Readable) -> str:
     """`differences` for people: the sentence first."""
     found = differences(before, after)
     lines = [found["sentence"], ""]
@@ -61,7 +60,7 @@ def compare(before: Document, after: Document) -> str:
     return "\n".join(lines)
 
 
-def _read_both(before: Document, after: Document) -> tuple[Diagnosis, Diagnosis]:
+def _read_both(before: Readable, after: Readable) -> tuple[Document, Document]:
     versions = [one.get("version") if hasattr(one, "get") else None for one in (before, after)]
     if None not in versions and versions[0] != versions[1]:
         raise FormatError(
@@ -71,11 +70,11 @@ def _read_both(before: Document, after: Document) -> tuple[Diagnosis, Diagnosis]
     return read_document(before), read_document(after)
 
 
-def _sentence(old: Diagnosis, new: Diagnosis) -> str:
+def _sentence(old: Document, new: Document) -> str:
     return " ".join(part for part in (_starvation_sentence(old, new), _step_sentence(old, new)) if part)
 
 
-def _starvation_sentence(old: Diagnosis, new: Diagnosis) -> str:
+def _starvation_sentence(old: Document, new: Document) -> str:
     shares = old.verdict.starvation, new.verdict.starvation
     if shares[0] is None or shares[1] is None:
         which = "either run" if shares == (None, None) else "the first run" if shares[0] is None else "the second run"
@@ -88,8 +87,8 @@ def _starvation_sentence(old: Diagnosis, new: Diagnosis) -> str:
     return f"{waits[0].upper()}{waits[1:]}, {'less' if now < then else 'more'} than the {then:.1%} before."
 
 
-def _step_sentence(old: Diagnosis, new: Diagnosis) -> str:
-    rates, steps = (old.samples_per_s, new.samples_per_s), (old.verdict.figure("step_s"), new.verdict.figure("step_s"))
+def _step_sentence(old: Document, new: Document) -> str:
+    rates, steps = (old.samples_per_s, new.samples_per_s), (old.verdict.figures.step_s, new.verdict.figures.step_s)
     # Rates where they are known: with another batch size, steps say nothing.
     if rates[0] and rates[1]:
         gain = rates[1] / rates[0] - 1
@@ -105,7 +104,7 @@ def _step_sentence(old: Diagnosis, new: Diagnosis) -> str:
     return f"Steps are {abs(gain):.0%} {'shorter' if gain > 0 else 'longer'}: {now}, were {then}."
 
 
-def _cautions(old: Diagnosis, new: Diagnosis) -> list[str]:
+def _cautions(old: Document, new: Document) -> list[str]:
     found = []
     measured = None not in (old.verdict.starvation, new.verdict.starvation)
     if measured and old.verdict.is_device != new.verdict.is_device:
@@ -127,7 +126,7 @@ def _cautions(old: Diagnosis, new: Diagnosis) -> list[str]:
     return found
 
 
-def _stages(old: Diagnosis, new: Diagnosis) -> list[dict[str, Any]]:
+def _stages(old: Document, new: Document) -> list[dict[str, Any]]:
     """Stages of either, the largest change first."""
     shares = [
         {words.stage_name(stage): stage.share for stage in (one.attribution.stages if one.attribution else ())}
@@ -140,7 +139,7 @@ def _stages(old: Diagnosis, new: Diagnosis) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: -abs(one["change"] or 0.0))
 
 
-def _fault(one: Diagnosis) -> str | None:
+def _fault(one: Document) -> str | None:
     return None if one.attribution is None or one.attribution.fault is None else words.plain(one.attribution.fault)
 
 

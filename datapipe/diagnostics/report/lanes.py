@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from datapipe.diagnostics.report.values import SpanRow
+from datapipe.diagnostics.document import Span
 
 _TOUCH_S = 1e-6  # spans that overlap by less follow each other: their ends were rounded
 
@@ -17,12 +17,12 @@ class Lane:
 
     worker: int | None
     number: int
-    spans: tuple[SpanRow, ...]  # in order of time; none begins before the one before it ends, but for rounding
+    spans: tuple[Span, ...]  # in order of time; none begins before the one before it ends, but for rounding
 
 
-def lanes_of(spans: Sequence[SpanRow]) -> list[Lane]:
+def lanes_of(spans: Sequence[Span]) -> list[Lane]:
     """By worker, the main process first; each span on the first lane that is free when it begins."""
-    by_worker: defaultdict[int | None, list[list[SpanRow]]] = defaultdict(list)
+    by_worker: defaultdict[int | None, list[list[Span]]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start_s):
         lanes = by_worker[span.worker]
         free = next((lane for lane in lanes if lane[-1].start_s + lane[-1].duration_s <= span.start_s + _TOUCH_S), None)

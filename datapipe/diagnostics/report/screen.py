@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from datapipe.diagnostics.document import Document, Outlook, Readable, Remedies, read_document
 from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.document import Document, read_document
-from datapipe.diagnostics.report.values import Diagnosis, Outlook, WhatIf
+from datapipe.diagnostics.verdict import Kind
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 4, 40, 36
@@ -35,7 +35,7 @@ def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
-def screen(diagnosis: Document, *, page: str | None = None, colours: bool = False) -> str:
+def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = False) -> str:
     """At most 24 lines of at most 100 columns; only the path of the page is never cut.
 
     `page`: where the page lies, if there is one. `colours`: with escape sequences, see `takes_colours`.
@@ -45,34 +45,34 @@ def screen(diagnosis: Document, *, page: str | None = None, colours: bool = Fals
     top = _verdict(read, style) + _at_fault(read, style)
     bottom = _applied(read) + _missing(read) + _troubles(read, style)
     bottom += [] if page is None else [f"Page: {words.plain(page)}"]
-    savings = _savings(read, style, has_more=read.what_if is not None)
-    lines = top + savings + _help(read.what_if, style, MAX_LINES - len(top) - len(savings) - len(bottom)) + bottom
+    savings = _savings(read, style, has_more=read.remedies is not None)
+    lines = top + savings + _help(read.remedies, style, MAX_LINES - len(top) - len(savings) - len(bottom)) + bottom
     while len(lines) > MAX_LINES:
         lines.remove("")
     return "\n".join(lines).rstrip("\n")
 
 
-def _verdict(read: Diagnosis, style: _Style) -> list[str]:
+def _verdict(read: Document, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
-    if (levels := words.levels_line(read.levels)) is not None:
+    if (levels := words.levels_line(read.regimes)) is not None:
         lines += _wrap(levels, num=2, indent=2)
     if read.run is not None:
-        for line in filter(None, [words.run_line(read.run), *words.loader_lines(read.run)[:2]]):
+        for line in filter(None, [words.run_line(read.run), *words.loader_lines(read)[:2]]):
             lines += _wrap(line, num=2, indent=2)
     if len(read.ranks) > 1:
         shares = [
             f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
         ]
         lines += _wrap("Waiting by rank  " + ", ".join(shares), num=1, indent=2)
-    if read.verdict.kind == "sync-exposed" and read.syncs:
-        calls = ", ".join(f"{row.name} {words.times(row.num)}" for row in read.syncs)
+    if read.verdict.kind is Kind.SYNC_EXPOSED and read.syncs:
+        calls = ", ".join(f"{name} {words.times(one.num)}" for name, one in read.longest_syncs)
         lines += _wrap(f"The loop waits for the GPU in {calls}", num=1, indent=2)
     return lines
 
 
-def _at_fault(read: Diagnosis, style: _Style) -> list[str]:
+def _at_fault(read: Document, style: _Style) -> list[str]:
     attribution = read.attribution
     if attribution is None:
         return []
@@ -96,7 +96,7 @@ def _at_fault(read: Diagnosis, style: _Style) -> list[str]:
     return lines + (_wrap("; ".join(notes), num=1, indent=2) if notes else [])
 
 
-def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
+def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
     """In `room` lines, the best remedy first: all of them rather than how each is done, and that of the best rather than of
     the others. A command is given in full or not at all: a part of it may do harm."""
     if what_if is None:
@@ -117,13 +117,14 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
     if what_if.best == NO_REMEDY:
         lines += _needs(what_if, room)
         room -= len(lines) - 2
-    hows = [_how(outlook.how) for outlook in what_if.outlooks]
+    outlooks = what_if.best_first
+    hows = [_how(outlook.instruction) for outlook in outlooks]
     hows = [how if len(how) <= _MAX_HOW else [f"{_INDENT}(how: see the page)"] for how in hows]
     for_titles = room - len(hows[0]) if hows and room - len(hows[0]) >= min(2, len(hows)) else room
     num_shown = len(hows) if len(hows) <= for_titles else max(0, for_titles - 1)
     num_more = len(hows) - num_shown
     spare = room - num_shown - (num_more > 0)
-    for number, (outlook, how) in enumerate(zip(what_if.outlooks[:num_shown], hows, strict=False), 1):
+    for number, (outlook, how) in enumerate(zip(outlooks[:num_shown], hows, strict=False), 1):
         how = how if len(how) <= spare else []
         spare -= len(how)
         lines += [_outlook(number, outlook), *how]
@@ -135,17 +136,17 @@ def _help(what_if: WhatIf | None, style: _Style, room: int) -> list[str]:
     return lines
 
 
-def _savings(read: Diagnosis, style: _Style, *, has_more: bool) -> list[str]:
+def _savings(read: Document, style: _Style, *, has_more: bool) -> list[str]:
     """What would shorten the run outside of its steady steps."""
     if read.run is None or not read.run.savings:
         return []
     saving = read.run.savings[0]
-    where = f" at {words.plain(saving.how.where)}" if saving.how.where else ""
+    where = f" at {words.plain(saving.where)}" if saving.where else ""
     title = f"What would shorten the run: {words.saving_line(saving, read.run.wall_s)}"
     return ["", style.paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
 
 
-def _needs(what_if: WhatIf, room: int) -> list[str]:
+def _needs(what_if: Remedies, room: int) -> list[str]:
     """What would have to become faster, each in two lines at most."""
     lines: list[str] = []
     for need in what_if.needs:
@@ -194,18 +195,18 @@ def _words_of(command: str) -> list[str]:
         return [words.plain(command)]
 
 
-def _applied(read: Diagnosis) -> list[str]:
+def _applied(read: Document) -> list[str]:
     if read.applied is None:
         return []
     return ["", *_wrap("Applied: " + words.applied_line(read.applied), num=2)]
 
 
-def _missing(read: Diagnosis) -> list[str]:
+def _missing(read: Document) -> list[str]:
     missing = words.unmeasured(read)
     return ["", *_wrap("Not measured: " + "; ".join(missing), num=2)] if missing else [""]
 
 
-def _troubles(read: Diagnosis, style: _Style) -> list[str]:
+def _troubles(read: Document, style: _Style) -> list[str]:
     if not read.troubles:
         return []
     more = f" (and {len(read.troubles) - 1} more)" if len(read.troubles) > 1 else ""

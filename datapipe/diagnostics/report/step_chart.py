@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from datapipe.diagnostics.document import StepRow
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.axis import Axis, quantile, ticks
 from datapipe.diagnostics.report.bars import legend
 from datapipe.diagnostics.report.markup import Markup, element, join
 from datapipe.diagnostics.report.plot import WIDTH, plot
-from datapipe.diagnostics.report.values import StepRow
 
 _HEIGHT, _STRIP = 200, 10
 _PHASES = {"warm-up": "phase-warm-up", "edge": "phase-edge", "evaluation": "phase-evaluation"}

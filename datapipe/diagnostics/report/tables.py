@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from datapipe.diagnostics.document import LoaderRow, RankResult
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.markup import Child, Markup, element
-from datapipe.diagnostics.report.values import Judgement, RankRow
+from datapipe.diagnostics.verdict import Verdict
 
 _WITHIN = "\u2003"  # wide spaces, for parts of what stands above
 # Of a verdict's figures: what each is, for people. Seconds, shares, counts.
@@ -46,22 +47,22 @@ _LOADER = {
 }
 
 
-def figures_table(verdict: Judgement) -> Markup:
+def figures_table(verdict: Verdict) -> Markup:
     """Every figure of a verdict; what was not measured says so."""
     rows = [("Share of time spent waiting for data", words.percent_range(verdict.starvation))]
-    rows += [(label, words.seconds(verdict.figure(name))) for name, label in _SECONDS.items()]
-    rows += [(label, words.percent(verdict.figure(name))) for name, label in _SHARES.items()]
-    rows += [(label, _count(verdict.figure(name))) for name, label in _COUNTS.items()]
+    rows += [(label, words.seconds(getattr(verdict.figures, name))) for name, label in _SECONDS.items()]
+    rows += [(label, words.percent(getattr(verdict.figures, name))) for name, label in _SHARES.items()]
+    rows += [(label, _count(getattr(verdict.figures, name))) for name, label in _COUNTS.items()]
     return pairs_table(rows)
 
 
-def ranks_table(ranks: Sequence[RankRow]) -> Markup:
+def ranks_table(ranks: Sequence[RankResult]) -> Markup:
     rows = [
         [
             _plain(row.rank),
-            row.verdict.kind,
+            row.verdict.kind.value,
             words.percent_range(row.verdict.starvation),
-            words.seconds(row.verdict.figure("step_s")),
+            words.seconds(row.verdict.figures.step_s),
             _plain(row.num_steps),
             _plain(row.pid),
         ]
@@ -70,8 +71,8 @@ def ranks_table(ranks: Sequence[RankRow]) -> Markup:
     return _table(("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process"), rows)
 
 
-def loaders_table(loaders: Sequence[Mapping[str, Any]]) -> Markup:
-    rows = [[*(_plain(loader.get(name)) for name in _LOADER), _use(loader)] for loader in loaders]
+def loaders_table(loaders: Sequence[LoaderRow]) -> Markup:
+    rows = [[*(_plain(getattr(loader, name)) for name in _LOADER), _use(loader)] for loader in loaders]
     return _table((*_LOADER.values(), "Use"), rows)
 
 
@@ -92,11 +93,11 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Child]]) -> Markup:
     return element("div", element("table", element("thead", head), element("tbody", body)), class_="sideways", tabindex=0)
 
 
-def _use(loader: Mapping[str, Any]) -> str:
-    if loader.get("is_evaluation") is None:
+def _use(loader: LoaderRow) -> str:
+    if loader.is_evaluation is None:
         return "not known"
-    use = "evaluation" if loader["is_evaluation"] else "training"
-    return f"{use}, judged" if loader.get("is_judged") else use
+    use = "evaluation" if loader.is_evaluation else "training"
+    return f"{use}, judged" if loader.is_judged else use
 
 
 def _plain(value: object) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from datapipe.diagnostics.report.document import Document, read_document
+from datapipe.diagnostics.document import Document, Readable, StepRow, read_document
 from datapipe.diagnostics.report.lanes import Lane, lanes_of, worker_name
-from datapipe.diagnostics.report.values import Diagnosis, StepRow
 from datapipe.diagnostics.report.words import plain
 
 _LOOP, _LOADER = 1, 2  # processes of the trace: what the training saw, and what was done for it
@@ -20,24 +19,25 @@ _STEPS, _WAITS, _GAPS = 1, 2, 3  # threads of the first
 Event = dict[str, Any]
 
 
-def trace(diagnosis: Document) -> dict[str, Any]:
+def trace(diagnosis: Readable) -> dict[str, Any]:
     """JSON-safe. Steps, the host's waits and the device's gaps, and the spans of each worker.
 
     When exactly within a step the device stood still is not measured: a gap is drawn up to the end of the host's wait.
     Raises FormatError where `diagnosis` is none of this version.
     """
     read = read_document(diagnosis)
-    origin_s = min([row.start_s for row in read.steps[:1]] + [span.start_s for span in read.spans[:1]], default=0.0)
-    events = [*_step_events(read.steps, origin_s), *_span_events(lanes_of(read.spans), origin_s)]
+    steps = read.steps.rows if read.steps is not None else ()
+    origin_s = min([row.start_s for row in steps] + [span.start_s for span in read.spans], default=0.0)
+    events = [*_step_events(steps, origin_s), *_span_events(lanes_of(read.spans), origin_s)]
     events.sort(key=lambda event: (event["ts"], -event["dur"]))
     return {
         "traceEvents": [*_names(read), *events],
         "displayTimeUnit": "ms",
-        "otherData": {"verdict": read.verdict.kind, "command": " ".join(map(plain, read.command)), "clock": read.clock},
+        "otherData": {"verdict": read.verdict.kind.value, "command": " ".join(map(plain, read.command)), "clock": read.clock},
     }
 
 
-def _names(read: Diagnosis) -> Iterator[Event]:
+def _names(read: Document) -> Iterator[Event]:
     rank = "" if read.slowest_rank is None else f" of rank {read.slowest_rank}"
     if read.steps:
         yield _metadata("process_name", _LOOP, 0, f"training{rank}")

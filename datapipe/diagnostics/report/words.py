@@ -11,20 +11,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.document import AppliedRemedy, Document, Fault, Outlook, RunTime, Saving, StageOfWait
 from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.report.values import (
-    Applied,
-    Diagnosis,
-    Fault,
-    Judgement,
-    Level,
-    Need,
-    Outlook,
-    RunTime,
-    Saving,
-    StageOfWait,
-)
+from datapipe.diagnostics.needs import Need
+from datapipe.diagnostics.regimes import Regime
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
+from datapipe.diagnostics.verdict import Kind, Verdict
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
@@ -88,17 +80,17 @@ def change(gain: Interval) -> str:
     return f"{sign * gain.value:.0%} {word} [{low:.0%}, {high:.0%}]"
 
 
-def is_starved(verdict: Judgement) -> bool:
+def is_starved(verdict: Verdict) -> bool:
     """Whether the verdict is that data is short, whoever is to blame for it."""
-    return verdict.kind in ("data-bound", "sync-exposed")
+    return verdict.kind in (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
 
 
-def waiter(verdict: Judgement) -> str:
+def waiter(verdict: Verdict) -> str:
     """Whose waiting was measured."""
     return "the GPU" if verdict.is_device else "the training loop"
 
 
-def headline(diagnosis: Diagnosis) -> str:
+def headline(diagnosis: Document) -> str:
     """The verdict, in a sentence."""
     verdict, who = diagnosis.verdict, waiter(diagnosis.verdict)
     share = verdict.starvation
@@ -108,32 +100,30 @@ def headline(diagnosis: Diagnosis) -> str:
         notes.append(f"rank {diagnosis.slowest_rank}, the slowest of {len(diagnosis.ranks)}")
     note = f" ({', '.join(notes)})" if notes else ""
     match verdict.kind:
-        case "data-bound":
+        case Kind.DATA_BOUND:
             return f"{_capital(who)} waits for data {spent}{note}."
-        case "sync-exposed":
+        case Kind.SYNC_EXPOSED:
             return f"{_capital(who)} waits for data {spent}{note}, because the loop waits for the GPU at every step."
-        case "host-bound":
+        case Kind.HOST_BOUND:
             return f"Data is not what holds it up: the GPU waits for Python and for kernels to be launched{note}."
-        case "compute-bound":
+        case Kind.COMPUTE_BOUND:
             return f"Data is not what holds it up: {who} waits for it only {spent}{note}."
-        case "not enough steps":
+        case Kind.NOT_ENOUGH:
             return f"There were too few steady steps to tell whether {who} waits for data{note}."
-        case "not measured":
+        case Kind.NOT_MEASURED:
             return f"It was not measured whether {who} waits for data{note}."
-        case other:
-            return f"{_capital(plain(other))}{note}: {plain(verdict.reason)}"
 
 
-def detail(diagnosis: Diagnosis) -> str:
+def detail(diagnosis: Document) -> str:
     """The figures behind the headline; the reason where there are none."""
     verdict = diagnosis.verdict
-    step_s, data_s = verdict.figure("step_s"), verdict.figure("data_s")
-    if verdict.starvation is None or step_s is None or data_s is None or verdict.kind in ("not enough steps", "not measured"):
+    step_s, data_s = verdict.figures.step_s, verdict.figures.data_s
+    if verdict.starvation is None or step_s is None or data_s is None or verdict.kind in (Kind.NOT_ENOUGH, Kind.NOT_MEASURED):
         return _capital(plain(verdict.reason)) + "."
     low, high = verdict.starvation.low, verdict.starvation.high
     text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "
-    text += f"{verdict.figures.get('num_steps', '?')} steady steps."
-    copy_s, exposed_s, hidden_s = (verdict.figure(name) for name in ("copy_s", "exposed_by_sync_s", "hidden_s"))
+    text += f"{verdict.figures.num_steps} steady steps."
+    copy_s, exposed_s, hidden_s = verdict.figures.copy_s, verdict.figures.exposed_by_sync_s, verdict.figures.hidden_s
     if copy_s is not None and copy_s > data_s / 2:
         text += f" {seconds(copy_s)} of it goes to copies from the host that the loop asks for."
     if exposed_s:
@@ -176,7 +166,7 @@ def _computing(attribution: Fault) -> StageOfWait | None:
     return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
 
 
-def levels_line(levels: Sequence[Level]) -> str | None:
+def levels_line(levels: Sequence[Regime]) -> str | None:
     """How passes differ, where they do."""
     if len(levels) < 2:
         return None
@@ -199,15 +189,20 @@ def run_line(run: RunTime) -> str | None:
     return f"Of the run's {seconds(run.wall_s)} went {told}; {rest}."
 
 
-def loader_lines(run: RunTime) -> list[str]:
+def loader_lines(diagnosis: Document) -> list[str]:
     """Each further loader that takes a share of the run, and how much of that it is waited for."""
-    lines = []
+    run, lines = diagnosis.run, list[str]()
+    if run is None or not run.wall_s:
+        return lines
+    known = {loader.id: loader for loader in diagnosis.loaders}
     for one in run.loaders:
-        if one.is_judged or not run.wall_s or one.total_s < _NOTABLE * run.wall_s:
+        loader = known.get(one.id)
+        is_judged = loader is not None and loader.is_judged and not one.is_evaluation
+        if is_judged or one.total_s < _NOTABLE * run.wall_s:
             continue
         what = f"The {'validation' if one.is_evaluation else 'training'} loader"
-        what += f" at {short(one.where, 40)}" if one.where else ""
-        share, waited = one.total_s / run.wall_s, one.wait_s / one.total_s
+        what += f" at {short(loader.where, 40)}" if loader is not None and loader.where else ""
+        share, waited = one.total_s / run.wall_s, (one.first_wait_s + one.wait_s) / one.total_s
         lines.append(f"{what} takes {share:.0%} of the run; {waited:.0%} of that is waiting for data.")
     return lines
 
@@ -219,15 +214,16 @@ def saving_line(saving: Saving, wall_s: float) -> str:
 
 def need_line(need: Need) -> str:
     """What would have to become of a stage."""
+    stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
     where = f" in {short(need.where, 60)}" if need.where else ""
     if need.step_s is None:
-        return f"{stage_name(need.stage)}{where}: how much faster it would have to be could not be predicted"
+        return f"{stage}{where}: how much faster it would have to be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
     if need.times_faster is None:
-        return f"{stage_name(need.stage)}{where}: {free}, and the loop would still wait"
+        return f"{stage}{where}: {free}, and the loop would still wait"
     if need.times_faster > _NEARLY_FREE:
-        return f"{stage_name(need.stage)}{where}: the loop would not wait if it cost next to nothing; {free}"
-    return f"{stage_name(need.stage)}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
+        return f"{stage}{where}: the loop would not wait if it cost next to nothing; {free}"
+    return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
 
 
 def no_gain(outlook: Outlook) -> str:
@@ -240,32 +236,32 @@ def no_gain(outlook: Outlook) -> str:
     return f"{name} ({'no change' if gain.value < _SMALL else f'{gain.value:.0%} shorter, but not surely'})"
 
 
-def unmeasured(diagnosis: Diagnosis) -> list[str]:
+def unmeasured(diagnosis: Document) -> list[str]:
     """What could not be measured: a phrase each."""
     verdict, missing = diagnosis.verdict, []
     if diagnosis.clock == "host" or not verdict.is_device:
         missing.append("the GPU's idle time")
     else:
         names = {"copy_s": "copies to the GPU that the loop asks for", "sync_share": "where the loop waits for the GPU"}
-        missing += [phrase for name, phrase in names.items() if verdict.figures.get(name) is None]
+        missing += [phrase for name, phrase in names.items() if getattr(verdict.figures, name) is None]
     if verdict.starvation is None:
         missing.append("the share of time spent waiting")
-    if verdict.figures.get("ready_share") is None:
+    if verdict.figures.ready_share is None:
         missing.append("whether batches lay ready")
     if diagnosis.attribution is None:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
-    misfit = None if diagnosis.what_if is None else diagnosis.what_if.misfit
+    misfit = None if diagnosis.remedies is None else diagnosis.remedies.misfit
     if misfit is not None and abs(misfit) > _MISFIT:
         missing.append(f"gains below {abs(misfit):.0%} (a replay of this run is so far off its steps)")
-    if diagnosis.what_if is None:
+    if diagnosis.remedies is None:
         missing.append("what remedies would bring" + _because(diagnosis.why_no_remedies))
-    missing += [f"{name}{_because(reason)}" for name, reason in diagnosis.left_out]
+    missing += [f"{one.name}{_because(one.reason)}" for one in diagnosis.left_out]
     return missing
 
 
-def applied_line(applied: Applied) -> str:
+def applied_line(applied: AppliedRemedy) -> str:
     """What a remedy that was carried out was said to bring, and what it brought."""
-    line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted_step_s)} per step, "
+    line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted)} per step, "
     if applied.measured_step_s is None:
         return line + "not measured" + _because(applied.reason)
     share = "" if applied.starvation is None else f", waiting for data {percent(applied.starvation.value)} of the time"

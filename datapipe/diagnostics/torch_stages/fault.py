@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from datapipe.diagnostics.torch_stages.makeup import Stage
 
@@ -53,10 +51,6 @@ class Attribution:
     num_batches: int
     shares: tuple[StageShare, ...]  # the largest part of the wait first
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-safe."""
-        return dataclasses.asdict(self)
 
 
 def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) -> tuple[StageShare, ...]:

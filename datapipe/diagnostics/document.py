@@ -1,0 +1,294 @@
+"""The diagnosis document: the types that are written, read, checked and described by one definition.
+
+Times are seconds. None is *not measured*, never 0. `python -m datapipe.diagnostics.document` prints the JSON schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from datapipe.diagnostics.account import LoaderTime
+from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.instruction import Instruction, Snippet
+from datapipe.diagnostics.needs import Need
+from datapipe.diagnostics.regimes import Regime
+from datapipe.diagnostics.timeline import Syncs
+from datapipe.diagnostics.verdict import Verdict
+from datapipe.errors import FormatError
+
+VERSION = 1
+MAX_STEPS, MAX_SPANS = 2_000, 5_000
+
+Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # neither infinite nor NaN
+Known: TypeAlias = Number | None
+
+
+class StageOfWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage, and its part in the waiting."""
+
+    name: str
+    detail: str | None = None
+    wait_s: Known = None
+    share: Known = None  # of the waiting
+    work_share: Known = None  # of making and moving batches, waited for or not
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the loop waited."""
+
+    stages: tuple[StageOfWait, ...] = ()  # the largest part first
+    fault: str | None = None
+    detail: str | None = None  # of the fault: the transform's name
+    reason: str = ""
+    worker: int | None = None  # that is much slower than the others
+    wait_s: Known = None
+    head_of_line_s: Known = None  # of it, with later batches ready, but not the next
+
+
+class Guided(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to do, and how: `how` says in a sentence what `code`, `where` and `note` say apart."""
+
+    name: str
+    how: str = ""
+    code: tuple[Snippet, ...] = ()
+    where: str | None = None  # file:line that the Python belongs to
+    note: str | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        """How it is carried out."""
+        return Instruction(self.code, self.where, self.note or (self.how if not self.code else ""))
+
+
+class Outlook(Guided, frozen=True, kw_only=True):
+    """What a remedy is predicted to bring: seconds per step, and how much shorter that is, as a share."""
+
+    step_s: Interval
+    gain: Interval | None = None
+    starvation: Interval | None = None
+    needs_edit: bool | None = None  # of the script; None: not known
+    changes_results: bool | None = None  # other pixels or steps: never the best by itself
+
+
+class Remedies(msgspec.Struct, frozen=True, kw_only=True):
+    """`best` is the name of a prediction, "change nothing" or, where the loop waits, "no remedy known"."""
+
+    best: str
+    predictions: tuple[Outlook, ...]  # surely worth a change, the best first
+    within_noise: tuple[Outlook, ...] = ()  # the gain may be chance, or is too small
+    now: Outlook | None = None  # the replay of what was measured, with nothing changed
+    measured_step_s: Known = None
+    misfit: Known = None  # of that replay: 0.1 is 10% too long
+    needs: tuple[Need, ...] = ()  # what would have to become faster, the most waited for first
+
+    @property
+    def best_first(self) -> tuple[Outlook, ...]:
+        """The predictions, the best remedy before those that are merely shorter."""
+        return tuple(sorted(self.predictions, key=lambda one: one.name != self.best))
+
+
+class Saving(Guided, frozen=True, kw_only=True):
+    """A remedy that shortens the run rather than a steady step."""
+
+    saved_s: Number
+    gain: Number  # as a share of the run
+
+
+class RunTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of the slowest rank's process went."""
+
+    wall_s: Number
+    parts: dict[str, Number]  # seconds by what they went to; they add up to wall_s
+    loaders: tuple[LoaderTime, ...] = ()  # the longest first
+    savings: tuple[Saving, ...] = ()  # the largest first
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One step."""
+
+    start_s: Number
+    step_s: Known
+    gap_s: Known
+    host_wait_s: Known
+    phase: str | None  # "edge" (the first of a pass), "warm-up", "steady" or "evaluation"
+    loader: int | None
+
+
+class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps, thinned evenly to MAX_STEPS; seconds since the first. A column that is empty was not measured."""
+
+    start_s: tuple[Number, ...] = ()
+    step_s: tuple[Known, ...] = ()
+    gap_s: tuple[Known, ...] = ()
+    host_wait_s: tuple[Known, ...] = ()
+    phase: tuple[str | None, ...] = ()
+    loader: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
+        if any(num not in (0, len(self.start_s)) for num in lengths.values()):
+            raise ValueError(f"columns of steps differ in length: {lengths}")
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        """The steps in order of time."""
+        nothing = (None,) * len(self.start_s)
+        columns = (getattr(self, name) or nothing for name in self.__struct_fields__)
+        rows = (StepRow(**dict(zip(self.__struct_fields__, row, strict=True))) for row in zip(*columns, strict=True))
+        return tuple(sorted(rows, key=lambda row: row.start_s))
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker did, and when."""
+
+    start_s: Number
+    duration_s: Number
+    stage: str
+    worker: int | None = None  # None: the training process
+    batch: int | None = None
+
+
+class LoaderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A loader of the slowest rank."""
+
+    id: int
+    where: str | None = None
+    kind: str = ""
+    dataset: str | None = None
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+    pin_memory: bool | None = None
+    is_evaluation: bool | None = None
+    is_judged: bool = False  # attribution and remedies are about this one
+    num_steps: int | None = None
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's verdict."""
+
+    rank: int | None = None
+    pid: int | None = None
+    verdict: Verdict
+    num_steps: int | None = None
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A remedy that could not be measured."""
+
+    name: str
+    reason: str
+
+
+class AppliedRemedy(msgspec.Struct, frozen=True, kw_only=True):
+    """A remedy that was carried out, and what came of it."""
+
+    remedy: str
+    predicted_step_s: Known = None
+    low_s: Known = None
+    high_s: Known = None
+    measured_step_s: Known = None
+    starvation: Interval | None = None
+    reason: str | None = None  # why it was not measured
+
+    @property
+    def predicted(self) -> Interval | None:
+        """The predicted step with its interval."""
+        if self.predicted_step_s is None:
+            return None
+        low, high = (self.predicted_step_s if end is None else end for end in (self.low_s, self.high_s))
+        return Interval(self.predicted_step_s, low, high)
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, measured, judged and explained."""
+
+    version: int = VERSION
+    command: tuple[str, ...] = ()
+    exit_code: int | None = None  # None: it goes on, or was no command
+    started_at: str | None = None  # ISO 8601
+    duration_s: Known = None
+    clock: Literal["cuda", "host"] = "host"  # host: no device was measured; waits are the host's, in next()
+    verdict: Verdict  # of the slowest rank, which decides
+    ranks: tuple[RankResult, ...] = ()
+    loaders: tuple[LoaderRow, ...] = ()
+    attribution: Fault | None = None
+    why_no_attribution: str | None = None
+    remedies: Remedies | None = None
+    why_no_remedies: str | None = None
+    run: RunTime | None = None
+    regimes: tuple[Regime, ...] = ()  # training passes that differ in level, in order; the verdict is about the last
+    left_out: tuple[LeftOut, ...] = ()
+    steps: StepColumns | None = None
+    spans: tuple[Span, ...] = ()
+    syncs: dict[str, Syncs] = {}  # waits for the device within steps, by what users call them
+    applied: AppliedRemedy | None = None
+    environment: dict[str, Any] = {}
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """Whose verdict is that of all: the one that waits most for data."""
+        if self.verdict.rank is not None or not self.ranks:
+            return self.verdict.rank
+        return max(self.ranks, key=lambda row: row.verdict.figures.data_s or 0.0).rank
+
+    @property
+    def longest_syncs(self) -> tuple[tuple[str, Syncs], ...]:
+        """The waits for the device by name, the longest first."""
+        return tuple(sorted(self.syncs.items(), key=lambda one: -one[1].host_s))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of the loader that was judged: where the document does not say which, the one that most steps were of."""
+        judged = [loader for loader in self.loaders if loader.is_judged]
+        judged = judged or [loader for loader in self.loaders if not loader.is_evaluation]
+        return max(judged, key=lambda one: one.num_steps or 0).batch_size if judged else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of one rank, in the steady state."""
+        step_s, batch_size = self.verdict.figures.step_s, self.batch_size
+        return batch_size / step_s if batch_size and step_s else None
+
+
+Readable: TypeAlias = Document | Mapping[str, Any]  # the document itself, or what its JSON says
+
+
+def read_document(value: Readable) -> Document:
+    """Return the document. Unknown keys are passed over, so that it may grow within its version.
+
+    Raises FormatError where this is no diagnosis, or one of another version.
+    """
+    if isinstance(value, Document):
+        return value
+    if not isinstance(value, Mapping) or "version" not in value or "verdict" not in value:
+        raise FormatError("this is no diagnosis: it has no version and verdict; `datapipe diagnose --out DIR` writes one")
+    if value["version"] != VERSION:
+        raise FormatError(
+            f"the diagnosis is of version {value['version']!r}, this datapipe reads version {VERSION}; diagnose the run "
+            "again, or read it with the datapipe that wrote it"
+        )
+    try:
+        return msgspec.convert(value, Document)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise FormatError(f"the diagnosis is damaged ({exc}); diagnose the run again") from exc
+
+
+def as_json(document: Document) -> dict[str, Any]:
+    """Return the document as its JSON is read. Raises ValueError for a number that is not finite."""
+    found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(document), allow_nan=False))
+    return found
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the document."""
+    return msgspec.json.schema(Document)
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=1))
