@@ -13,9 +13,9 @@ from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
 from benchmarks.diagnostics.stages import blamed_stage, in_short, planted_stage
-from datapipe.diagnostics.examination import examine
+from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.remedies import Remedy
-from datapipe.diagnostics.torch_stages.makeup import Stage
+from datapipe.diagnostics.torch_stages.breakdown import Stage
 from datapipe.diagnostics.verdict import MODERATE, Kind, Verdict, judge_ranks
 
 _ABOUT_DATA = (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
@@ -83,7 +83,7 @@ class Applied:
 def find(cell: Cell, runs: Sequence[Run]) -> Finding:
     """`runs`: of all ranks, the one with the fault first."""
     run = runs[0]
-    examined = [examine(one.process) for one in runs]
+    examined = [analyze(one.process) for one in runs]
     verdicts = [one.verdict for one in examined]
     slow_rank = judge_ranks(verdicts).rank
     chosen = examined[0].steady

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.runs import Run, run_virtual
+from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.candidates import workload_from
-from datapipe.diagnostics.examination import Examination
 from datapipe.diagnostics.remedies import NOTHING, Ranking, Remedy, rank_remedies
 from datapipe.diagnostics.workload import Change
 
@@ -40,7 +40,7 @@ def remedies_for(cell: Cell) -> list[Remedy]:
     return remedies
 
 
-def forecast(cell: Cell, found: Examination) -> Forecast | None:
+def forecast(cell: Cell, found: Analysis) -> Forecast | None:
     """As `datapipe diagnose` predicts; None where too little was measured."""
     workload = workload_from(found)
     if isinstance(workload, str):

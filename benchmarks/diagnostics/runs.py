@@ -19,7 +19,7 @@ from datapipe.diagnostics.clock import Clock
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.timeline import Context, Steps
-from datapipe.diagnostics.torch_stages.makeup import Stage
+from datapipe.diagnostics.torch_stages.breakdown import Stage
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 NUM_BATCHES = 600  # of a virtual run

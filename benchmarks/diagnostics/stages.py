@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from benchmarks.diagnostics.cells import COLOR, Cell
 from datapipe.diagnostics.torch_stages.attribution import SAMPLER, TRANSFER
+from datapipe.diagnostics.torch_stages.breakdown import COLLATE, CORES, DECODE, READ, Stage
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.torch_stages.makeup import COLLATE, CORES, DECODE, READ, Stage
 
 _PLANTED: dict[str, Stage] = {
     "read": READ,

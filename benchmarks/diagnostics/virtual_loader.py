@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from datapipe.diagnostics.replay import Delivery, Setup
-from datapipe.diagnostics.torch_stages.makeup import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.torch_stages.breakdown import COLLATE, CORES, DECODE, READ, Stage
 
 _TINY = 1e-12
 

@@ -228,9 +228,9 @@ def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: D
     """Run the script again with a remedy; return the document, with what came of that."""
     import msgspec
 
+    from datapipe.diagnostics.analysis import analyze
     from datapipe.diagnostics.attach.settings import Settings
     from datapipe.diagnostics.document import AppliedRemedy
-    from datapipe.diagnostics.examination import examine
     from datapipe.diagnostics.recorded import read_processes
     from datapipe.diagnostics.verdict import judge_ranks
 
@@ -247,7 +247,7 @@ def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: D
     settings = Settings(ends_after=num_steps, applied=remedy)
     with _scratch(out) as scratch:
         outcome = _run(command, scratch, settings, quiet=args.json)
-        found = [examine(process, site=remedy.site) for process in read_processes(scratch)[0]]
+        found = [analyze(process, site=remedy.site) for process in read_processes(scratch)[0]]
     reason = None if outcome.exit_code == 0 else f"the script ended with status {outcome.exit_code}"
     measured_s, starvation, troubles = None, None, list[str]()
     if found:

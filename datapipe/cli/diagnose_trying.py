@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from datapipe.diagnostics.attach.ours import ROOT
 
 if TYPE_CHECKING:
+    from datapipe.diagnostics.analysis import Analysis
     from datapipe.diagnostics.candidates import Trials
-    from datapipe.diagnostics.examination import Examination
     from datapipe.diagnostics.recorded import Process
 
 _GRACE_S = 20.0  # beyond the time that trials are given: for imports, and for the one that is under way
@@ -30,7 +30,7 @@ class Trying:
     def __init__(self, results: Path, processes: Sequence[Process], seconds: float, *, tell: Callable[[str], None]) -> None:
         self._results, self._processes, self._seconds, self._tell = results, processes, seconds, tell
 
-    def __call__(self, found: Examination) -> Trials:
+    def __call__(self, found: Analysis) -> Trials:
         from datapipe.diagnostics.candidates import Trials
 
         assert found.loader is not None
@@ -91,7 +91,7 @@ class Trying:
         return Trials(found["rates"], {**missing, **found["reasons"]}, **facts)
 
 
-def _waits_for_storage(found: Examination) -> bool:
+def _waits_for_storage(found: Analysis) -> bool:
     """Whether the script's files came from storage rather than from memory: then they shall in trials, too."""
     nbytes = [profile.made.counters.storage_nbytes for profile in found.profiles]
     known = [one for one in nbytes if one is not None]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.examination import Examination, steady_profiles
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
@@ -54,7 +54,7 @@ class Candidates:
     applied: dict[str, Applied] = field(default_factory=dict)  # by name: those that need no edit of the script
 
 
-def workload_from(found: Examination) -> Workload | str:
+def workload_from(found: Analysis) -> Workload | str:
     """What is replayed; or why nothing can be."""
     loader = found.loader
     if loader is None:
@@ -91,7 +91,7 @@ def setup_of(loader: LoaderFacts, cores: float) -> Setup:
     return Setup(num, max(1, num * (loader.prefetch_factor or 2)), delivery, cores)
 
 
-def candidates_for(found: Examination, workload: Workload, trials: Trials) -> Candidates:
+def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candidates:
     """The remedies that make sense for this loader."""
     assert found.loader is not None
     result = Candidates()
@@ -162,7 +162,7 @@ def argument_of(loader: LoaderFacts, text: str, now: object) -> Instruction:
     return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
 
 
-def _add_tried(result: Candidates, found: Examination, workload: Workload, trials: Trials) -> None:
+def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: Trials) -> None:
     assert found.loader is not None
     loader = replace(found.loader, batch_size=found.loader.batch_size or trials.batch_size)
     side = trials.resized_to
@@ -232,7 +232,7 @@ def place_of(site: str) -> str:
         return site
 
 
-def _mostly_waits(found: Examination) -> bool:
+def _mostly_waits(found: Analysis) -> bool:
     """Whether workers neither compute nor want to for most of the time that batches take."""
     made = [profile.made for profile in found.profiles]
     busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
@@ -272,7 +272,7 @@ def _deliveries(profiles: list[BatchProfile]) -> Floats:
     return _seconds(found)
 
 
-def _own_batches(found: Examination) -> Floats:
+def _own_batches(found: Analysis) -> Floats:
     """What the threads of a loader of ours spent on each batch, in all: (b,) seconds."""
     sums: dict[tuple[int, int], int] = {}
     ends = _pass_ends(found)
@@ -283,7 +283,7 @@ def _own_batches(found: Examination) -> Floats:
     return _seconds(sums[key] for key in sorted(sums))
 
 
-def _pass_ends(found: Examination) -> np.ndarray[Any, Any]:
+def _pass_ends(found: Analysis) -> np.ndarray[Any, Any]:
     steps = found.steps
     firsts = [steps["start_ns"][steps["pass_id"] == number].min() for number in np.unique(steps["pass_id"])]
     return np.array(sorted(firsts)[1:], np.int64)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.account import account_of, savings_of
+from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of, workload_from
@@ -27,7 +28,6 @@ from datapipe.diagnostics.document import (
     Saving,
     StageOfWait,
 )
-from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.needs import needs_of
@@ -56,10 +56,10 @@ class Diagnosis:
     applied: dict[str, Applied] = field(default_factory=dict)  # of its predictions: those that need no edit of the script
 
 
-Try = Callable[[Examination], Trials]
+Try = Callable[[Analysis], Trials]
 
 
-def no_trials(found: Examination) -> Trials:
+def no_trials(found: Analysis) -> Trials:
     """Try nothing."""
     return Trials(reasons={"": "it was not tried"})
 
@@ -75,7 +75,7 @@ def diagnose(
 
     `try_out` is called where data is waited for, with the slowest rank, and measures what remedies are to be had.
     """
-    found = [examine(process) for process in processes]
+    found = [analyze(process) for process in processes]
     ranked = (
         judge_ranks([one.verdict for one in found]) if found else RankedVerdict(0, _unmeasured(), (None,), _unmeasured().reason)
     )
@@ -103,7 +103,7 @@ def diagnose(
     return Diagnosis(document, candidates.applied)
 
 
-def _of_slowest(worst: Examination) -> dict[str, Any]:
+def _of_slowest(worst: Analysis) -> dict[str, Any]:
     """Return the parts of the document that are about the slowest rank alone."""
     process = worst.process
     return {
@@ -139,7 +139,7 @@ def fault_of(found: Attribution) -> Fault:
     )
 
 
-def _remedies(worst: Examination | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
+def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
     nothing = Candidates()
     if worst is None or ranked.verdict.kind in (Kind.NOT_ENOUGH, Kind.NOT_MEASURED):
         return None, f"{ranked.verdict.kind.value}: {ranked.verdict.reason}", nothing
@@ -200,7 +200,7 @@ def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
 
 
-def _run_time(found: Examination) -> RunTime | None:
+def _run_time(found: Analysis) -> RunTime | None:
     """Where the time of the slowest rank's run went, and what keeping workers would save of it."""
     account = account_of(found.process)
     if account is None:
@@ -217,12 +217,12 @@ def _saving(facts: LoaderFacts, saved_s: float, wall_s: float) -> Saving:
     return Saving(name=name, **guide_of(how), saved_s=saved_s, gain=saved_s / wall_s)
 
 
-def _rank_result(found: Examination) -> RankResult:
+def _rank_result(found: Analysis) -> RankResult:
     process = found.process
     return RankResult(rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps)
 
 
-def _loader_row(facts: LoaderFacts, found: Examination) -> LoaderRow:
+def _loader_row(facts: LoaderFacts, found: Analysis) -> LoaderRow:
     steps = found.process.steps[found.process.steps["loader"] == facts.key]
     training = ~steps["is_evaluation"]
     return LoaderRow(
@@ -240,7 +240,7 @@ def _loader_row(facts: LoaderFacts, found: Examination) -> LoaderRow:
     )
 
 
-def _context_troubles(found: Sequence[Examination]) -> list[str]:
+def _context_troubles(found: Sequence[Analysis]) -> list[str]:
     notes = []
     for one in found:
         context: Context = one.process.context

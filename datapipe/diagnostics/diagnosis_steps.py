@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, Span, StepColumns
-from datapipe.diagnostics.examination import Examination
-from datapipe.diagnostics.torch_stages.makeup import Makeup
+from datapipe.diagnostics.torch_stages.breakdown import Breakdown
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.observe import Stage
 
 
-def steps_of(found: Examination) -> StepColumns:
+def steps_of(found: Analysis) -> StepColumns:
     """Return at most MAX_STEPS of the steps, thinned evenly; seconds since `origin_ns`."""
     steps = found.process.steps
     kept = np.linspace(0, max(0, len(steps) - 1), min(len(steps), MAX_STEPS))
@@ -35,7 +35,7 @@ def steps_of(found: Examination) -> StepColumns:
     )
 
 
-def spans_of(found: Examination) -> list[Span]:
+def spans_of(found: Analysis) -> list[Span]:
     """What was done for the latest steady batches: at most MAX_SPANS rows.
 
     Within a torch worker's time in the dataset only the amounts are known: its parts are put one after the other.
@@ -49,7 +49,7 @@ def spans_of(found: Examination) -> list[Span]:
     ]
 
 
-def origin_ns(found: Examination) -> int:
+def origin_ns(found: Analysis) -> int:
     """The beginning of the first step."""
     steps = found.process.steps
     return int(steps["start_ns"].min()) if len(steps) else 0
@@ -58,19 +58,19 @@ def origin_ns(found: Examination) -> int:
 _Row = tuple[int, int | None, str, int, int]  # batch, worker, stage, start_ns, duration_ns
 
 
-def _torch_spans(found: Examination) -> Iterator[_Row]:
+def _torch_spans(found: Analysis) -> Iterator[_Row]:
     """The latest steady batches, if there are any, else the latest; about as many as make MAX_SPANS rows."""
-    makeup = Makeup(found.profiles)
+    breakdown = Breakdown(found.profiles)
     until_ns = _last_steady_ns(found)
     numbered = [(number, profile) for number, profile in enumerate(found.profiles) if profile.taken_ns <= until_ns]
     for number, profile in numbered[-(MAX_SPANS // 4) :]:
-        yield from _spans_of_batch(number, profile, makeup)
+        yield from _spans_of_batch(number, profile, breakdown)
 
 
-def _spans_of_batch(number: int, profile: BatchProfile, makeup: Makeup) -> Iterator[_Row]:
+def _spans_of_batch(number: int, profile: BatchProfile, breakdown: Breakdown) -> Iterator[_Row]:
     made, moved, pinned = profile.made, profile.moved, profile.pinned
     parts: dict[str, float] = {}
-    for (kind, _), share in makeup.of_dataset(made).items():
+    for (kind, _), share in breakdown.of_dataset(made).items():
         parts[kind] = parts.get(kind, 0.0) + share
     start_ns = made.start_ns
     for kind in ("cores", "read", "decode", "transform"):
@@ -85,14 +85,14 @@ def _spans_of_batch(number: int, profile: BatchProfile, makeup: Makeup) -> Itera
         yield number, None, "pin", pinned.start_ns, pinned.end_ns - pinned.start_ns
 
 
-def _own_spans(found: Examination) -> Iterator[_Row]:
+def _own_spans(found: Analysis) -> Iterator[_Row]:
     until_ns = _last_steady_ns(found)
     for event in found.events:
         if event.stage is not Stage.WAIT and event.duration_ns > 0 and event.start_ns <= until_ns:
             yield event.step, None, event.stage.value, event.start_ns, event.duration_ns
 
 
-def _last_steady_ns(found: Examination) -> float:
+def _last_steady_ns(found: Analysis) -> float:
     steady = found.process.steps[found.steady]
     return float(steady["start_ns"].max() + steady["host_wait_s"].max() * 1e9) if len(steady) else float("inf")
 

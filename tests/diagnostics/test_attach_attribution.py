@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.diagnostics.torch_stages.attribution import attribute
-from datapipe.diagnostics.torch_stages.charging import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.attribution import attribute, attribute_events
+from datapipe.diagnostics.torch_stages.breakdown import Span, SpanIndex, charge
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
 from datapipe.observe import Stage, StageEvent
 

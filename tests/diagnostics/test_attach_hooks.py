@@ -17,12 +17,11 @@ from attach_watch import Calls, attached
 from torch.utils.data import DataLoader, dataloader
 
 from datapipe.diagnostics.attach import cuda_hooks
-from datapipe.diagnostics.attach.environment import child_environment
-from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
-from datapipe.diagnostics.attach.surroundings import rank_here, surroundings
+from datapipe.diagnostics.attach.machine import BusySampler, rank_here, read_busy, surroundings
+from datapipe.diagnostics.attach.settings import child_environment
 from datapipe.diagnostics.torch_stages import install as seam
-from datapipe.diagnostics.torch_stages.after_import import after_import
-from datapipe.diagnostics.torch_stages.counters import ThreadCounters, between, thread_counters
+from datapipe.diagnostics.torch_stages.patching import after_import
+from datapipe.diagnostics.torch_stages.timing import ThreadCounters, between, thread_counters
 
 
 class FakeTensor:
@@ -228,7 +227,7 @@ def test_counters_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: Any) -> int:
         raise PermissionError
 
-    monkeypatch.setattr("datapipe.diagnostics.torch_stages.counters.os.open", refuse)
+    monkeypatch.setattr("datapipe.diagnostics.torch_stages.timing.os.open", refuse)
     none = ThreadCounters().before()
     assert (none.read_nbytes, none.storage_nbytes, none.blocked_ns, none.queued_ns) == (None, None, None, None)
     assert between(none, none) == none

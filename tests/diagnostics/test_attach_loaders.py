@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import datapipe as dp
-from datapipe.diagnostics.attach import complaints
-from datapipe.diagnostics.attach.readiness import num_ready
+from datapipe.diagnostics.attach import ours as complaints
+from datapipe.diagnostics.attach.passes import num_ready
 from datapipe.diagnostics.bracket import Bracket
 from datapipe.diagnostics.clock import HostClock
 from datapipe.errors import LifecycleError

@@ -14,7 +14,7 @@ from attach_watch import Calls, attached
 from torch.utils.data import DataLoader
 
 from datapipe.cli.main import main
-from datapipe.diagnostics.attach.ranged import RangedMeter
+from datapipe.diagnostics.attach.step_hooks import RangedMeter
 from datapipe.diagnostics.torch_stages.probe import CollateProbe
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder
 

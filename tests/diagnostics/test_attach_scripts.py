@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from datapipe.diagnostics.attach.command import Outcome, run_command, run_script
-from datapipe.diagnostics.attach.environment import child_environment
+from datapipe.diagnostics.attach.settings import child_environment
 from datapipe.errors import MissingDataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
+from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied, Settings, settings_from
 from datapipe.diagnostics.candidates import Trials, candidates_for, change_to_ours, workload_from
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
-from datapipe.diagnostics.examination import Examination, examine
 from datapipe.diagnostics.recorded import choose_ranks
 from datapipe.diagnostics.timeline import steps_as_columns, steps_from_columns
 from datapipe.diagnostics.workload import Workload
@@ -75,9 +75,9 @@ def test_a_loop_that_waits_and_has_no_remedy_is_told_what_must_become_faster() -
 
 
 def test_nothing_is_to_be_changed_where_the_device_is_busy() -> None:
-    tried = list[Examination]()
+    tried = list[Analysis]()
 
-    def try_out(found: Examination) -> Trials:
+    def try_out(found: Analysis) -> Trials:
         tried.append(found)
         return Trials()
 
@@ -165,8 +165,8 @@ def test_settings_travel_through_the_environment() -> None:
 RATE = {"sample_s": 1 * MS, "spread": 0.05, "num_threads": 2, "num_samples": 100}
 
 
-def examined(**options: Any) -> tuple[Examination, Workload]:
-    found = examine(process(make_s=30 * MS, work_s=5 * MS, **options))
+def examined(**options: Any) -> tuple[Analysis, Workload]:
+    found = analyze(process(make_s=30 * MS, work_s=5 * MS, **options))
     workload = workload_from(found)
     assert isinstance(workload, Workload)
     return found, workload

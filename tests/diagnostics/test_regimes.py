@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.examination import examine
+from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.regimes import of_latest, regimes_of
 
@@ -37,12 +37,12 @@ def test_a_first_epoch_that_fills_a_cache_is_a_regime_of_its_own() -> None:
 
 
 def test_the_verdict_is_of_the_latest() -> None:
-    cached = examine(passes(0.090, 0.0, 0.0, 0.0))
+    cached = analyze(passes(0.090, 0.0, 0.0, 0.0))
     assert cached.verdict.severity == "fine"
     assert cached.figures.num_steps == 3 * 39
     assert cached.steady[:40].sum() == 0, "of the first epoch nothing counts"
     assert len(cached.steady) == 160
-    worse = examine(passes(0.0, 0.0, 0.040))
+    worse = analyze(passes(0.0, 0.0, 0.040))
     assert worse.verdict.figures.starvation is not None
     assert worse.verdict.figures.starvation.value == pytest.approx(0.8)
 

@@ -17,8 +17,8 @@ from torchvision_reference import torchvision_v2
 
 import datapipe
 from datapipe.cli.main import main
+from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
-from datapipe.diagnostics.examination import examine
 from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.workload import Workload
 
@@ -50,7 +50,7 @@ CASES: dict[str, Any] = {
 
 
 def remedies(root: Path) -> dict[str, Instruction]:
-    found = examine(process(make_s=0.03, work_s=0.005))
+    found = analyze(process(make_s=0.03, work_s=0.005))
     workload = workload_from(found)
     assert isinstance(workload, Workload)
     trials = Trials({"ours": RATE, "converted": RATE, "cached": RATE}, where=str(root))

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from datapipe.diagnostics.attach.environment import child_environment
-from datapipe.diagnostics.attach.settings import Settings
+from datapipe.diagnostics.attach.settings import Settings, child_environment
 from datapipe.errors import MissingDataError, OptionError
 
 RECORDING = "datapipe.diagnostics.attach.recording:open_recording"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from datapipe.diagnostics.attach.watching import Hooks, Meter
-from datapipe.diagnostics.torch_stages.traces import forget_us
+from datapipe.diagnostics.torch_stages.patching import forget_us
 
 _SYNCING_METHODS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
 _COPYING_METHODS = ("to", "cpu", "cuda", "copy_")

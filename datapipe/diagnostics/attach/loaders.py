@@ -12,16 +12,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from datapipe.diagnostics.attach.complaints import complain
-from datapipe.diagnostics.attach.passes import Run, enter, leave, outermost
+from datapipe.diagnostics.attach.ours import complain
+from datapipe.diagnostics.attach.passes import Run, StandIn, enter, leave, outermost
 from datapipe.diagnostics.attach.session import Session, looks_inside
 from datapipe.diagnostics.attach.sites import note_site
-from datapipe.diagnostics.attach.stand_in import StandIn
 from datapipe.diagnostics.attach.watching import Watch
-from datapipe.diagnostics.torch_stages.after_import import after_import
 from datapipe.diagnostics.torch_stages.install import install, iterator_key, probing
+from datapipe.diagnostics.torch_stages.patching import after_import, forget_us
 from datapipe.diagnostics.torch_stages.probe import is_fetching
-from datapipe.diagnostics.torch_stages.traces import forget_us
 
 _TAG = "_datapipe_run"
 _MARK = "_datapipe_watches"

@@ -1,14 +1,45 @@
-"""Our package beside a package of the user's that has its name."""
+"""Our package in somebody else's process: its failures are told once and never end the script, and its name may be taken."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from datapipe.printable import printable
+
+_told: set[str] = set()
+_listeners: list[Callable[[str], None]] = []
+
+
+def complain(what: str, exc: BaseException | None = None) -> None:
+    """One line on stderr for each `what`, from each process."""
+    with suppress(Exception):
+        message = printable(what if exc is None else f"{what}: {type(exc).__name__}: {exc}")
+        key = f"{os.getpid()} {what}"
+        if key not in _told:
+            _told.add(key)
+            print(f"datapipe diagnose: {message}; the script goes on", file=sys.stderr)
+            for listener in _listeners:
+                listener(message)
+
+
+def add_listener(listener: Callable[[str], None]) -> None:
+    """Tell `listener` of complaints that follow."""
+    _listeners.append(listener)
+
+
+def remove_listener(listener: Callable[[str], None]) -> None:
+    """Tell it no more."""
+    with suppress(ValueError):
+        _listeners.remove(listener)
+
 
 ROOT = Path(__file__).resolve().parents[3]
 _NAME = "datapipe"

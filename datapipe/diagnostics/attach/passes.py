@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from datapipe.diagnostics.attach.complaints import complain
-from datapipe.diagnostics.attach.readiness import num_ready
+from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.watching import MeteredPass, Watch
-from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS
-from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.diagnostics.torch_stages.traces import forget_us
+from datapipe.diagnostics.torch_stages.patching import forget_us
+from datapipe.diagnostics.torch_stages.profile import ARRIVALS, BatchProfile
+
+
+def num_ready(iterator: Any) -> int | None:
+    """Of an iterator of torch's with workers, or of ours; None where it cannot be told.
+
+    Where the batch that is waited for has not arrived, those behind it are counted only while they are in the
+    queue, in which nobody can see which they are.
+    """
+    with suppress(Exception):
+        tasks = getattr(iterator, "_task_info", None)
+        if tasks is not None:
+            num, next_index = 0, iterator._rcvd_idx
+            while len(tasks.get(next_index + num, ())) == 2:
+                num += 1
+            return num + int(iterator._data_queue.qsize())
+        ours = getattr(iterator, "_tasks", None)
+        if ours is not None and getattr(iterator, "_board", None) is not None:
+            num = 0
+            for task in ours:
+                if not task.done.is_set():
+                    break
+                num += 1
+            return num
+    return None
+
 
 _local = threading.local()
 
@@ -132,3 +156,38 @@ def _grad_is_enabled() -> bool:
     import torch
 
     return torch.is_grad_enabled()
+
+
+class StandIn:
+    """Is `iterator` in all but `type()`: the same attributes, also to set, and the same class to `isinstance`."""
+
+    __slots__ = ("_datapipe_iterator", "_datapipe_run")
+
+    def __init__(self, iterator: Any, run: Run) -> None:
+        object.__setattr__(self, "_datapipe_iterator", iterator)
+        object.__setattr__(self, "_datapipe_run", run)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._datapipe_iterator.__class__
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._datapipe_run.next(next, self._datapipe_iterator)
+
+    def __len__(self) -> int:
+        return len(self._datapipe_iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._datapipe_iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._datapipe_iterator, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._datapipe_iterator, name)
+
+    def __repr__(self) -> str:
+        return repr(self._datapipe_iterator)

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datapipe.atomic import atomic_writer, write_json
-from datapipe.diagnostics.attach.complaints import complain
-from datapipe.diagnostics.attach.environment import RESULTS
-from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
-from datapipe.diagnostics.attach.ranged import RangedMeter
-from datapipe.diagnostics.attach.settings import Settings, settings_from
-from datapipe.diagnostics.attach.surroundings import process_started_ns, rank_here, surroundings
-from datapipe.diagnostics.attach.taps import ProfilerWindow, Tap, TappedMeter, until
+from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns, rank_here, read_busy, surroundings
+from datapipe.diagnostics.attach.ours import complain
+from datapipe.diagnostics.attach.settings import RESULTS, Settings, settings_from
+from datapipe.diagnostics.attach.step_hooks import ProfilerWindow, RangedMeter, Tap, TappedMeter, until
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder

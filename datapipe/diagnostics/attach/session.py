@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from datapipe.diagnostics.attach import cuda_hooks
-from datapipe.diagnostics.attach.complaints import add_listener, complain, remove_listener
-from datapipe.diagnostics.attach.ours import has_stepped_aside, ours
+from datapipe.diagnostics.attach.ours import add_listener, complain, has_stepped_aside, ours, remove_listener
 from datapipe.diagnostics.attach.sites import facts_of
 from datapipe.diagnostics.attach.watching import LoaderFacts, Meter, OpenWatch, Watch
 from datapipe.observe import StageEvent

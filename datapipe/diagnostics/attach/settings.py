@@ -1,12 +1,16 @@
-"""What an attached process is told beyond being watched, by its environment."""
+"""What an attached process is told by its environment, and how that environment is made."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from datapipe.diagnostics.attach.ours import ROOT
 
 SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
 
@@ -43,3 +47,29 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
     found: dict[str, Any] = json.loads(environment.get(SETTINGS) or "{}")
     applied = found.pop("applied", None)
     return Settings(**found, applied=None if applied is None else Applied(**applied))
+
+
+ROOT_DIRECTORY = "DATAPIPE_ATTACH_ROOT"  # the directory that holds our package; `boot/sitecustomize.py` knows the name
+WATCH = "DATAPIPE_ATTACH_WATCH"  # module:function, an OpenWatch
+RESULTS = "DATAPIPE_ATTACH_RESULTS"  # the directory where each process writes what it found
+
+_BOOT = Path(__file__).resolve().parent / "boot"
+
+
+def child_environment(
+    environment: Mapping[str, str], results: Path, *, open_watch: str, settings: Settings | None = None
+) -> dict[str, str]:
+    """`environment`, and what has Python processes that get it attached.
+
+    That is a `sitecustomize` in a directory put first on PYTHONPATH: the one place where Python looks in every
+    process, without anything installed. A `.pth` file would have to be written into the user's site-packages.
+    """
+    python_path = [str(_BOOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(python_path),
+        ROOT_DIRECTORY: str(ROOT),
+        WATCH: open_watch,
+        RESULTS: str(results.resolve()),
+        **(settings or Settings()).to_environment(),
+    }

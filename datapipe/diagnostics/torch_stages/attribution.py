@@ -15,16 +15,17 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
-from datapipe.diagnostics.torch_stages.charging import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.breakdown import Breakdown, Parts, Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.breakdown import Stage as StageKey
 from datapipe.diagnostics.torch_stages.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
-from datapipe.diagnostics.torch_stages.makeup import Makeup, Parts, Stage
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
+from datapipe.observe import Stage, StageEvent
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock
 
-TRANSFER: Stage = ("transfer", None)
-PIN: Stage = ("pin", None)
-SAMPLER: Stage = ("sampler", None)
+TRANSFER: StageKey = ("transfer", None)
+PIN: StageKey = ("pin", None)
+SAMPLER: StageKey = ("sampler", None)
 _SLOW_WORKER = 1.5  # times the median of the others
 _MOST = 0.5
 _DATASET, _COLLATE, _MAKING, _WAY = "dataset", "collate", "making", "way"
@@ -37,10 +38,10 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     (those of the steady state); by default all.
     """
     profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
-    makeup = Makeup(profiles)
+    breakdown = Breakdown(profiles)
     by_worker = _by_worker(profiles)
     made_by = {key: SpanIndex(_making_span(profile.made) for profile in of) for key, of in by_worker.items()}
-    wait_ns: defaultdict[Stage, float] = defaultdict(float)
+    wait_ns: defaultdict[StageKey, float] = defaultdict(float)
     waited_for: list[tuple[Wait, BatchProfile]] = []
     taken = [profile.taken_ns for profile in profiles]
     for wait in [(profile.asked_ns, profile.taken_ns) for profile in profiles] if waits is None else waits:
@@ -57,8 +58,8 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
             way = [Span((_WAY, profile), way[0].start_ns, way[-1].end_ns)]
         layers = [way, made_by[key].during(*wait)]
         for what, charged_ns in charge(*wait, layers, rest).items():
-            _expand(wait_ns, what, charged_ns, makeup)
-    shares = shares_of(wait_ns, _work_ns(profiles, makeup))
+            _expand(wait_ns, what, charged_ns, breakdown)
+    shares = shares_of(wait_ns, _work_ns(profiles, breakdown))
     kind, name, share = find_fault(shares)
     worker = _slow_worker(profiles, waited_for)
     total_ns = sum(wait_ns.values())
@@ -116,7 +117,7 @@ def _way_of(profile: BatchProfile) -> list[Span]:
     return spans
 
 
-def _expand(into: defaultdict[Stage, float], what: Hashable, nanoseconds: float, makeup: Makeup) -> None:
+def _expand(into: defaultdict[StageKey, float], what: Hashable, nanoseconds: float, breakdown: Breakdown) -> None:
     """Charge the stages that a span consists of."""
     assert isinstance(what, tuple)
     kind, detail = what
@@ -124,22 +125,22 @@ def _expand(into: defaultdict[Stage, float], what: Hashable, nanoseconds: float,
         spans = _way_of(detail) if kind == _WAY else _parts_of_making(detail)
         total_ns = sum(span.end_ns - span.start_ns for span in spans)
         for span in spans:
-            _expand(into, span.what, nanoseconds * (span.end_ns - span.start_ns) / total_ns, makeup)
+            _expand(into, span.what, nanoseconds * (span.end_ns - span.start_ns) / total_ns, breakdown)
     elif isinstance(detail, Making):
-        parts: Parts = makeup.of_dataset(detail) if kind == _DATASET else makeup.of_collate(detail)
+        parts: Parts = breakdown.of_dataset(detail) if kind == _DATASET else breakdown.of_collate(detail)
         for stage, share in parts.items():
             into[stage] += nanoseconds * share
     else:
         into[kind, detail] += nanoseconds
 
 
-def _work_ns(profiles: Sequence[BatchProfile], makeup: Makeup) -> Mapping[Stage, float]:
+def _work_ns(profiles: Sequence[BatchProfile], breakdown: Breakdown) -> Mapping[StageKey, float]:
     """What making and moving took; being on the way, or in a queue, is no work."""
-    work: defaultdict[Stage, float] = defaultdict(float)
+    work: defaultdict[StageKey, float] = defaultdict(float)
     for profile in profiles:
         made, moved, pinned = profile.made, profile.moved, profile.pinned
-        _expand(work, (_DATASET, made), made.dataset_ns, makeup)
-        _expand(work, (_COLLATE, made), made.collate_ns, makeup)
+        _expand(work, (_DATASET, made), made.dataset_ns, breakdown)
+        _expand(work, (_COLLATE, made), made.collate_ns, breakdown)
         if moved is not None:
             work[TRANSFER] += moved.pickle_end_ns - moved.pickle_start_ns + moved.open_end_ns - moved.open_start_ns
         if pinned is not None:
@@ -183,3 +184,42 @@ def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tupl
         if later_ns is not None:
             total += max(0, min(end_ns, profile.made.ready_ns) - max(start_ns, later_ns))
     return total
+
+
+def attribute_events(events: Sequence[StageEvent]) -> Attribution:
+    """Why the consumer of one pass waited.
+
+    A wait is charged to what went on for the batch that was waited for, in equal parts where that was several
+    blocks at once; and where nothing was, to what the threads did for other batches meanwhile.
+    """
+    waits = [event for event in events if event.stage is Stage.WAIT]
+    work = [event for event in events if event.stage is not Stage.WAIT and event.duration_ns > 0]
+    of_step: defaultdict[int, list[Span]] = defaultdict(list)
+    work_ns: defaultdict[StageKey, float] = defaultdict(float)
+    for event in work:
+        of_step[event.step].append(_span(event))
+        work_ns[event.stage.value, None] += event.duration_ns
+    of_all = SpanIndex(_span(event) for event in work)
+    wait_ns: defaultdict[StageKey, float] = defaultdict(float)
+    for wait in waits:
+        start_ns, end_ns = wait.start_ns, wait.start_ns + wait.duration_ns
+        layers = [of_step[wait.step], of_all.during(start_ns, end_ns)]
+        for what, charged_ns in charge(start_ns, end_ns, layers, IDLE).items():
+            assert isinstance(what, tuple)
+            wait_ns[what[0], what[1]] += charged_ns
+    shares = shares_of(wait_ns, work_ns)
+    kind, name, share = find_fault(shares)
+    return Attribution(
+        stage=kind,
+        name=name,
+        worker=None,
+        wait_s=sum(wait_ns.values()) * 1e-9,
+        head_of_line_s=None,
+        num_batches=len(waits),
+        shares=shares,
+        reason=in_words(kind, name, share, worker=None, head_of_line=None),
+    )
+
+
+def _span(event: StageEvent) -> Span:
+    return Span((event.stage.value, None), event.start_ns, event.start_ns + event.duration_ns)

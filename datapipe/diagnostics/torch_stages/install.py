@@ -17,12 +17,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from datapipe.diagnostics.torch_stages.after_import import after_import
-from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS
-from datapipe.diagnostics.torch_stages.lending import add_compose
+from datapipe.diagnostics.torch_stages.patching import after_import, forget_us
 from datapipe.diagnostics.torch_stages.probe import CollateProbe, new_iterator_key, probed
-from datapipe.diagnostics.torch_stages.profile import Pinning
-from datapipe.diagnostics.torch_stages.traces import forget_us
+from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Pinning
+from datapipe.diagnostics.torch_stages.transform_patching import add_compose
 
 _COMPOSES = {"torchvision.transforms.transforms": "__call__", "torchvision.transforms.v2._container": "forward"}
 _local = threading.local()

@@ -19,13 +19,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from datapipe.diagnostics.torch_stages.arrivals import ARRIVALS, Arrival
-from datapipe.diagnostics.torch_stages.counters import between, thread_counters
-from datapipe.diagnostics.torch_stages.lending import Slot, Undo, find_slots, lend_composes, lend_slots, set_clock, take_back
-from datapipe.diagnostics.torch_stages.profile import Making, Passage
+from datapipe.diagnostics.torch_stages.patching import forget_us
+from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, Making, Passage
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder, set_recorder
-from datapipe.diagnostics.torch_stages.timing import Schedule, TransformClock
-from datapipe.diagnostics.torch_stages.traces import forget_us
+from datapipe.diagnostics.torch_stages.timing import Schedule, TransformClock, between, thread_counters
+from datapipe.diagnostics.torch_stages.transform_patching import (
+    Slot,
+    Undo,
+    find_slots,
+    lend_composes,
+    lend_slots,
+    set_clock,
+    take_back,
+)
 
 _MAX_LEAVES = 64  # of a batch, looked at for their size
 _numbers = itertools.count()

@@ -16,8 +16,8 @@ _LOADERS = ("torch.utils.data.dataloader", "datapipe.loader.facade", "datapipe.p
 
 
 def _await_loaders(root: str) -> None:
-    file = os.path.join(root, "datapipe", "diagnostics", "torch_stages", "after_import.py")
-    names: dict[str, Any] = {"__name__": "_datapipe_after_import", "__file__": file}
+    file = os.path.join(root, "datapipe", "diagnostics", "torch_stages", "patching.py")
+    names: dict[str, Any] = {"__name__": "_datapipe_patching", "__file__": file}
     with open(file, encoding="utf-8") as source:
         exec(compile(source.read(), file, "exec"), names)
     for name in _LOADERS:
@@ -35,7 +35,7 @@ def _attach(root: str, loaded: ModuleType) -> None:
             theirs = {name: sys.modules.pop(name) for name in list(sys.modules) if (name + ".").startswith("datapipe.")}
         sys.path.insert(0, root)
         try:
-            from datapipe.diagnostics.attach.beginning import begin
+            from datapipe.diagnostics.attach.startup import begin
         finally:
             sys.path.remove(root)
         begin(loaded)

@@ -14,16 +14,15 @@ from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.regimes import Regime, of_latest, of_training, regimes_of
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
-from datapipe.diagnostics.torch_stages.attribution import Wait, attribute
+from datapipe.diagnostics.torch_stages.attribution import Wait, attribute, attribute_events
 from datapipe.diagnostics.torch_stages.fault import Attribution, joined
-from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.verdict import Kind, Verdict, judge
 from datapipe.observe import Stage, StageEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class Analysis:
     """What one process's steps say."""
 
     process: Process
@@ -40,7 +39,7 @@ class Examination:
     why_no_attribution: str | None
 
 
-def examine(process: Process, *, site: str | None = None) -> Examination:
+def analyze(process: Process, *, site: str | None = None) -> Analysis:
     """Pure. `site`: look at the loader that was made there, if there is one, else at the one most waited for."""
     made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
     loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
@@ -54,7 +53,7 @@ def examine(process: Process, *, site: str | None = None) -> Examination:
         verdict = replace(verdict, kind=Kind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
     if loader is None:
         none = "there was no training"
-        return Examination(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)
+        return Analysis(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)
     own = judged_steps[judged_steps["loader"] == loader.key]
     of_loader = figures if len(own) == len(judged_steps) else figures_of(own, num_workers=loader.num_workers)
     steps = judged_steps[of_training(judged_steps, loader.key)]
@@ -74,7 +73,7 @@ def examine(process: Process, *, site: str | None = None) -> Examination:
             if loader.looks_inside
             else "the name datapipe is taken by a package of yours"
         )
-    return Examination(
+    return Analysis(
         process, figures, verdict, judged_steps, steady, tuple(regimes), loader, of_loader, profiles, events, attribution, why
     )
 
@@ -98,7 +97,7 @@ def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
     return [(int(start), int(end)) for start, end, waited in zip(starts, ends, data, strict=True) if waited > 0 and end > start]
 
 
-def steady_profiles(found: Examination) -> list[BatchProfile]:
+def steady_profiles(found: Analysis) -> list[BatchProfile]:
     """Of batches that were handed out in steps of the steady state; of all but the first of each pass if those are few."""
     steps = found.process.steps[found.steady]
     chosen = list(_within(steps, found.profiles))

@@ -1,4 +1,4 @@
-"""Which rank this is, and what it runs on."""
+"""Which rank this process is, what it runs on, and how busy NVML calls its GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -56,3 +58,40 @@ def _gpu(torch: Any) -> str | None:
             return "none"
         return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else "none in use"
     return None
+
+
+_PERIOD_S = 0.5
+
+
+class BusySampler:
+    """The mean of `read()`, asked every `period_s` in a thread that ends with the process or at the first failure."""
+
+    def __init__(self, read: Callable[[], float | None], *, period_s: float = _PERIOD_S) -> None:
+        self._read, self._period_s = read, period_s
+        self._total, self._num = 0.0, 0
+        self._stopped = threading.Event()
+        threading.Thread(target=self._sample, name="datapipe-nvml", daemon=True).start()
+
+    def mean(self) -> float | None:
+        """0 to 1; None where nothing was read."""
+        return self._total / self._num if self._num else None
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+
+    def _sample(self) -> None:
+        with suppress(Exception):
+            while not self._stopped.wait(self._period_s):
+                share = self._read()
+                if share is not None:
+                    self._total, self._num = self._total + share, self._num + 1
+
+
+def read_busy() -> float | None:
+    """Of this process's GPU, 0 to 1; None while the script has made no CUDA context. Raises where NVML is not to be had."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return torch.cuda.utilization() / 100

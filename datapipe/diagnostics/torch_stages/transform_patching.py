@@ -14,8 +14,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from datapipe.diagnostics.torch_stages.patching import forget_us
 from datapipe.diagnostics.torch_stages.timing import TransformClock
-from datapipe.diagnostics.torch_stages.traces import forget_us
 
 Undo = Callable[[], None]
 Slot = tuple[dict[str, Any], str]  # the attributes of an object, and the name of one

@@ -1,10 +1,11 @@
-"""Does something once a module has been imported, and nothing before.
+"""Helps to patch code that is not ours: once it has been imported, and without a trace of us in its exceptions.
 
 Loaded by every Python process that is started under an attachment, so it imports next to nothing itself.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -61,3 +62,15 @@ class _Loader:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         self._act(module)
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def forget_us(exc: BaseException) -> None:
+    """Take our own frames off the start of the traceback. For an `except` clause that ends with a bare `raise`,
+    which adds none."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    exc.__traceback__ = trace

@@ -1,0 +1,119 @@
+"""Attaches a process: this one, or one that was started under an attachment, with the remedy that is to be tried."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
+
+from datapipe.diagnostics.attach import loaders, ours
+from datapipe.diagnostics.attach.ours import complain, has_stepped_aside
+from datapipe.diagnostics.attach.session import Session
+from datapipe.diagnostics.attach.settings import WATCH, Applied, settings_from
+from datapipe.diagnostics.attach.sites import site_of
+from datapipe.diagnostics.attach.watching import Hooks, OpenWatch, Watch
+from datapipe.errors import LifecycleError
+
+
+@contextlib.contextmanager
+def attach_here(open_watch: OpenWatch) -> Iterator[Session]:
+    """Measure the loaders that this process iterates within the block; the watch is finished at its end.
+
+    Passes that have begun before are not measured. Raises LifecycleError where the process is attached already.
+    """
+    if loaders.current_session() is not None:
+        raise LifecycleError("this process is being measured already; leave the other block first, or the `diagnose` around it")
+    session = Session(open_watch)
+    loaders.set_session(session)
+    try:
+        loaders.patch_all()
+        yield session
+    finally:
+        session.finish()
+        loaders.set_session(None)
+
+
+def begin(module: ModuleType) -> None:
+    """Have the loaders of `module`, which has just been imported, measured as the environment says.
+
+    torch itself may still be half imported: nothing of it is used here.
+    """
+    if loaders.current_session() is None:
+        loaders.set_session(Session(_named(os.environ[WATCH])))
+        if ours.is_name_taken():
+            complain("a package of yours is called 'datapipe' too, so there is no look inside loaders")
+            ours.step_aside()
+        elif PathFinder.find_spec("datapipe", sys.path) is None:
+            sys.path.append(str(ours.ROOT))  # workers that are not forked import us by name
+    applied = settings_from(os.environ).applied
+    if applied is not None and module.__name__ == "torch.utils.data.dataloader":
+        apply(module, applied)
+    loaders.patch(module)
+
+
+def _named(name: str) -> OpenWatch:
+    """module:function, imported when it is needed."""
+    module, _, function = name.partition(":")
+
+    def open_watch(hooks: Hooks) -> Watch:
+        opened: Watch = getattr(importlib.import_module(module), function)(hooks)
+        return opened
+
+    return open_watch
+
+
+_MARK = "_datapipe_applies"
+
+
+def apply(dataloader: ModuleType, applied: Applied) -> None:
+    """To the loaders of torch, whose module has just been imported. To be called before they are patched."""
+    loader = dataloader.DataLoader
+    if not hasattr(loader.__iter__, _MARK):
+        loader.__iter__ = _iterating(loader.__iter__, applied)
+
+
+def _iterating(iterate: Callable[[Any], Any], applied: Applied) -> Callable[[Any], Any]:
+    """Before its first pass a loader is as the script made it, whatever that has set since."""
+    instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what is iterated; None: the loader itself
+
+    @functools.wraps(iterate)
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        if applied.site not in (None, site_of(self)):
+            return iterate(self)
+        if self not in instead:
+            instead[self] = None
+            try:
+                instead[self] = _carry_out(self, applied)
+            except Exception as exc:
+                complain("a remedy could not be applied", exc)
+        made = instead[self]
+        return iterate(self) if made is None else iter(made)
+
+    setattr(__iter__, _MARK, True)
+    return __iter__
+
+
+def _carry_out(loader: Any, applied: Applied) -> Any:
+    """Change the loader; what is to be iterated in its place, if anything is."""
+    if applied.num_workers is not None:
+        loader.num_workers = applied.num_workers
+        if loader.prefetch_factor is None:
+            loader.prefetch_factor = 2
+    if applied.prefetch_factor is not None:
+        loader.prefetch_factor = applied.prefetch_factor
+    if applied.in_order is not None:
+        loader.in_order = applied.in_order
+    if not applied.from_torch:
+        return None
+    if has_stepped_aside():
+        raise RuntimeError("a package of yours is called 'datapipe' too")
+    from datapipe.adapt import from_torch
+
+    return from_torch(loader, device="cpu")
