@@ -257,7 +257,7 @@ def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Dia
     assert status == 0
     assert found["verdict"]["kind"] == "data-bound"
     assert found["loaders"][0]["dataset"] == "ImageFolder"
-    assert fault_of(found) in ("decode", "transform")
+    assert fault_of(found) in ("decode", "transform", "transfer")  # the last on cores that others keep busy
     names = {one["name"] for one in found["remedies"]["predictions"] + found["remedies"]["within_noise"]}
     assert {"datapipe's loader", "datapipe's loader on converted data", "num_workers=2"} <= names
     smaller = [one for one in found["remedies"]["predictions"] if one["changes_results"]]
