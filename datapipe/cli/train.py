@@ -136,10 +136,9 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
     """The run that the arguments describe."""
     import torch
 
-    from datapipe.training.data import check_same_classes, count_classes, open_labelled
+    from datapipe.training.checkpoint import load_pretrained
+    from datapipe.training.data import check_same_classes, count_classes, open_labelled, training_recipe, validation_recipe
     from datapipe.training.models import make_model
-    from datapipe.training.pretrained import load_pretrained
-    from datapipe.training.recipes import training_recipe, validation_recipe
     from datapipe.training.run import fit
 
     dataset = open_labelled(args.path)

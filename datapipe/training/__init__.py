@@ -10,44 +10,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datapipe.training.accumulate import ends_step, scale_gradients, steps_per_epoch
-    from datapipe.training.checkpoint import Checkpoint, Place, load_checkpoint, save_checkpoint
-    from datapipe.training.early_stopping import Best
-    from datapipe.training.evaluation import evaluate
-    from datapipe.training.learner import Learner
+    from datapipe.training.checkpoint import Checkpoint, Place, load_checkpoint, load_pretrained, save_checkpoint
+    from datapipe.training.data import training_recipe, validation_recipe
+    from datapipe.training.evaluation import DivergenceError, Means, evaluate
+    from datapipe.training.learner import Learner, MixedPrecision
     from datapipe.training.models import make_model
-    from datapipe.training.optimizers import make_optimizer, parameter_groups
     from datapipe.training.options import TrainOptions
-    from datapipe.training.precision import MixedPrecision
-    from datapipe.training.pretrained import load_pretrained
-    from datapipe.training.ranks import Peers
-    from datapipe.training.recipes import training_recipe, validation_recipe
-    from datapipe.training.recompute import recompute_blocks
+    from datapipe.training.preparation import make_optimizer, parameter_groups, recompute_blocks
+    from datapipe.training.ranks import ProcessGroup
     from datapipe.training.record import EpochMetrics, StepMetrics
     from datapipe.training.run import Report, fit
-    from datapipe.training.schedule import Schedule
+    from datapipe.training.schedule import Best, Schedule, ends_step, scale_gradients, steps_per_epoch
     from datapipe.training.starvation import Bracket, DeviceBracket, HostBracket
-    from datapipe.training.sums import DivergenceError, Means
 
 _NAMES = {
-    "accumulate": ("ends_step", "scale_gradients", "steps_per_epoch"),
-    "checkpoint": ("Checkpoint", "Place", "load_checkpoint", "save_checkpoint"),
-    "early_stopping": ("Best",),
-    "evaluation": ("evaluate",),
-    "learner": ("Learner",),
+    "checkpoint": ("Checkpoint", "Place", "load_checkpoint", "load_pretrained", "save_checkpoint"),
+    "data": ("training_recipe", "validation_recipe"),
+    "evaluation": ("DivergenceError", "Means", "evaluate"),
+    "learner": ("Learner", "MixedPrecision"),
     "models": ("make_model",),
-    "optimizers": ("make_optimizer", "parameter_groups"),
     "options": ("TrainOptions",),
-    "precision": ("MixedPrecision",),
-    "pretrained": ("load_pretrained",),
-    "ranks": ("Peers",),
-    "recipes": ("training_recipe", "validation_recipe"),
-    "record": ("EpochMetrics", "StepMetrics"),
-    "recompute": ("recompute_blocks",),
+    "preparation": ("make_optimizer", "parameter_groups", "recompute_blocks"),
+    "ranks": ("ProcessGroup",),
     "run": ("Report", "fit"),
-    "schedule": ("Schedule",),
+    "record": ("EpochMetrics", "StepMetrics"),
+    "schedule": ("Best", "Schedule", "ends_step", "scale_gradients", "steps_per_epoch"),
     "starvation": ("Bracket", "DeviceBracket", "HostBracket"),
-    "sums": ("DivergenceError", "Means"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
@@ -62,8 +50,8 @@ __all__ = [
     "Learner",
     "Means",
     "MixedPrecision",
-    "Peers",
     "Place",
+    "ProcessGroup",
     "Report",
     "Schedule",
     "StepMetrics",

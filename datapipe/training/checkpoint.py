@@ -1,19 +1,107 @@
-"""Checkpoints: whole or absent, tensors and plain values only."""
+"""Checkpoints and weights: whole or absent, tensors and plain values only, nothing in a file is executed."""
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from datapipe.atomic import atomic_writer
-from datapipe.errors import FormatError, StateError, StorageError
-from datapipe.training.early_stopping import Best
-from datapipe.training.pretrained import read_tensors
+from datapipe.errors import FormatError, MissingDataError, StateError, StorageError
+from datapipe.regular_files import open_file
+from datapipe.training.schedule import Best
+
+_WRAPPERS = ("model", "state_dict", "model_state_dict", "network")  # under which checkpoints keep weights
+_PREFIXES = ("module.", "_orig_mod.")  # of DDP and torch.compile
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a file's weights."""
+
+    num_tensors: int  # taken over
+    fresh: tuple[str, ...]  # of the model, left as initialised: the head
+    unused: tuple[str, ...]  # of the file
+
+    def __str__(self) -> str:
+        text = f"{self.num_tensors} tensors taken over"
+        if self.fresh:
+            text += f"; left as initialised (another number of classes): {', '.join(self.fresh)}"
+        return text + (f"; in the file only: {_some(self.unused)}" if self.unused else "")
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+    """What `torch.save` wrote, if it is tensors and plain values: nothing in it is executed.
+
+    Raises MissingDataError, FormatError for anything else.
+    """
+    try:
+        with open_file(path) as file:
+            return torch.load(file, map_location=device, weights_only=True)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file") from exc
+    except FormatError:
+        raise
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, pickle.UnpicklingError) as exc:
+        first = str(exc).strip().split("\n")[0]
+        raise FormatError(f"{path}: not tensors and plain values as torch.save writes them, or cut short ({first:.160})") from exc
+
+
+def load_pretrained(model: nn.Module, path: Path, *, num_classes: int) -> Loaded:
+    """Take over the weights of `path`, but for a head made for another number of classes, and say what was done.
+
+    A tensor belongs to the head if it has a row for each of `num_classes` and differs, or is missing, in the file. Raises
+    StateError where any other weight is missing or of another shape, and what `read_tensors` raises.
+    """
+    saved = _weights(read_tensors(path), path)
+    wanted = model.state_dict()
+    fits, fresh, wrong = {}, [], []
+    for name, tensor in wanted.items():
+        found = saved.get(name)
+        if found is not None and found.shape == tensor.shape:
+            fits[name] = found
+        elif tensor.ndim and tensor.shape[0] == num_classes and (found is None or found.shape[1:] == tensor.shape[1:]):
+            fresh.append(name)
+        elif not name.endswith("num_batches_tracked"):
+            has = "nothing" if found is None else "x".join(map(str, found.shape))
+            wrong.append(f"{name} (here {'x'.join(map(str, tensor.shape))}, there {has})")
+    if wrong or not fits:
+        what = f"{len(wrong)} of {len(wanted)} tensors do not fit: {_some(wrong)}" if wrong else "no tensor fits"
+        raise StateError(
+            f"{path}: weights of another network than {type(model).__name__}: {what}; choose the --model they are of"
+        )
+    model.load_state_dict(fits, strict=False)
+    return Loaded(len(fits), tuple(fresh), tuple(name for name in saved if name not in wanted))
+
+
+def _weights(saved: Any, path: Path) -> dict[str, torch.Tensor]:
+    """Tensors by name, out of what training scripts wrap them in."""
+    for wrapper in _WRAPPERS:
+        if isinstance(saved, Mapping) and isinstance(saved.get(wrapper), Mapping):
+            saved = saved[wrapper]
+    if not isinstance(saved, Mapping):
+        raise FormatError(f"{path}: holds a {type(saved).__name__}, not weights by name")
+    weights = {}
+    for name, value in saved.items():
+        if isinstance(value, torch.Tensor):
+            bare = str(name)
+            for prefix in _PREFIXES:
+                bare = bare.removeprefix(prefix)
+            weights[bare] = value
+    return weights
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
 
 VERSION = 1
 LAST, BEST = "last.pt", "best.pt"  # the run as it stands; the weights of the best epoch

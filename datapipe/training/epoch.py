@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from datapipe.errors import StateError
-from datapipe.training.account import Account
-from datapipe.training.accumulate import ends_step
-from datapipe.training.batches import labelled_batch
 from datapipe.training.checkpoint import Place
+from datapipe.training.evaluation import checked, means_of
+from datapipe.training.learner import labelled_batch
+from datapipe.training.progress import RunLogger
 from datapipe.training.record import StepMetrics
-from datapipe.training.schedule import Schedule
+from datapipe.training.schedule import Schedule, ends_step
 from datapipe.training.starvation import Bracket
 from datapipe.training.state import TrainingState
-from datapipe.training.sums import checked, means_of
-from datapipe.training.vigil import Vigil
+from datapipe.training.stop_signals import Stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Pace:
 
 
 def train_epoch(
-    state: TrainingState, *, schedule: Schedule, num_batches: int, bracket: Bracket, account: Account, vigil: Vigil
+    state: TrainingState, *, schedule: Schedule, num_batches: int, bracket: Bracket, logger: RunLogger, stopping: Stopping
 ) -> Pace:
     """Train the rest of the epoch that `state.place` is in.
 
@@ -56,12 +55,12 @@ def train_epoch(
             share = schedule(state.place.step)
             state.learner.step(share)
             state.place = Place(state.place.step + 1, epoch, number + 1)
-            account.advance()
+            logger.advance()
             if state.place.step % options.log_every == 0 or number + 1 == num_batches:
                 metrics = _interval(state, lr=state.learner.rates[0] * share, bracket=bracket, since_s=since_s)
                 since_s = time.perf_counter()
-                account.step(metrics)
-            vigil.after_step(state)
+                logger.step(metrics)
+            stopping.after_step(state)
     if state.place.batches_done < num_batches:
         done = state.place.batches_done
         raise StateError(f"the loader ended after {done} batches of epoch {epoch} or soon after; its length says {num_batches}")

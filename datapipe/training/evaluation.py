@@ -1,20 +1,76 @@
-"""Loss and accuracy of a model over a loader, each sample counted once over all ranks."""
+"""Loss and accuracy: sums over batches and ranks, and a model evaluated over a loader, each sample counted once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from datapipe.errors import OptionError
+from datapipe.errors import DatapipeError, OptionError
 from datapipe.plan import Tail
-from datapipe.training.batches import labelled_batch
-from datapipe.training.learner import Criterion, cross_entropy
-from datapipe.training.precision import MixedPrecision
-from datapipe.training.ranks import Peers
-from datapipe.training.sums import Means, Sums, means_of
+from datapipe.training.learner import Criterion, MixedPrecision, cross_entropy, labelled_batch
+from datapipe.training.ranks import ProcessGroup
+
+
+class DivergenceError(DatapipeError, ArithmeticError):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Over some samples of all ranks."""
+
+    num_samples: int
+    loss: float
+    accuracy: float | None  # None where labels are shares of classes
+
+
+class Sums:
+    """Adds up (loss, samples, correct, samples with one class) in float64, (4,) on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(4, dtype=torch.float64, device=device)
+
+    def add(self, losses: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, real: torch.Tensor | None) -> None:
+        """One batch: (b,) losses, (b, num_classes) outputs. Samples that are not `real` do not count."""
+        weights = torch.ones(len(labels), device=losses.device) if real is None else real
+        has_class = labels.ndim == 1 and outputs.ndim == 2
+        correct = ((outputs.argmax(1) == labels) & weights.bool()).sum() if has_class else weights.new_zeros(())
+        num = weights.sum()
+        counted = num if has_class else torch.zeros_like(num)
+        kept = losses if real is None else losses.where(real, torch.zeros_like(losses))
+        self.values += torch.stack([part.to(torch.float64) for part in (kept.sum(), num, correct, counted)])
+
+    def over(self, peers: ProcessGroup) -> torch.Tensor:
+        """The sum over ranks so far, in host memory. Waits for the device."""
+        return peers.add(self.values.clone()).cpu()
+
+    def clear(self) -> None:
+        self.values.zero_()
+
+    def resume(self, total: torch.Tensor, peers: ProcessGroup) -> None:
+        """Go on from a total over ranks: one of them takes it all."""
+        self.values.copy_(total if peers.leads else torch.zeros_like(total))
+
+
+def means_of(total: torch.Tensor) -> Means:
+    """The means of a total over ranks; NaN for no samples."""
+    loss, num, correct, counted = total.tolist()
+    return Means(int(num), loss / num if num else float("nan"), correct / counted if counted else None)
+
+
+def checked(means: Means, *, step: int) -> Means:
+    """The same means. Raises DivergenceError for a loss that is not finite."""
+    if means.num_samples and not math.isfinite(means.loss):
+        raise DivergenceError(
+            f"the loss is {means.loss} at step {step}; lower the learning rate, clip the gradient, or warm up for longer "
+            "(the last checkpoint is from before)"
+        )
+    return means
 
 
 def evaluate(
@@ -24,14 +80,14 @@ def evaluate(
     device: torch.device | str = "cpu",
     criterion: Criterion = cross_entropy,
     precision: MixedPrecision | None = None,
-    peers: Peers | None = None,
+    peers: ProcessGroup | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Means | None:
     """The means over `loader`; None if `stop`, asked after each batch, said so.
 
     With several ranks give each its share by a loader with tail="mask". The model is in evaluation mode meanwhile.
     """
-    peers = Peers.join() if peers is None else peers
+    peers = ProcessGroup.join() if peers is None else peers
     check_counts_once(loader, peers)
     device = torch.device(device)
     autocast = (precision or MixedPrecision("fp32", device)).autocast
@@ -53,7 +109,7 @@ def evaluate(
     return means_of(sums.over(peers))
 
 
-def check_counts_once(loader: Any, peers: Peers) -> None:
+def check_counts_once(loader: Any, peers: ProcessGroup) -> None:
     """Raises OptionError for a loader of ours that would give several ranks the same sample."""
     tail, dataset = getattr(getattr(loader, "options", None), "tail", None), getattr(loader, "dataset", ())
     batch = (getattr(loader, "batch_size", None) or 1) * peers.world_size

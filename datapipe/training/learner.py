@@ -1,20 +1,118 @@
-"""A model while it learns: from batches to changed weights."""
+"""A model while it learns: from a loader's batches, in mixed precision, to changed weights."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from datapipe.errors import OptionError
-from datapipe.training.accumulate import scale_gradients
-from datapipe.training.batches import LabelledBatch
-from datapipe.training.precision import MixedPrecision
-from datapipe.training.ranks import Peers
-from datapipe.training.schedule import set_rate
+from datapipe.training.ranks import ProcessGroup
+from datapipe.training.schedule import scale_gradients, set_rate
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledBatch:
+    """Images with labels, on the device that computes."""
+
+    images: torch.Tensor  # (b, ...) what the model takes
+    labels: torch.Tensor  # (b,) int64 classes, or (b, num_classes) float shares of them
+    real: torch.Tensor | None  # (b,) bool, False for repeats that fill a batch up; None: all are real
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_real(self) -> int | torch.Tensor:
+        """Samples that count; a 0-dimensional tensor where only the device knows."""
+        return len(self) if self.real is None else self.real.sum()
+
+
+def labelled_batch(batch: object, device: torch.device, *, channels_last: bool) -> LabelledBatch:
+    """A batch of ours, of torch's loader, or a dict with "image" and "label", moved to `device`.
+
+    A tuple is (images, labels, ...); a bool vector at its end, or "real" in a dict, says which samples count (the loader's
+    tail="mask"). Raises OptionError for anything else.
+    """
+    images, labels, real = _parts(batch)
+    images = images.to(device, non_blocking=True)
+    if channels_last and images.ndim == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return LabelledBatch(
+        images, labels.to(device, non_blocking=True), None if real is None else real.to(device, non_blocking=True)
+    )
+
+
+def _parts(batch: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    if isinstance(batch, Mapping):
+        values: list[Any] = [batch[name] for name in ("image", "label", "real") if name in batch]
+        held = ", ".join(map(str, batch))
+    else:
+        values = list(batch) if isinstance(batch, Sequence) else [batch]
+        held = ", ".join(type(value).__name__ for value in values)
+    if len(values) < 2 or not all(isinstance(value, torch.Tensor) for value in values[:2]):
+        raise OptionError(
+            f"a batch holds ({held}); training takes (images, labels): are the samples labelled? "
+            "(for other batches, wrap the loader)"
+        )
+    images, labels, last = values[0], values[1], values[-1]
+    if not len(images) == len(labels):
+        raise OptionError(f"a batch holds {len(images)} images and {len(labels)} labels; training takes one label per image")
+    marks = len(values) > 2 and isinstance(last, torch.Tensor) and last.dtype == torch.bool and last.shape == (len(labels),)
+    return images, labels, last if marks else None
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MixedPrecision:
+    """What stands between a loss and an optimiser's step. Weights and optimiser stay float32.
+
+    With "fp16" the loss is multiplied by a scale, gradients are divided by it, and a step whose gradients are not finite is
+    left out and the scale lowered (Micikevicius et al., "Mixed Precision Training", 2018). Raises OptionError where the
+    device cannot do it.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        if name not in ("fp32", *_DTYPES):
+            raise OptionError(f"precision is {name!r}; choose one of fp32, {', '.join(_DTYPES)}")
+        if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not have; choose 'fp16'")
+        self.name = name
+        self._device_type = device.type
+        self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> torch.autocast:
+        """The context of forward pass and loss."""
+        dtype = _DTYPES.get(self.name)
+        return torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`, scaled."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, before anything looks at them."""
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change the weights, unless the gradients are not finite; adapt the scale."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty but for "fp16"."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """An empty state, saved in another precision, leaves the scale as it is."""
+        if state and self.name == "fp16":
+            self._scaler.load_state_dict(state)
+
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (b, c) outputs, labels -> (b,) losses
 
@@ -39,7 +137,7 @@ class Learner:
         *,
         criterion: Criterion,
         precision: MixedPrecision,
-        peers: Peers,
+        peers: ProcessGroup,
         nominal: int,
         clip_norm: float | None = None,
     ) -> None:

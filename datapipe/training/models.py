@@ -4,13 +4,100 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from datapipe.errors import DependencyError, OptionError
-from datapipe.training.networks import ConvNet, VisionTransformer
+
+_GROUP = 8  # channels that are normalised together
+
+
+class ConvNet(nn.Module):
+    """Four convolutions, 24 to 96 channels wide: (b, 3, h, w) -> (b, num_classes). About 139,000 weights."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        widths = (24, 48, 96, 96)
+        self.stem = _ConvBlock(3, widths[0], 7, stride=4)
+        self.blocks = nn.Sequential(*(_ConvBlock(fan_in, fan_out, 3, stride=2) for fan_in, fan_out in itertools.pairwise(widths)))
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.blocks(self.stem(images)).mean((2, 3))
+        return self.head(pooled)  # type: ignore[no-any-return]
+
+
+class _ConvBlock(nn.Module):
+    def __init__(self, fan_in: int, fan_out: int, kernel: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(fan_in, fan_out, kernel, stride=stride, padding=kernel // 2, bias=False)
+        self.norm = nn.GroupNorm(fan_out // _GROUP, fan_out)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(images)))
+
+
+class VisionTransformer(nn.Module):
+    """Patches of `patch` pixels, `depth` blocks of width `width`: (b, 3, h, w) -> (b, num_classes). 2.8 million weights.
+
+    Fixed sine and cosine positions and the mean over all patches (Beyer, Zhai and Kolesnikov, "Better plain ViT baselines for
+    ImageNet-1k", 2022), so any size that `patch` divides will do. Raises OptionError for other sizes.
+    """
+
+    def __init__(self, num_classes: int, *, patch: int = 16, width: int = 192, depth: int = 6, heads: int = 3) -> None:
+        super().__init__()
+        self.patch = patch
+        self.embed = nn.Conv2d(3, width, patch, stride=patch)
+        self.blocks = nn.Sequential(*(_AttentionBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[-2:]
+        if height % self.patch or width % self.patch:
+            raise OptionError(
+                f"images of {height} x {width} pixels do not divide into patches of {self.patch}; choose another size"
+            )
+        patches = self.embed(images)
+        rows, columns, depth = patches.shape[2], patches.shape[3], patches.shape[1]
+        tokens = patches.flatten(2).transpose(1, 2) + _positions(rows, columns, depth, patches.device).to(patches.dtype)
+        return self.head(self.norm(self.blocks(tokens)).mean(1))  # type: ignore[no-any-return]
+
+
+class _AttentionBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens + self._attend(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))  # type: ignore[no-any-return]
+
+    def _attend(self, tokens: torch.Tensor) -> torch.Tensor:
+        num, length, width = tokens.shape
+        query, key, value = self.qkv(tokens).view(num, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(mixed.transpose(1, 2).reshape(num, length, width))  # type: ignore[no-any-return]
+
+
+def _positions(rows: int, columns: int, width: int, device: torch.device) -> torch.Tensor:
+    """(rows x columns, width) a quarter each: sine and cosine of the column, sine and cosine of the row."""
+    frequency = torch.exp(torch.arange(width // 4, device=device) * (-math.log(10_000.0) / (width // 4 - 1)))
+    y = torch.arange(rows, device=device).repeat_interleave(columns)[:, None] * frequency
+    x = torch.arange(columns, device=device).repeat(rows)[:, None] * frequency
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1)
+
 
 BUILT_IN: dict[str, Callable[[int], nn.Module]] = {"cnn": ConvNet, "vit": VisionTransformer}
 LIBRARIES = ("torchvision", "timm")

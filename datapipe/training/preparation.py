@@ -1,26 +1,145 @@
-"""What must stand before the first step: device, model, optimiser, and the place to begin at."""
+"""What must be there before the first step: device, model, optimizer, and the place to begin at."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
+import inspect
 import os
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from datapipe.atomic import refuse_to_replace
 from datapipe.errors import OptionError
 from datapipe.training.checkpoint import BEST, LAST
-from datapipe.training.learner import Criterion, Learner, cross_entropy
-from datapipe.training.optimizers import make_optimizer
+from datapipe.training.learner import Criterion, Learner, MixedPrecision, cross_entropy
 from datapipe.training.options import TrainOptions
-from datapipe.training.precision import MixedPrecision
-from datapipe.training.ranks import Peers
-from datapipe.training.recompute import recompute_blocks
+from datapipe.training.ranks import ProcessGroup
 from datapipe.training.record import METRICS, RECORD
+
+
+def recompute_blocks(model: nn.Module) -> int:
+    """Let the blocks of a model compute twice; how many there are. Parameter names stay as they are.
+
+    Blocks are the members of a Sequential or ModuleList that has two or more of one class with submodules of their own, as
+    the stages of a ResNet and the layers of a ViT; the outermost count. Raises OptionError for a model that has none.
+    """
+    blocks = list(find_blocks(model))
+    if not blocks:
+        raise OptionError(
+            f"activation_checkpointing: {type(model).__name__} has no Sequential or ModuleList of like blocks; "
+            "use torch.utils.checkpoint in its forward, or leave the option out"
+        )
+    for block in blocks:
+        _recompute(block)
+    return len(blocks)
+
+
+def find_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a model, outermost first."""
+    for child in module.children():
+        members = list(child.children())
+        like = len(members) >= 2 and len({type(member) for member in members}) == 1
+        if isinstance(child, (nn.Sequential, nn.ModuleList)) and like and any(members[0].children()):
+            yield from members
+        else:
+            yield from find_blocks(child)
+
+
+def _recompute(block: nn.Module) -> None:
+    forward = block.forward
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        """Running statistics have seen the batch already; with a momentum of 0 they stay as they are."""
+        before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+        try:
+            for norm, _, count in before:
+                norm.momentum = 0.0
+                norm.num_batches_tracked = None if count is None else count.clone()
+            yield
+        finally:
+            for norm, momentum, count in before:
+                norm.momentum, norm.num_batches_tracked = momentum, count
+
+    def forward_twice(*args: Any, **kwargs: Any) -> Any:
+        if not (block.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        if not norms:
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()), **kwargs)
+
+    # torch.compile does not follow a context; such blocks are compiled one by one.
+    alone = torch.compiler.disable(forward_twice, recursive=False) if norms else forward_twice  # type: ignore[no-untyped-call]
+    block.forward = alone
+
+
+_RATES = {"adamw": 1e-3, "sgd": 0.05}
+_DECAYS = {"adamw": 0.05, "sgd": 1e-4}
+
+
+def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
+    """The optimiser that the options name, over the model's parameters that want gradients.
+
+    Raises OptionError for an unknown name, for one that needs a closure or sparse gradients, for weight decay where it has
+    none, and for a model without parameters to train.
+    """
+    cls = _class(options.optimizer)
+    name = cls.__name__.lower()
+    takes = inspect.signature(cls).parameters
+    decay = _DECAYS.get(name, 0.0) if options.weight_decay is None else options.weight_decay
+    if decay and "weight_decay" not in takes:
+        raise OptionError(f"weight_decay is {decay}; {cls.__name__} has none; pass 0")
+    arguments: dict[str, Any] = {}
+    rate = _RATES.get(name) if options.lr is None else options.lr
+    if rate is not None:
+        arguments["lr"] = rate
+    if name == "sgd":
+        arguments |= {"momentum": options.momentum, "nesterov": options.momentum > 0}
+    groups = parameter_groups(model, decay)
+    if not groups:
+        raise OptionError(f"{type(model).__name__} has no parameters that want gradients; there is nothing to train")
+    if "weight_decay" not in takes:
+        groups = [{"params": group["params"]} for group in groups]
+    optimizer: torch.optim.Optimizer = cls(groups, **arguments)
+    return optimizer
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and filters with weight decay; norms, biases and other vectors without. Empty groups are left out.
+
+    What `model.no_weight_decay()` names, if there is such a method (timm's models), goes without as well.
+    """
+    named = getattr(model, "no_weight_decay", None)
+    spared = set(named()) if callable(named) else set()
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[parameter.ndim <= 1 or name in spared]["params"].append(parameter)
+    return [group for group in groups if group["params"]]
+
+
+def _class(name: str) -> Any:
+    known = {
+        cls.__name__.lower(): cls
+        for cls in vars(torch.optim).values()
+        if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer
+    }
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=2) or ["adamw", "sgd"]
+        raise OptionError(f"optimizer is {name!r}, which torch.optim does not have; did you mean {' or '.join(near)}?")
+    if name.lower() in ("lbfgs", "sparseadam", "muon"):
+        reason = {"lbfgs": "evaluates the loss several times a step", "sparseadam": "wants sparse gradients"}
+        why = reason.get(name.lower(), "takes matrices only")
+        raise OptionError(f"optimizer is {name!r}, which {why}; choose another, such as adamw")
+    return known[name.lower()]
 
 
 def device_for(loader: Any) -> torch.device:
@@ -56,7 +175,7 @@ def make_learner(
     options: TrainOptions,
     *,
     device: torch.device,
-    peers: Peers,
+    peers: ProcessGroup,
     nominal_batch: int,
     criterion: Criterion | None,
     optimizer: torch.optim.Optimizer | None,
@@ -73,7 +192,7 @@ def make_learner(
     )
 
 
-def batches_per_epoch(loader: object, peers: Peers) -> int:
+def batches_per_epoch(loader: object, peers: ProcessGroup) -> int:
     """Batches on this rank. Raises OptionError for a loader that does not know, has none, or differs between ranks."""
     if not isinstance(loader, Sized):
         raise OptionError(f"{type(loader).__name__} has no length; the schedule needs one: give it a __len__")

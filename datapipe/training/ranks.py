@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class ProcessGroup:
     """The ranks that train together; one alone where torch.distributed is not initialised. All must make the same calls."""
 
     rank: int = 0
@@ -18,7 +18,7 @@ class Peers:
     control: Any = None  # a gloo group: what is decided on the host must not wait for the GPU
 
     @classmethod
-    def join(cls) -> Peers:
+    def join(cls) -> ProcessGroup:
         """Those of torch.distributed."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return cls()
@@ -57,7 +57,7 @@ class Agreement:
     told at once.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: ProcessGroup) -> None:
         self._peers = peers
         self._sent: torch.Tensor | None = None
         self._work: Any = None

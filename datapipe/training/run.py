@@ -13,23 +13,19 @@ import torch
 from torch import nn
 
 from datapipe.errors import OptionError
-from datapipe.training.account import Account
-from datapipe.training.accumulate import steps_per_epoch
 from datapipe.training.checkpoint import Place
-from datapipe.training.early_stopping import Best
 from datapipe.training.epoch import train_epoch
-from datapipe.training.evaluation import check_counts_once, evaluate
+from datapipe.training.evaluation import DivergenceError, Means, check_counts_once, evaluate, means_of
 from datapipe.training.learner import Criterion, cross_entropy
 from datapipe.training.options import TrainOptions
 from datapipe.training.preparation import batches_per_epoch, checkpoint_to_resume, device_for, make_learner, prepare_model
-from datapipe.training.ranks import Peers
+from datapipe.training.progress import RunLogger
+from datapipe.training.ranks import ProcessGroup
 from datapipe.training.record import EpochMetrics, StepMetrics, environment
-from datapipe.training.schedule import Schedule
-from datapipe.training.signals import Heard, listening, obey
+from datapipe.training.schedule import Best, Schedule, steps_per_epoch
 from datapipe.training.starvation import Bracket, open_bracket
 from datapipe.training.state import TrainingState
-from datapipe.training.sums import DivergenceError, Means, means_of
-from datapipe.training.vigil import InterruptedRun, Vigil
+from datapipe.training.stop_signals import InterruptedRun, Stopping, StopSignal, note_signals, obey
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +75,8 @@ def fit(
     validation = Validation(val_loader, criterion or cross_entropy)  # without label smoothing
     if val_loader is None and options.patience is not None:
         raise OptionError(f"patience is {options.patience} and there is nothing to validate with; pass val_loader as well")
-    with listening() as heard:
-        run = _prepared(model, loader, options, validation, criterion, optimizer, heard)
+    with note_signals() as stop_signal:
+        run = _prepared(model, loader, options, validation, criterion, optimizer, stop_signal)
         report, signal = run(bracket, on_step=on_step, about=about)
         del run  # an exception would keep it, and with it the process group
     if signal:
@@ -103,10 +99,10 @@ def _prepared(
     validation: Validation,
     criterion: Criterion | None,
     optimizer: torch.optim.Optimizer | None,
-    heard: Heard,
+    stop_signal: StopSignal,
 ) -> _Run:
     """A run at its beginning, or where it left off."""
-    peers, device = Peers.join(), device_for(loader)
+    peers, device = ProcessGroup.join(), device_for(loader)
     num_batches = batches_per_epoch(loader, peers)
     if validation.loader is not None:
         check_counts_once(validation.loader, peers)
@@ -123,17 +119,19 @@ def _prepared(
     state = TrainingState(learner, loader, options, peers=peers, device=device)
     if resumed is None:
         state.begin()
-        return _Run(state, validation, Vigil(heard, options, peers), num_batches, [])
+        return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, [])
     notes = [f"note: {note}" for note in state.resume(resumed)]
     notes.insert(0, f"going on from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}")
-    return _Run(state, validation, Vigil(heard, options, peers), num_batches, notes)
+    return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, notes)
 
 
 class _Run:
     """The epochs of a run, one after the other."""
 
-    def __init__(self, state: TrainingState, validation: Validation, vigil: Vigil, num_batches: int, notes: list[str]) -> None:
-        self._state, self._validation, self._vigil = state, validation, vigil
+    def __init__(
+        self, state: TrainingState, validation: Validation, stopping: Stopping, num_batches: int, notes: list[str]
+    ) -> None:
+        self._state, self._validation, self._stopping = state, validation, stopping
         self._num_batches, self._notes = num_batches, notes
         # Ranks with unequally much to validate would wait for each other's word without end.
         self._stops_between = len(set(state.peers.gather(_length(validation.loader)))) == 1
@@ -150,27 +148,27 @@ class _Run:
         num_steps = options.epochs * steps_per_epoch(self._num_batches, options.accumulate)
         schedule = Schedule.of(num_steps, warmup=options.warmup, final=options.final_lr)
         leads, facts = state.peers.leads, _facts(state, about)
-        account = Account(options, place=state.place, num_steps=num_steps, facts=facts, leads=leads, on_step=on_step)
+        logger = RunLogger(options, place=state.place, num_steps=num_steps, facts=facts, leads=leads, on_step=on_step)
         status, signal = "failed", 0
         try:
             for note in self._notes:
-                account.say(note)
+                logger.say(note)
             while state.place.epoch < options.epochs and not state.best.is_exhausted(options.patience):
-                self._epoch(schedule, make_bracket(), account)
+                self._epoch(schedule, make_bracket(), logger)
             status = "finished" if state.place.epoch >= options.epochs else "stopped early"
-            self._vigil.close()
+            self._stopping.close()
         except InterruptedRun as exc:
             status, signal = "interrupted", exc.signal
         except DivergenceError:
             status = "diverged"
             raise
         finally:
-            account.write(status, state.best)
-            account.close()
+            logger.write(status, state.best)
+            logger.close()
         out = None if options.out is None else Path(options.out)
-        return Report(status, state.place.step, tuple(account.epochs), state.best, out), signal
+        return Report(status, state.place.step, tuple(logger.epochs), state.best, out), signal
 
-    def _epoch(self, schedule: Schedule, bracket: Bracket, account: Account) -> None:
+    def _epoch(self, schedule: Schedule, bracket: Bracket, logger: RunLogger) -> None:
         state = self._state
         started_s = time.perf_counter()
         pace = train_epoch(
@@ -178,8 +176,8 @@ class _Run:
             schedule=schedule,
             num_batches=self._num_batches,
             bracket=bracket,
-            account=account,
-            vigil=self._vigil,
+            logger=logger,
+            stopping=self._stopping,
         )
         train, val = means_of(state.total), self._validate()
         epoch = state.place.epoch
@@ -197,10 +195,10 @@ class _Run:
         )
         if val is not None:
             self._judge(val, epoch)
-        account.epoch(metrics, state.best)
+        logger.epoch(metrics, state.best)
         state.place = Place(state.place.step, epoch + 1)
         state.total.zero_()
-        self._vigil.save(state)
+        self._stopping.save(state)
 
     def _validate(self) -> Means | None:
         if self._validation.loader is None:
@@ -213,10 +211,10 @@ class _Run:
             criterion=self._validation.criterion,
             precision=state.learner.precision,
             peers=state.peers,
-            stop=self._vigil.asks_to_stop if self._stops_between else None,
+            stop=self._stopping.asks_to_stop if self._stops_between else None,
         )
         if means is None:
-            self._vigil.end(state)
+            self._stopping.end(state)
         return means
 
     def _judge(self, val: Means, epoch: int) -> None:

@@ -1,11 +1,18 @@
-"""The learning rate: a function of the step, not a state. Linear warm-up, then half a cosine."""
+"""When weights change, at which learning rate, and when to stop: functions of the step and pure values.
+
+Several batches make one step, weighted as if they were one large batch. Each adds the gradient of `sum of its losses / nominal`,
+where `nominal` is what a full step would have on this rank. Once all have, gradients are multiplied by `nominal / what there
+was`: exact for short batches, masked samples, the rest of an epoch, and ranks that have unequally many."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from datapipe.errors import OptionError
 
@@ -45,3 +52,54 @@ def set_rate(groups: Iterable[dict[str, Any]], rates: Iterable[float], share: fl
     """Give each parameter group of an optimiser its own top rate times `share`."""
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate * share
+
+
+def ends_step(batch: int, *, num_batches: int, accumulate: int) -> bool:
+    """Whether the weights change after this batch (from 0) of an epoch; its last one always ends a step."""
+    return (batch + 1) % accumulate == 0 or batch + 1 == num_batches
+
+
+def steps_per_epoch(num_batches: int, accumulate: int) -> int:
+    """Changes of the weights, the last perhaps from fewer batches."""
+    return -(-num_batches // accumulate)
+
+
+def scale_gradients(parameters: Iterable[torch.Tensor], nominal: float, num_real: float | torch.Tensor) -> None:
+    """Make gradients of `sum of losses / nominal` those of the mean over `num_real` samples, in place.
+
+    Under DDP, which averages over ranks, pass the mean over ranks for `num_real`. Nothing is touched if they are equal; a
+    tensor is not looked at on the host. No samples leave gradients as they are, which are 0.
+    """
+    if not isinstance(num_real, torch.Tensor):
+        if num_real == nominal:
+            return
+        num_real = torch.tensor(float(num_real))
+    factor = nominal / num_real.clamp(min=1e-9)
+    factor = torch.where(num_real > 0, factor, torch.ones_like(factor))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device, torch.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best validation so far. Pure values: each epoch makes a new one."""
+
+    value: float | None = None  # accuracy or loss, as is watched
+    epoch: int | None = None
+    num_worse: int = 0  # epochs since
+
+    def after(self, epoch: int, value: float, *, higher_is_better: bool, min_delta: float = 0.0) -> Best:
+        """The best once `epoch` brought `value`. A NaN never is."""
+        gain = 0.0 if self.value is None else value - self.value if higher_is_better else self.value - value
+        if value == value and (self.value is None or gain > min_delta):
+            return Best(value, epoch)
+        return dataclasses.replace(self, num_worse=self.num_worse + 1)
+
+    def is_exhausted(self, patience: int | None) -> bool:
+        """Whether `patience` epochs have gone by without a better one."""
+        return patience is not None and self.num_worse >= patience
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Best:
+        return cls(saved["value"], saved["epoch"], saved["num_worse"])

@@ -1,26 +1,60 @@
-"""A run's state: what training changes, saved and brought back."""
+"""A run's state: what training changes, random numbers included, saved and restored."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from datapipe.errors import StateError
 from datapipe.training.checkpoint import BEST, LAST, Checkpoint, Place, load_checkpoint, restore, save_checkpoint, save_tensors
-from datapipe.training.early_stopping import Best
+from datapipe.training.evaluation import Sums, checked, means_of
 from datapipe.training.learner import Learner
 from datapipe.training.options import TrainOptions
-from datapipe.training.ranks import Peers
-from datapipe.training.rng import generator_states, restore_generators, seed_generators
-from datapipe.training.sums import Sums, checked, means_of
+from datapipe.training.ranks import ProcessGroup
+from datapipe.training.schedule import Best
+
+
+def seed_generators(seed: int, rank: int) -> None:
+    """Seed torch's, numpy's and Python's generators; each rank draws its own numbers."""
+    mixed = int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0] >> 1)
+    torch.manual_seed(mixed)
+    np.random.seed(mixed % 2**32)
+    random.seed(mixed)
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Where this process's generators stand: tensors and plain values."""
+    version, internal, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(cached)],
+    }
+
+
+def restore_generators(states: dict[str, Any], device: torch.device) -> None:
+    """Go on drawing where `generator_states` was called."""
+    torch.set_rng_state(states["torch"].cpu())
+    if device.type == "cuda" and states["cuda"] is not None:
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, place, has_gauss, cached = states["numpy"]
+    np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), place, has_gauss, cached))
 
 
 class TrainingState:
     """Learner, loader, and how far they are. All ranks make the same calls; rank 0 writes."""
 
-    def __init__(self, learner: Learner, loader: Any, options: TrainOptions, *, peers: Peers, device: torch.device) -> None:
+    def __init__(
+        self, learner: Learner, loader: Any, options: TrainOptions, *, peers: ProcessGroup, device: torch.device
+    ) -> None:
         self.learner, self.loader, self.options, self.peers, self.device = learner, loader, options, peers, device
         self.place = Place()
         self.best = Best()

@@ -38,9 +38,9 @@ from datapipe.training import (
 )
 from datapipe.training.evaluation import check_counts_once
 from datapipe.training.progress import RunDisplay
-from datapipe.training.ranks import Peers
-from datapipe.training.rng import generator_states, restore_generators, seed_generators
-from datapipe.training.signals import listening
+from datapipe.training.ranks import ProcessGroup
+from datapipe.training.state import generator_states, restore_generators, seed_generators
+from datapipe.training.stop_signals import note_signals
 
 QUIET = TrainOptions(epochs=1, display="none")
 SIZE = 64
@@ -273,9 +273,9 @@ def test_evaluation_leaves_the_model_as_it_was_and_counts_once() -> None:
 def test_a_validation_loader_that_would_count_twice(others: Path) -> None:
     padded = loader_of(others, recipe=validation_recipe(32))
     with pytest.raises(OptionError, match="pads 37 samples for 2 ranks, so that some count twice; pass tail='mask'"):
-        check_counts_once(padded, Peers(0, 2))
-    check_counts_once(padded, Peers())
-    check_counts_once(loader_of(others, recipe=validation_recipe(32), tail="mask"), Peers(0, 2))
+        check_counts_once(padded, ProcessGroup(0, 2))
+    check_counts_once(padded, ProcessGroup())
+    check_counts_once(loader_of(others, recipe=validation_recipe(32), tail="mask"), ProcessGroup(0, 2))
 
 
 def test_the_generators_go_on_where_they_were() -> None:
@@ -343,26 +343,26 @@ def test_starvation_is_the_share_of_waiting() -> None:
 
 def test_signals_are_noted_once_and_not_in_workers() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with listening() as heard:
+    with note_signals() as stop_signal:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)  # as a launcher passes one on
-        assert heard.number == signal.SIGTERM
-        heard._at_s -= 2
+        assert stop_signal.number == signal.SIGTERM
+        stop_signal._at_s -= 2
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-    with listening() as heard:
-        heard._process += 1
+    with note_signals() as stop_signal:
+        stop_signal._process += 1
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGTERM)
-        assert heard.number == 0
+        assert stop_signal.number == 0
     found: list[int] = []
 
     def elsewhere() -> None:
-        with listening() as heard:
-            found.append(heard.number)
+        with note_signals() as stop_signal:
+            found.append(stop_signal.number)
 
     thread = threading.Thread(target=elsewhere)
     thread.start()

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from datapipe.errors import OptionError
-from datapipe.training import Learner, MixedPrecision, Peers, ends_step, make_model, recompute_blocks, steps_per_epoch
-from datapipe.training.batches import LabelledBatch, labelled_batch
-from datapipe.training.learner import cross_entropy
+from datapipe.training import Learner, MixedPrecision, ProcessGroup, ends_step, make_model, recompute_blocks, steps_per_epoch
+from datapipe.training.learner import LabelledBatch, cross_entropy, labelled_batch
 
 CPU = torch.device("cpu")
 
@@ -39,7 +38,7 @@ def gradients(model: nn.Module, batches: list[LabelledBatch], *, precision: str 
     """Those that reach the optimiser."""
     optimizer = NoStep(model.parameters())
     learner = Learner(
-        model, optimizer, criterion=cross_entropy, precision=MixedPrecision(precision, CPU), peers=Peers(), **arguments
+        model, optimizer, criterion=cross_entropy, precision=MixedPrecision(precision, CPU), peers=ProcessGroup(), **arguments
     )
     for number, batch in enumerate(batches):
         learner.learn(batch, ends_step=number + 1 == len(batches))
@@ -126,7 +125,7 @@ def test_float16_leaves_out_a_step_that_overflows_and_lowers_the_scale() -> None
         torch.optim.SGD(model.parameters(), lr=1.0),
         criterion=lambda outputs, labels: outputs.float().sum(1) * float("inf"),
         precision=precision,
-        peers=Peers(),
+        peers=ProcessGroup(),
         nominal=2,
         clip_norm=1.0,
     )

@@ -1,0 +1,108 @@
+"""SIGTERM and Ctrl-C: noted at once, obeyed once the step is finished and the run is saved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+from datapipe.training.options import TrainOptions
+from datapipe.training.ranks import Agreement, ProcessGroup
+from datapipe.training.state import TrainingState
+
+_HEEDED = (signal.SIGTERM, signal.SIGINT)
+_ONE_AND_THE_SAME_S = 1.0  # a terminal and a launcher both pass a Ctrl-C on
+
+
+class StopSignal:
+    """The signal that arrived, if any. A second Ctrl-C, a second later or more, ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._at_s = 0.0
+        self._process = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a loader's worker, forked meanwhile: a Ctrl-C is for us to see to
+            if number != signal.SIGINT:
+                obey(number)
+            return
+        if not self.number:
+            self.number, self._at_s = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._at_s > _ONE_AND_THE_SAME_S:
+            obey(number)
+
+
+@contextlib.contextmanager
+def note_signals() -> Iterator[StopSignal]:
+    """Note SIGTERM and SIGINT instead of obeying them. In other threads than the main one nothing is noted."""
+    stop_signal = StopSignal()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop_signal
+        return
+    before = {number: signal.signal(number, stop_signal) for number in _HEEDED}
+    try:
+        yield stop_signal
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def obey(number: int) -> NoReturn:
+    """KeyboardInterrupt for SIGINT; for others SystemExit with 128 + their number, as shells count."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
+class InterruptedRun(Exception):  # noqa: N818  (nothing went wrong)
+    """All ranks have agreed to stop, and the run is saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class Stopping:
+    """Saves when it is time to, and ends the run when a rank was told to stop. All ranks make the same calls."""
+
+    def __init__(self, stop_signal: StopSignal, options: TrainOptions, peers: ProcessGroup) -> None:
+        self._stop_signal, self._options, self._peers = stop_signal, options, peers
+        self._agreement = Agreement(peers)
+        self._signal = 0
+        self._saved_s = time.monotonic()
+
+    def after_step(self, state: TrainingState) -> None:
+        """Raises InterruptedRun, with the state saved."""
+        every_s, every_steps = self._options.save_every_minutes, self._options.save_every_steps
+        is_hour = self._peers.leads and every_s is not None and time.monotonic() - self._saved_s > 60 * every_s
+        signal, save = self._agreement(self._stop_signal.number, is_hour)
+        if signal:
+            self.end(state, signal)
+        if save or (every_steps is not None and state.place.step % every_steps == 0):
+            self.save(state)
+
+    def save(self, state: TrainingState) -> None:
+        state.save()
+        self._saved_s = time.monotonic()
+
+    def asks_to_stop(self) -> bool:
+        """Between the batches of a validation; `end` is then called."""
+        self._signal = self._agreement(self._stop_signal.number, False)[0]
+        return self._signal != 0
+
+    def end(self, state: TrainingState, signal: int = 0) -> None:
+        """Raises InterruptedRun, with the state saved by the time that any rank gets there."""
+        self._agreement.settle()
+        state.save()
+        self._peers.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
+        raise InterruptedRun(signal or self._signal)
+
+    def close(self) -> None:
+        """Let no message be under way when the ranks part."""
+        self._agreement.settle()
