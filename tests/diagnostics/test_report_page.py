@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import pytest
 from report_documents import HOSTILE, KINDS, document
 
-from datapipe.diagnostics.report.markup import Markup, element, join
 from datapipe.diagnostics.report.page import page
 
 _VOID = {"meta", "rect", "path", "line", "br"}
@@ -171,11 +170,3 @@ def test_names_are_text_wherever_they_stand() -> None:
         harmless = document("hostile") | {place: document("two ranks")[place]}
         assert outline.texts.count(shown + "x" * 400) >= _Outline(page(harmless)).texts.count(shown + "x" * 400)
     assert sum(shown in one for one in outline.texts) >= 12
-
-
-def test_elements_escape_what_is_not_markup() -> None:
-    assert element("p", "<b>", Markup("<i></i>"), None, 3, ["&", "'"], class_='a"b', hidden=True, title=None).text == (
-        '<p class="a&quot;b" hidden>&lt;b&gt;<i></i>3&amp;&#x27;</p>'
-    )
-    assert element("rect", x=1, aria_label="a").text == '<rect x="1" aria-label="a"/>'
-    assert join("<", Markup("<br>")).text == "&lt;<br>"

@@ -12,8 +12,8 @@ from report_documents import HOSTILE, document
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.document import Fault, Span, StageOfWait, read_document
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.axis import Axis, ticks
-from datapipe.diagnostics.report.lanes import lanes_of
+from datapipe.diagnostics.report.drawings import Axis, ticks
+from datapipe.diagnostics.report.trace import lanes_of
 
 
 @pytest.mark.parametrize(

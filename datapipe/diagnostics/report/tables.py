@@ -1,13 +1,11 @@
-"""Tables of the page: figures, ranks, loaders, environment. Pure."""
+"""Rows of the page's tables: figures, ranks, loaders. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from datapipe.diagnostics.document import LoaderRow, RankResult
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.report.markup import Child, Markup, element
 from datapipe.diagnostics.verdict import Verdict
 
 _WITHIN = "\u2003"  # wide spaces, for parts of what stands above
@@ -45,52 +43,52 @@ _LOADER = {
     "pin_memory": "Pinned",
     "num_steps": "Steps",
 }
+LOADER_NAMES = (*_LOADER.values(), "Use")
+RANK_NAMES = ("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process")
 
 
-def figures_table(verdict: Verdict) -> Markup:
-    """Every figure of a verdict; what was not measured says so."""
+def figure_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return every figure of a verdict with its name; what was not measured says so."""
     rows = [("Share of time spent waiting for data", words.percent_range(verdict.starvation))]
     rows += [(label, words.seconds(getattr(verdict.figures, name))) for name, label in _SECONDS.items()]
     rows += [(label, words.percent(getattr(verdict.figures, name))) for name, label in _SHARES.items()]
     rows += [(label, _count(getattr(verdict.figures, name))) for name, label in _COUNTS.items()]
-    return pairs_table(rows)
+    return rows
 
 
-def ranks_table(ranks: Sequence[RankResult]) -> Markup:
-    rows = [
+def rank_rows(ranks: Sequence[RankResult]) -> list[list[str]]:
+    """Return the cells of each rank, under RANK_NAMES."""
+    return [
         [
-            _plain(row.rank),
+            in_words(row.rank),
             row.verdict.kind.value,
             words.percent_range(row.verdict.starvation),
             words.seconds(row.verdict.figures.step_s),
-            _plain(row.num_steps),
-            _plain(row.pid),
+            in_words(row.num_steps),
+            in_words(row.pid),
         ]
         for row in ranks
     ]
-    return _table(("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process"), rows)
 
 
-def loaders_table(loaders: Sequence[LoaderRow]) -> Markup:
-    rows = [[*(_plain(getattr(loader, name)) for name in _LOADER), _use(loader)] for loader in loaders]
-    return _table((*_LOADER.values(), "Use"), rows)
+def loader_rows(loaders: Sequence[LoaderRow]) -> list[list[str]]:
+    """Return the cells of each loader, under LOADER_NAMES."""
+    return [[*(in_words(getattr(loader, name)) for name in _LOADER), _use(loader)] for loader in loaders]
 
 
-def pairs_table(rows: Sequence[tuple[str, str]]) -> Markup:
-    """Names and what they are."""
-    body = [element("tr", element("th", name, scope="row"), element("td", value)) for name, value in rows]
-    return element("div", element("table", element("tbody", body), class_="pairs"), class_="sideways")
-
-
-def environment_table(environment: Mapping[str, Any]) -> Markup:
-    return pairs_table([(name, _plain(value)) for name, value in environment.items()])
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[Child]]) -> Markup:
-    head = element("tr", *(element("th", name, scope="col") for name in names))
-    body = [element("tr", *(element("td", element("div", cell)) for cell in row)) for row in rows]
-    # Wide tables scroll by themselves, so that the page does not.
-    return element("div", element("table", element("thead", head), element("tbody", body)), class_="sideways", tabindex=0)
+def in_words(value: object) -> str:
+    """Return a value of JSON for people."""
+    match value:
+        case None:
+            return "not known"
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return ", ".join(f"{name} {in_words(one)}" for name, one in value.items()) or "none"
+        case list() | tuple():
+            return ", ".join(map(in_words, value)) or "none"
+        case _:
+            return words.plain(value)
 
 
 def _use(loader: LoaderRow) -> str:
@@ -98,20 +96,6 @@ def _use(loader: LoaderRow) -> str:
         return "not known"
     use = "evaluation" if loader.is_evaluation else "training"
     return f"{use}, judged" if loader.is_judged else use
-
-
-def _plain(value: object) -> str:
-    match value:
-        case None:
-            return "not known"
-        case bool():
-            return "yes" if value else "no"
-        case Mapping():
-            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items()) or "none"
-        case list() | tuple():
-            return ", ".join(map(_plain, value)) or "none"
-        case _:
-            return words.plain(value)
 
 
 def _count(value: float | None) -> str:
