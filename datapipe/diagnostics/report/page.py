@@ -45,7 +45,7 @@ def _context(read: Document) -> dict[str, Any]:
         "parts": drawings.step_parts(read.verdict),
         "fault": _fault(read),
         "syncs": [(name, f"{words.times(one.num)}, {words.seconds(one.host_s)} in all") for name, one in read.longest_syncs],
-        "needs": [words.need_line(need) for need in read.remedies.needs] if read.remedies else [],
+        "needs": _needs(read),
         "remedies": drawings.remedy_rows(read.remedies, read.applied, share) if read.remedies else [],
         "left_out": [f"{one.name}: {one.reason}" if one.name else one.reason for one in read.left_out],
         "run_parts": _run_parts(read),
@@ -88,6 +88,13 @@ def _fault(read: Document) -> str:
     if fault.head_of_line_s:
         sentences.append(f"For {words.seconds(fault.head_of_line_s)} of it a later batch was ready, and the next one was not.")
     return " ".join(sentences)
+
+
+def _needs(read: Document) -> list[str]:
+    """Return what would have to become faster, and what to try for that."""
+    needs = read.remedies.needs if read.remedies is not None else ()
+    advice = (words.to_try(need) for need in needs)
+    return [words.need_line(need) + (f". To try: {text}." if text else ".") for need, text in zip(needs, advice, strict=True)]
 
 
 def _run_parts(read: Document) -> list[tuple[str, str]]:

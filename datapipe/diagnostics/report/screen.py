@@ -15,7 +15,7 @@ from datapipe.diagnostics.report import words
 from datapipe.diagnostics.verdict import Kind
 
 MAX_LINES, WIDTH = 24, 100
-_MAX_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 4, 40, 36
+_MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
 _INDENT = " " * 5  # of how a remedy is carried out
 _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
 
@@ -80,14 +80,16 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
     label = "" if attribution.fault is None else label
     lines = ["", style.paint(_cut(label + words.fault_line(attribution)), "1")]
     shown = [stage for stage in attribution.stages if stage.share is not None]
-    for stage in shown[:_MAX_STAGES]:
+    has_needs = read.remedies is not None and read.remedies.best == NO_REMEDY and read.remedies.needs
+    num = _FEW_STAGES if has_needs else _MAX_STAGES  # the needs name stages again
+    for stage in shown[:num]:
         share = stage.share or 0.0
         name = _cut(words.stage_name(stage), _LABEL)
         bar = "#" * round(min(1.0, share) * _BAR)
         lines.append(f"  {name:<{_LABEL}} {bar:.<{_BAR}} {share:>6.1%}  {_seconds(stage.wait_s)}".rstrip())
-    if shown[_MAX_STAGES:]:
-        rest = sum(stage.share or 0.0 for stage in shown[_MAX_STAGES:])
-        lines.append(f"  {len(shown) - _MAX_STAGES} others, {rest:.1%}")
+    if shown[num:]:
+        rest = sum(stage.share or 0.0 for stage in shown[num:])
+        lines.append(f"  {len(shown) - num} others, {rest:.1%}")
     notes = []
     if attribution.worker is not None:
         notes.append(f"worker {attribution.worker} is much slower than the others")
@@ -150,9 +152,12 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
     """What would have to become faster, each in two lines at most."""
     lines: list[str] = []
     for need in what_if.needs:
-        wrapped = _wrap(f"- {words.need_line(need)}", num=2, indent=2)
-        if len(lines) + len(wrapped) <= room - 1:
-            lines += wrapped
+        wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), words.to_try(need)
+        if len(lines) + len(wrapped) > room - 1:
+            break
+        lines += wrapped
+        if advice is not None and len(lines) < room - 1:
+            lines += _wrap(f"to try: {advice}", num=1, indent=4)
     return lines
 
 

@@ -29,6 +29,17 @@ _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast: nobody has that in mind
 _SMALL = 0.02  # of a step: a change that is not worth a figure
+_TO_TRY = {
+    "sampler": "draw the order of an epoch as one array, and yield its values",
+    "collate": "make arrays of one shape in __getitem__, so that collating is one torch.stack",
+    "transfer": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
+    "pin": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
+    "copy": "copy uint8 to the device and convert there: a quarter of the bytes",
+    "read": "keep the data on a faster disk, or in larger files that are read in order (datapipe convert)",
+    "decode": "store images at about the size that is trained on (datapipe convert --resize)",
+    "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
+    "augment": "run it on the device over the whole batch",
+}
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
     "the next."
@@ -224,6 +235,11 @@ def need_line(need: Need) -> str:
     if need.times_faster > _NEARLY_FREE:
         return f"{stage}{where}: the loop would not wait if it cost next to nothing; {free}"
     return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
+
+
+def to_try(need: Need) -> str | None:
+    """Return what usually makes such a stage faster; None where nothing general can be said."""
+    return _TO_TRY.get(need.stage)
 
 
 def no_gain(outlook: Outlook) -> str:
