@@ -108,6 +108,8 @@ def test_commands_take_urls(store: FaultyStore, capsys: pytest.CaptureFixture[st
     assert main(["inspect", f"s3://{BUCKET}/data/train", "--grid", str(tmp_path / "sheet.png")]) == 0
     assert "37 samples" in capsys.readouterr().out
     assert (tmp_path / "sheet.png").stat().st_size > 0
+    assert main(["verify", f"s3://{BUCKET}/data/train"]) == 0
+    assert "intact; 37 samples" in capsys.readouterr().out
     assert main(["index", f"s3://{BUCKET}/data/train"]) == 0
     assert "37 samples (tar)" in capsys.readouterr().out
     assert (
