@@ -31,7 +31,7 @@ TORCHVISION ?= torchvision==0.28.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench dev
+EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench dev
 
 .PHONY: demo test lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
 

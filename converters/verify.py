@@ -74,9 +74,9 @@ def verify(
     problems = [
         Problem(str(directory / name), "not part of the dataset; move it away") for name in strange_files(directory, sets)
     ]
-    meter = _Meter(on_bytes)
+    meter = Meter(on_bytes)
     with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
-        jobs = [pool.submit(_check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
+        jobs = [pool.submit(check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
         try:
             for job in jobs:
                 problems += job.result()
@@ -98,8 +98,8 @@ def _problem(path: Path, exc: FormatError) -> Problem:
     return Problem(str(path), str(exc).removeprefix(f"{path}: "))
 
 
-class _Meter:
-    """Counts bytes over threads."""
+class Meter:
+    """A count of bytes over threads."""
 
     def __init__(self, on_bytes: Callable[[int], None]) -> None:
         self.nbytes = 0
@@ -112,7 +112,8 @@ class _Meter:
             self._on_bytes(nbytes)
 
 
-def _check_shard(found: FoundSet, shard: ShardInfo, meter: _Meter) -> list[Problem]:
+def check_shard(found: FoundSet, shard: ShardInfo, meter: Meter) -> list[Problem]:
+    """Return what is wrong with a shard, its index and its companions."""
     path = found.directory / shard.name
     try:
         sidecar, problems = _check_sidecar(path, shard)
@@ -134,7 +135,7 @@ def _check_sidecar(path: Path, shard: ShardInfo) -> tuple[Sidecar | None, list[P
         return None, [_problem(index, exc)]
 
 
-def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: _Meter) -> list[Problem]:
+def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: Meter) -> list[Problem]:
     try:
         with regular_files.open_file(path, buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
@@ -159,7 +160,7 @@ def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: _
     return [whole, *(Problem(str(path), text) for text in damaged[:_MAX_NAMED] + more)]
 
 
-def _sha256(descriptor: int, meter: _Meter) -> str:
+def _sha256(descriptor: int, meter: Meter) -> str:
     digest, buffer = hashlib.sha256(), bytearray(_READ_NBYTES)
     view = memoryview(buffer)
     while count := os.readv(descriptor, [buffer]):

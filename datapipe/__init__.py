@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datapipe.loader import BadSample, DataLoader, Dataset, WeightedSampler, explain, mix
     from datapipe.observe import Observer, Stage, StageEvent
     from datapipe.prefetching import prefetch
+    from datapipe.stores.settings import Remote
     from datapipe.transforms import (
         IMAGENET_MEAN,
         IMAGENET_STD,
@@ -103,6 +104,7 @@ __all__ = [
     "RandomResizedCrop",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "Remote",
     "Resize",
     "Stage",
     "StageEvent",
@@ -126,6 +128,7 @@ _NAMES = {
     "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),
+    "datapipe.stores.settings": ("Remote",),
     "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 _HOMES = dict.fromkeys(__all__, "datapipe.transforms") | {name: home for home, names in _NAMES.items() for name in names}

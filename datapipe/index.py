@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import FormatError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.order import Permutation
 from datapipe.printable import printable
 from datapipe.regular_files import path_inside
 from datapipe.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
+from datapipe.stores.converted_set import ConvertedSet
 
 MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
 
@@ -66,20 +67,31 @@ class SampleIndex:
 
     `manifest` says which shards there are; they lie in `data_directory`, their sidecars in
     `sidecar_directory` (the same for converted datasets). `chosen`: the ids of a selection, in its
-    order; None for all.
+    order; None for all. `remote`: where the shards lie, if that is an object store; both directories are then the one in
+    which it keeps copies of sidecars.
     """
 
     def __init__(
-        self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, chosen: NDArray[np.int64] | None = None
+        self,
+        manifest: Manifest,
+        *,
+        data_directory: Path,
+        sidecar_directory: Path,
+        chosen: NDArray[np.int64] | None = None,
+        remote: ConvertedSet | None = None,
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
         self.sidecar_directory = sidecar_directory
         self.chosen = chosen
+        self.remote = remote
         shards = manifest.shards
         self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
         self._top = str(data_directory)
-        self._shard_paths = [os.path.join(data_directory, shard.name) for shard in shards]
+        if remote is None:
+            self._shard_paths = [os.path.join(data_directory, shard.name) for shard in shards]
+        else:
+            self._shard_paths = [remote.shard_url(shard.name) for shard in shards]
         self._skipped = [np.array(shard.skipped, np.int64) for shard in shards]
         key = manifest.permutation_key
         self._permutation = None if key is None else Permutation(manifest.num_slots, key)
@@ -88,7 +100,7 @@ class SampleIndex:
         self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
-        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen)
+        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen, self.remote)
 
     def __len__(self) -> int:
         return self.manifest.num_samples if self.chosen is None else len(self.chosen)
@@ -96,7 +108,12 @@ class SampleIndex:
     @property
     def where(self) -> str:
         """What to call the dataset in a message."""
-        return str(self.data_directory)
+        return str(self.data_directory) if self.remote is None else str(self.remote.location)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the shards lie in an object store."""
+        return self.remote is not None
 
     @property
     def is_foreign(self) -> bool:
@@ -121,6 +138,7 @@ class SampleIndex:
             data_directory=self.data_directory,
             sidecar_directory=self.sidecar_directory,
             chosen=self.ids(np.asarray(positions, np.int64)),
+            remote=self.remote,
         )
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -143,6 +161,7 @@ class SampleIndex:
         prefixes: list[bytes] | None = None
         row_groups: list[RowGroup | None] | None = None
         loose = self.manifest.container == "folder"
+        self._sidecars.fetch(shards)
         by_shard = np.argsort(shards, kind="stable")
         starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
         for members in np.split(by_shard, starts[1:]) if num else ():
@@ -283,8 +302,14 @@ class Description:
         return printable(text)
 
 
-def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, chosen: NDArray[np.int64] | None) -> SampleIndex:
-    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, chosen=chosen)
+def _restore(
+    manifest: Manifest,
+    data_directory: Path,
+    sidecar_directory: Path,
+    chosen: NDArray[np.int64] | None,
+    remote: ConvertedSet | None = None,
+) -> SampleIndex:
+    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, chosen=chosen, remote=remote)
 
 
 class _OpenSidecars:
@@ -295,6 +320,8 @@ class _OpenSidecars:
         self._data, self._directory = str(index.data_directory), str(index.sidecar_directory)
         self._named_in = os.path.join(self._directory, MANIFEST_NAME)
         self._follows = index.is_foreign  # whoever opens shards of others has named them, or their folder
+        self._remote = index.remote
+        self._fetching = threading.Lock()
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -309,10 +336,25 @@ class _OpenSidecars:
                 self._open.move_to_end(shard)
             return sidecar
 
+    def fetch(self, shards: NDArray[np.int64] | None = None) -> None:
+        """Have copies of the sidecars of these shards, None for all, where they lie in a store: several at once."""
+        if self._remote is not None:
+            numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
+            with self._fetching:  # what two batches need is fetched once
+                self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
+
     def opened(self, shard: int) -> Sidecar:
         """One of them, opened for the caller alone, and what it tells checked against the manifest."""
         about = self._manifest.shards[shard]
+        if self._remote is not None:
+            self._remote.fetch_sidecars([about])
         path_inside(self._data, about.name, named_in=self._named_in, follows=self._follows)
+        try:
+            return Sidecar(self._path(about), shard=about)
+        except (FormatError, MissingDataError):
+            if self._remote is None:
+                raise
+        self._remote.fetch_again(about)  # the copy here was damaged
         return Sidecar(self._path(about), shard=about)
 
     def refuse_claims(self) -> None:
@@ -320,6 +362,7 @@ class _OpenSidecars:
 
         To be asked before memory is taken for as many samples as the manifest says.
         """
+        self.fetch()
         for shard, about in enumerate(self._manifest.shards):
             path, num = self._path(about), about.num_samples
             try:

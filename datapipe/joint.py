@@ -44,6 +44,10 @@ class JointIndex:
         return " + ".join(part.where for part in self.parts)
 
     @property
+    def is_remote(self) -> bool:
+        return any(part.is_remote for part in self.parts)
+
+    @property
     def is_foreign(self) -> bool:
         return any(part.is_foreign for part in self.parts)
 

@@ -25,6 +25,7 @@ class ListedFiles:
     """
 
     is_foreign = True
+    is_remote = False
 
     def __init__(
         self,

@@ -228,11 +228,16 @@ def read_document(directory: Path) -> Manifest:
         raise MissingDataError(f"{directory}: no {MANIFEST_NAME}; is this a converted dataset?") from exc
     except OSError as exc:
         raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror}); check its permissions") from exc
+    return parse_document(text, str(path))
+
+
+def parse_document(text: bytes, where: str) -> Manifest:
+    """Return the manifest that a `dataset.json` holds; `where` names it in errors. Raises FormatError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise FormatError(f"{path}: not JSON ({exc}); convert again") from exc
-    return Manifest.from_json(value, str(path))
+        raise FormatError(f"{where}: not JSON ({exc}); convert again") from exc
+    return Manifest.from_json(value, where)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 # Of datasets of others; decoded images; of backends on this machine; whether a GPU decodes regions.
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
+REMOTE_INDEXES, REMOTE_SHARDS = "remote-index", "remote-shards"  # of datasets in object stores
 
 logger = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.cache.store import Gap
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.index import Entries
 from datapipe.probe import ImageHeader, probe
 from datapipe.transforms import Recipe
@@ -82,7 +82,7 @@ class BlockWorker:
     `kept`: where images behind the recipe's front are looked for and kept; they are those of the samples' ids.
     """
 
-    def __init__(self, recipe: Recipe, files: LocalFiles, *, decoder: str = "auto", kept: KeptImages | None = None) -> None:
+    def __init__(self, recipe: Recipe, files: Files, *, decoder: str = "auto", kept: KeptImages | None = None) -> None:
         self._recipe = recipe
         self._behind_front = recipe.split_front()[1]
         self._files = files

@@ -12,7 +12,7 @@ from datapipe.atomic import atomic_writer
 from datapipe.backends.images_cpu import checked_header
 from datapipe.decode import open_decoder
 from datapipe.errors import DecodeError, IntegrityError, StorageError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import open_files
 from datapipe.index import SampleIndex
 from datapipe.printable import printable
 
@@ -30,7 +30,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
     step_x, step_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    files, decode, classes = LocalFiles(), open_decoder(), index.manifest.classes
+    files, decode, classes = open_files(index), open_decoder(), index.manifest.classes
     for place, sample in enumerate(ids.tolist()):
         x, y = _GAP + place % columns * step_x, _GAP + place // columns * step_y
         label = int(entries.labels[place])

@@ -60,9 +60,9 @@ def describe(index: SampleIndex) -> dict[str, Any]:
 
     from datapipe.backends.images_cpu import checked_header
     from datapipe.errors import DecodeError, IntegrityError
-    from datapipe.fetch.local import LocalFiles
+    from datapipe.fetch.files import open_files
 
-    files, num = LocalFiles(), len(index)
+    files, num = open_files(index), len(index)
     num_looked_at = min(num, _LOOKED_AT) if index.has_images else 0
     ids = index.ids(np.unique(np.linspace(0, num - 1, num_looked_at).astype(np.int64)))
     encodings: Counter[str] = Counter()
@@ -70,6 +70,7 @@ def describe(index: SampleIndex) -> dict[str, Any]:
     nbytes: list[int] = []
     bad: list[str] = []
     entries = index.look_up(ids, "image") if len(ids) else None
+    on_their_way = None if entries is None else files.will_need(entries.extents)
     for row in range(len(ids)):
         assert entries is not None
         try:
@@ -81,6 +82,7 @@ def describe(index: SampleIndex) -> dict[str, Any]:
         encodings[header.encoding] += 1
         sizes.append((header.height, header.width))
         nbytes.append(len(data))
+    del on_their_way
     manifest = index.manifest
     return {
         "container": manifest.container,

@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 from PIL import Image
 
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files, open_files
 from datapipe.index import SampleIndex
 from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD
 
@@ -26,7 +26,7 @@ class PillowDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, index: SampleIndex, *, size: int) -> None:
         self._index, self._size = index, size
-        self._files: LocalFiles | None = None
+        self._files: Files | None = None
         self._mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
         self._std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
 
@@ -35,7 +35,7 @@ class PillowDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, position: int) -> tuple[torch.Tensor, int]:
         if self._files is None:
-            self._files = LocalFiles()
+            self._files = open_files(self._index)
         entries = self._index.look_up(self._index.ids(np.array([position])), "image")
         data = self._files.read(entries.extents, 0)
         image = _open(data)

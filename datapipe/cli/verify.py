@@ -13,8 +13,10 @@ from datapipe.cli.say import say
 _EPILOG = """\
 example:
   datapipe verify shards/train
+  datapipe verify s3://bucket/train
 
-Reads every byte. Names missing, truncated and foreign files, and the samples whose bytes differ.
+Reads every byte; of a dataset in a store, each shard is fetched to a temporary directory.
+Names missing, truncated and foreign files, and the samples whose bytes differ.
 """
 
 
@@ -27,7 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", metavar="DST", type=Path, help="a converted dataset, or a directory of its splits")
+    parser.add_argument(
+        "directory", metavar="DST", help="a converted dataset, on disk or the URL of one in a store, or a directory of its splits"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="threads (all cores this process may use)")
     parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
     parser.set_defaults(run=run)
@@ -36,9 +40,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Check; 0 intact, 1 damaged. Raises what `converters.verify.verify` raises."""
     from converters.verify import verify
+    from converters.verify_remote import verify_remote
+    from datapipe.stores.location import is_url, parse_location
 
     with Progress(None, "B", "verify") as progress:
-        report = verify(args.directory, num_workers=args.workers, on_bytes=progress.update)
+        if is_url(args.directory):
+            report = verify_remote(parse_location(args.directory), num_workers=args.workers, on_bytes=progress.update)
+        else:
+            report = verify(Path(args.directory), num_workers=args.workers, on_bytes=progress.update)
     if args.json:
         print(json.dumps({**dataclasses.asdict(report), "is_intact": not report.problems}, indent=1))
     else:

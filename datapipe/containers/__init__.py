@@ -15,12 +15,14 @@ from datapipe.containers.shard_names import container_of
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index import SampleIndex
 from datapipe.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
+from datapipe.stores.converted_set import open_set
+from datapipe.stores.location import Location, is_url, parse_location
 
 __all__ = ["open_index"]
 
 
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
-    """The samples at `path`: a converted dataset, shards that others wrote, or an image folder.
+    """The samples at `path`: a converted dataset, on disk or in an object store; shards that others wrote; an image folder.
 
     Shards are WebDataset tars, TFRecord, HDF5, Parquet or Arrow files, given as a file, a directory or a glob pattern.
     Data that datapipe did not write is indexed on first use, which may take minutes for millions of
@@ -30,6 +32,8 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     text = path_name(path, "the path to the dataset")
     if not text:
         raise OptionError("the path to the dataset is empty")
+    if is_url(text):
+        return _open_remote(parse_location(text))
     here = Path(text)
     if not here.exists() and glob.has_magic(text):
         return open_foreign(_shards(sorted(Path(match) for match in glob.glob(text)), text))
@@ -53,10 +57,13 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
     return open_foreign(ForeignSet("folder", here.absolute()))
 
 
+def _open_remote(location: Location) -> SampleIndex:
+    manifest, remote = open_set(location)
+    return SampleIndex(manifest, data_directory=remote.copies, sidecar_directory=remote.copies, remote=remote)
+
+
 def _remedy(text: str) -> str:
     """For ways to name data that other libraries have."""
-    if "://" in text:
-        return "; data behind URLs is not read: copy it to a local disk first"
     if re.search(r"\{[^{}]*\.\.[^{}]*\}", text):
         return f"; braces are not expanded: write a pattern, such as {re.sub(r'{[^{}]*}', '*', text)}"
     return ""

@@ -14,7 +14,7 @@ from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages
 from datapipe.backends.slabs import SlabPool
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker, Worker
@@ -33,6 +33,8 @@ from datapipe.transforms import Recipe
 
 Size = tuple[int, int]
 
+REMOTE_SAMPLES_AHEAD = 512  # in the making: what 2,000 a second with 170 ms of latency each come to, and half as many again
+
 
 def assemble(
     choice: Choice,
@@ -42,7 +44,7 @@ def assemble(
     options: LoaderOptions,
     seed: int,
     rank: Rank,
-    files: LocalFiles,
+    files: Files,
     observer: Observer,
     bad_samples: BadSampleLog,
     stored_size: Size | None,
@@ -62,7 +64,7 @@ def assemble(
         memory_format=memory_format,
         uploader=None if runtime is None else Uploader(runtime, observer=observer),
     )
-    options = far_enough_ahead(options, choice.dali)
+    options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
     leaves_pixels = collator.finishes_pixels and size is not None
     geometry = recipe.geometry_alone()
     stage = None
@@ -104,11 +106,12 @@ def assemble(
     )
 
 
-def far_enough_ahead(options: LoaderOptions, dali: Dali | None) -> LoaderOptions:
-    """Every pipeline has a batch, and another one is being fetched."""
-    if dali is None:
-        return options
-    return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, dali.num_pipelines + 1))
+def far_enough_ahead(options: LoaderOptions, dali: Dali | None, *, is_remote: bool) -> LoaderOptions:
+    """Every pipeline has a batch, and another one is being fetched; of a store, as many samples as hide its latency."""
+    least = 0 if dali is None else dali.num_pipelines + 1
+    if is_remote:
+        least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))
+    return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
 
 
 def _graph_options(

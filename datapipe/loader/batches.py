@@ -21,7 +21,7 @@ from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.kept_images import KeptImages
 from datapipe.draws import Draws, apart
 from datapipe.errors import DecodeError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.index import Entries, Extents
 from datapipe.joint import AnyIndex
 from datapipe.loader.collate import Collator
@@ -52,7 +52,7 @@ class BatchMaker:
     recipe: Recipe  # as far as blocks, or DALI and what follows it on the CPU, carry it out
     options: LoaderOptions
     seed: int
-    files: LocalFiles
+    files: Files
     observer: Observer
     bad_samples: BadSampleLog
     memory: BatchMemory | None  # None where images differ in size
@@ -90,9 +90,9 @@ class BatchMaker:
         if self.has_image:
             missing = entries.extents if self.kept is None else self.kept.will_need(entries)
             if missing is not None:
-                self.files.will_need(missing)
+                batch.announced.append(self.files.will_need(missing))
         for wanted in extents.values():
-            self.files.will_need(wanted)
+            batch.announced.append(self.files.will_need(wanted))
         self._observe(Stage.PLAN, batch, start_ns)
         return batch
 

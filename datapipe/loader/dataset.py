@@ -14,7 +14,7 @@ from datapipe.checks import positions_of, real_number, whole_number
 from datapipe.datasets import Original
 from datapipe.draws import key64
 from datapipe.errors import DecodeError, IntegrityError, OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import open_files
 from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import LABEL, BatchFields
 from datapipe.loader.further_fields import FurtherFields
@@ -51,7 +51,7 @@ class Dataset:
         self.mixture = mixture
         self.original = original  # the torch Dataset that it was made of
         self.fields = BatchFields.of(index, None) if fields is None else fields
-        self._files = LocalFiles()
+        self._files = open_files(index)
         self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
         self._targets: list[int] | None = None
 

@@ -14,7 +14,7 @@ from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.installed import version_of
 from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, LABEL
@@ -33,7 +33,7 @@ class DataEvidence:
     """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader of such arguments."""
 
     index: AnyIndex
-    files: LocalFiles
+    files: Files
     arguments: Mapping[str, Any]
     options: LoaderOptions
     device: torch.device
@@ -52,12 +52,14 @@ class DataEvidence:
         num = min(_LOOKED_AT, len(self.index))
         positions = np.linspace(0, len(self.index) - 1, num, dtype=np.int64)
         entries = self.index.look_up(self.index.ids(positions), "image")
+        on_their_way = self.files.will_need(entries.extents)
         for row in range(len(entries)):
             try:
                 data = self.files.read(entries.extents, row)
                 yield data, checked_header(data)
             except (DecodeError, IntegrityError):
                 continue
+        del on_their_way
 
     def _open_batches(self, candidate: Dali | None) -> Iterator[Any]:
         names = [spec.name for spec in self.index.manifest.fields]

@@ -63,7 +63,8 @@ def explanation(loader: DataLoader) -> list[str]:
     lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
     if on_gpu:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
-    lines.append(f"ahead     {far_enough_ahead(options, choice.dali).depth} batches in the making at least")
+    ahead = far_enough_ahead(options, choice.dali, is_remote=loader.dataset.index.is_remote)
+    lines.append(f"ahead     {ahead.depth} batches in the making at least")
     return lines
 
 

@@ -13,7 +13,7 @@ from datapipe.containers import open_index
 from datapipe.datasets import Original, Unseen, see_through
 from datapipe.errors import OptionError
 from datapipe.fetch.cache.places import CacheOptions
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import open_files
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
@@ -39,16 +39,17 @@ from datapipe.loader.state import LoaderState
 from datapipe.loader.trail import Trail
 from datapipe.observe import Observer, null_observer
 from datapipe.plan import Plan, Rank, Tail
+from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
 
 
 class DataLoader:
     """Batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would give them.
 
-    `dataset`: a converted dataset, a directory, glob pattern or file of shards, an image folder; a `Dataset`, such as
-    `mix(...)` or `loader.dataset.select(...)` gives; or a torch Dataset whose files can be seen (`ImageFolder`, `Subset`,
-    `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are torch's; docs/loader.md says of each
-    what it means here. The others:
+    `dataset`: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards;
+    an image folder; a `Dataset`, such as `mix(...)` or `loader.dataset.select(...)` gives; or a torch Dataset whose files can
+    be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are
+    torch's; docs/loader.md says of each what it means here. The others:
 
     transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
       called with each image, as is all that follows it. Without one, images come as they are stored.
@@ -70,6 +71,7 @@ class DataLoader:
       or a directory. Pixels are the same with and without. Decodes on the CPU.
     cache_nbytes: how much it may take, in bytes; None: half of the memory or 80 % of the disk that is free. When it is
       full it stays as it is. See `cache_stats`.
+    remote: a `datapipe.Remote(...)`: how samples are read where the dataset is the URL of an object store.
     rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, asked at the first `len`
       or `iter`.
 
@@ -113,6 +115,7 @@ class DataLoader:
         memory_format: torch.memory_format = torch.channels_last,
         cache: str | os.PathLike[str] | None = None,
         cache_nbytes: int | None = None,
+        remote: Remote | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -130,7 +133,10 @@ class DataLoader:
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
         self.fields.check_rename(options.rename)
-        self._files = LocalFiles(row_groups=row_groups_of_windows(len(self.fields.stored)))
+        if remote is not None and not isinstance(remote, Remote):
+            raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
+        row_groups = row_groups_of_windows(len(self.fields.stored))
+        self._files = open_files(self.dataset.index, row_groups=row_groups, remote=remote)
         self._cache = CacheOptions.of(cache, cache_nbytes)
         if self._cache is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")

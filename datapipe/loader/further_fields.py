@@ -19,7 +19,7 @@ from datapipe.backends.images_cpu import BadRow, BlockReport, checked_header
 from datapipe.decode import Decoder, open_decoder
 from datapipe.draws import Draws
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.field_values import value_of
 from datapipe.index import Extents
 from datapipe.joint import AnyIndex
@@ -47,7 +47,7 @@ class FurtherFields:
     uint8 tensor; ARRAY a tensor; TEXT a str; JSON what the document holds; BYTES bytes.
     """
 
-    def __init__(self, specs: Sequence[FieldSpec], *, index: AnyIndex, files: LocalFiles, geometry: Recipe | None) -> None:
+    def __init__(self, specs: Sequence[FieldSpec], *, index: AnyIndex, files: Files, geometry: Recipe | None) -> None:
         """`geometry`: of the image; None where nothing is to be moved."""
         self.specs = tuple(specs)
         self._index = index

@@ -36,6 +36,7 @@ class Batch:
     num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device
     kept: object = None  # until the device is done with the batch
+    announced: list[object] = dataclasses.field(default_factory=list)  # what `Files.will_need` gave: bytes on their way
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import checked_header
 from datapipe.errors import DatapipeError, OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.joint import AnyIndex
 from datapipe.loader.batch_fields import IMAGE
 from datapipe.transforms import Recipe
@@ -22,7 +22,7 @@ Size = tuple[int, int]  # height, width in pixels
 _REMEDY = "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
 
 
-def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, files: LocalFiles) -> None:
+def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, files: Files) -> None:
     """Raise OptionError where batches could not be made, as images would differ in size.
 
     `stored_size`: of all images, where the dataset knows it. Otherwise the headers of some are read, unless the recipe makes
@@ -45,19 +45,21 @@ def stack(images: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> torch.Tenso
     return torch.stack(list(images))
 
 
-def _sizes_of_some(index: AnyIndex, files: LocalFiles) -> list[tuple[Size, str]]:
+def _sizes_of_some(index: AnyIndex, files: Files) -> list[tuple[Size, str]]:
     """The sizes of some stored images, and what to call each; of bad ones nothing."""
     found: list[tuple[Size, str]] = []
     if not len(index):
         return found
     ids = index.ids(np.unique(np.linspace(0, len(index) - 1, _LOOKED_AT, dtype=np.int64)))
     entries = index.look_up(ids, IMAGE)
+    on_their_way = files.will_need(entries.extents)
     for row, sample in enumerate(ids.tolist()):
         try:
             header = checked_header(files.read(entries.extents, row))
         except DatapipeError:  # what becomes of it is the policy for bad samples, when it is its turn
             continue
         found.append(((header.height, header.width), str(index.describe(sample))))
+    del on_their_way
     return found
 
 

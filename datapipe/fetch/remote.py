@@ -1,0 +1,125 @@
+"""Bytes of samples in object stores: ranges of shards, asked for ahead of use and checked when they are read."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+
+import crc32c
+
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.local import LocalFiles
+from datapipe.index import Extents
+from datapipe.probe import MAX_SAMPLE_NBYTES
+from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.requests import Requests, requests
+from datapipe.stores.settings import Remote
+
+_Key = tuple[str, int, int]  # url, offset, number of bytes
+
+
+class RemoteFiles:
+    """Reads extents of objects by ranges, others as `local` does. Thread-safe; not to be used in a forked child.
+
+    Infrastructure that fails is a StorageError, never a bad sample. Bytes whose checksum differs are fetched once more; if it
+    still differs the sample is bad, as on a disk.
+    """
+
+    def __init__(self, local: LocalFiles, settings: Remote) -> None:
+        self._local = local
+        self._settings = settings
+        self._objects: dict[str, RemoteObject] = {}
+        self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def read(self, extents: Extents, row: int) -> bytes:
+        """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
+        if not is_url(extents.paths[row]):
+            return self._local.read(extents, row)
+        (found,) = self.read_each(extents, [row])
+        if not isinstance(found, bytes):
+            raise found
+        return found
+
+    def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
+        """As `LocalFiles.read_each`."""
+        found: dict[int, bytes | DecodeError | IntegrityError] = {}
+        here = [row for row in rows if not is_url(extents.paths[row])]
+        if here:
+            found.update(zip(here, self._local.read_each(extents, here), strict=True))
+        there = [row for row in rows if is_url(extents.paths[row])]
+        keys = self._keys(extents, there)
+        pendings = self._ask(keys, is_urgent=True)
+        checks = zip(extents.crc32c[there].tolist(), extents.has_crc[there].tolist(), strict=True)
+        for row, key, pending, (checksum, has_crc) in zip(there, keys, pendings, checks, strict=True):
+            found[row] = self._checked(key, pending, checksum if has_crc else None)
+            if extents.prefixes is not None and isinstance(data := found[row], bytes):
+                found[row] = extents.prefixes[row] + data
+        return [found[row] for row in rows]
+
+    def will_need(self, extents: Extents) -> object:
+        """Begin to fetch these extents. They are given up when what is returned is."""
+        there = [row for row, path in enumerate(extents.paths) if is_url(path)]
+        if len(there) < len(extents):
+            self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
+        return self._ask(self._keys(extents, there), is_urgent=False)
+
+    def close(self) -> None:
+        self._local.close()
+
+    def _checked(self, key: _Key, pending: Pending | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
+        """The bytes that were asked for, or what is wrong with them."""
+        if pending is None:
+            return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
+        data = pending.wait()
+        if checksum is None or crc32c.crc32c(data) == checksum:
+            return data
+        again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
+        self._requests().submit([again])
+        data = again.wait()
+        if (differs := crc32c.crc32c(data)) == checksum:
+            return data
+        url, offset, nbytes = key
+        return IntegrityError(
+            f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
+            "damaged; `datapipe verify` names all damage"
+        )
+
+    def _keys(self, extents: Extents, rows: Sequence[int]) -> list[_Key]:
+        offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()
+        return [(extents.paths[row], offset, nbytes) for row, offset, nbytes in zip(rows, offsets, sizes, strict=True)]
+
+    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[Pending | None]:
+        """What was asked for before, or is now. None for more bytes than a sample may have."""
+        asked: list[Pending | None] = []
+        new: list[Pending] = []
+        with self._lock:
+            for key in keys:
+                url, offset, nbytes = key
+                pending = self._pending.get(key)
+                if (pending is None or pending.has_failed) and nbytes <= MAX_SAMPLE_NBYTES:
+                    pending = self._pending[key] = Pending(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
+                    if nbytes:
+                        new.append(pending)
+                    else:
+                        pending.finish(b"")
+                asked.append(pending)
+        if asked:
+            requests = self._requests()
+            requests.submit(new)
+            if is_urgent:
+                for pending in asked:
+                    if pending is not None and not pending.is_done:
+                        requests.hasten(pending)
+        return asked
+
+    def _object(self, url: str) -> RemoteObject:
+        known = self._objects.get(url)
+        return self._objects.setdefault(url, RemoteObject(parse_location(url))) if known is None else known
+
+    def _requests(self) -> Requests:
+        shared = requests()
+        shared.set_limits(most=self._settings.requests, timeout_s=self._settings.timeout_s)
+        return shared

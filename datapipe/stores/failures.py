@@ -1,0 +1,161 @@
+"""What a store answered when it refused, as errors of one line: what, where, what was found, and what to do.
+
+Messages are made of the status, the store's name for the error and our own URL. The text of the library's errors is never
+passed on: it may hold signed URLs.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import re
+from dataclasses import dataclass
+
+from datapipe.errors import DatapipeError, MissingDataError, StorageError
+from datapipe.stores.location import Location
+
+_STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
+_CODE = re.compile(r"<Code>\s*(\w{1,60})\s*</Code>")
+_REGION = re.compile(r"<Region>\s*([a-z0-9-]{3,30})\s*</Region>|expecting '([a-z0-9-]{3,30})'")
+_NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "InvalidCredential", "MissingCredential", "credential")
+_PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "UnknownIssuer", "URL scheme is not allowed")
+_IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another server, or copy the data to a disk"
+
+
+class Kind(enum.Enum):
+    """What went wrong, as far as it decides what to do."""
+
+    MISSING = "missing"
+    CHANGED = "changed"  # another etag than before
+    EXISTS = "exists"  # something is there that was not to be
+    DENIED = "denied"
+    THROTTLED = "throttled"
+    TRANSIENT = "transient"  # may go well next time
+    BROKEN = "broken"  # will not go well, however often it is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that failed."""
+
+    kind: Kind
+    what: str  # for people: what was found, and what to do
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether to try again."""
+        return self.kind in (Kind.THROTTLED, Kind.TRANSIENT)
+
+    def error(self, location: Location) -> DatapipeError:
+        """Return the exception that says so."""
+        text = f"{location}: {self.what}"
+        if self.kind is Kind.MISSING:
+            return MissingDataError(text)
+        number = {Kind.CHANGED: errno.ESTALE, Kind.DENIED: errno.EACCES, Kind.EXISTS: errno.EEXIST}.get(self.kind, errno.EIO)
+        return StorageError(number, text)
+
+
+class ShortBodyError(Exception):
+    """Fewer bytes came than were asked for."""
+
+
+class WholeObjectError(Exception):
+    """The whole object came where a range was asked for."""
+
+
+class ChangedError(Exception):
+    """An answer of another etag or size than the first one: from a server that knows no If-Match."""
+
+
+def examine(exc: BaseException, location: Location) -> Failure:
+    """Say what an exception of `obstore`, or of reading what it gave, means."""
+    if isinstance(exc, ChangedError):
+        return Failure(Kind.CHANGED, "changed")
+    text = str(exc)
+    found = _STATUS.search(text)
+    status = int(found.group(1) or found.group(2)) if found else 0
+    named = _CODE.search(text)
+    code = named.group(1) if named else ""
+    if isinstance(exc, ShortBodyError):
+        return Failure(Kind.TRANSIENT, f"the answer was cut ({exc}); the network, or a proxy on the way, is at fault")
+    if isinstance(exc, WholeObjectError) or type(exc).__name__ == "NotSupportedError" or "NotPartial" in text:
+        return Failure(Kind.BROKEN, _IGNORES_RANGES)
+    if code in _BY_CODE:
+        kind, what = _BY_CODE[code]
+        region = _REGION.search(text)
+        if region and kind is Kind.DENIED and "region" in what:
+            what = f"the bucket is in region {region.group(1) or region.group(2)}; set AWS_REGION to that"
+        return Failure(kind, what.format(root=location.root))
+    if type(exc).__name__ == "AlreadyExistsError":
+        return Failure(Kind.EXISTS, "exists already; another conversion finished first, or pass --overwrite")
+    if type(exc).__name__ == "PreconditionError" or status == 412:
+        return Failure(Kind.CHANGED, "changed")
+    if status in _BY_STATUS:
+        kind, what = _BY_STATUS[status]
+        return Failure(kind, what.format(root=location.root, code=f" {code}" if code else ""))
+    if isinstance(exc, FileNotFoundError):
+        return Failure(Kind.MISSING, "no such object; check the URL")
+    if status >= 500:
+        return Failure(Kind.TRANSIENT, f"the store answers {status}{f' {code}' if code else ''}; try again later")
+    if status:
+        return Failure(Kind.BROKEN, f"the store answers {status}{f' {code}' if code else ''}; check the URL and the endpoint")
+    return _without_answer(text, location)
+
+
+def _without_answer(text: str, location: Location) -> Failure:
+    """Where no status came: no credentials, no such host, no connection, no time."""
+    if "redirect without LOCATION" in text:
+        return Failure(Kind.DENIED, "the bucket is in another region; set AWS_REGION to it")
+    if any(sign in text for sign in _NO_CREDENTIALS):
+        return Failure(Kind.DENIED, f"no credentials were found; {_CREDENTIALS[location.scheme]}")
+    if any(sign in text for sign in _PERMANENT_TRANSPORT):
+        return Failure(Kind.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
+    if "dns error" in text or "failed to lookup address" in text or "Name or service not known" in text:
+        return Failure(Kind.TRANSIENT, "the host's name does not resolve (DNS); check the URL, the endpoint and the network")
+    if "Connection refused" in text:
+        return Failure(Kind.TRANSIENT, "the connection was refused; check the endpoint and its port")
+    if any(sign in text for sign in ("timed out", "TimedOut", "kind: Timeout")):  # "retry_timeout" is always there
+        return Failure(Kind.TRANSIENT, "no answer in time; check the network and the endpoint")
+    return Failure(Kind.TRANSIENT, "the connection broke; check the network and the endpoint")
+
+
+_ENVIRONMENT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE where boto3 is installed"
+_CREDENTIALS = {
+    "s3": f"{_ENVIRONMENT}; for a public bucket set AWS_SKIP_SIGNATURE=true",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or a SAS token",
+    "hf": "set HF_TOKEN",
+    "http": "the server wants none of ours",
+    "https": "the server wants none of ours",
+}
+_NO_BUCKET = "no bucket {root!r}; check its name, and the endpoint and region (AWS_ENDPOINT_URL, AWS_REGION)"
+_REFUSED = "forbidden (403{code}); the credentials lack the right to read it, or it does not exist"
+_SLOW = "the store throttles requests; use fewer ranks, or lower dp.Remote(requests=...)"
+_BY_STATUS: dict[int, tuple[Kind, str]] = {
+    301: (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    307: (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    401: (Kind.DENIED, "the credentials are missing or not accepted (401{code}); check them"),
+    403: (Kind.DENIED, _REFUSED),
+    404: (Kind.MISSING, "no such object; check the URL"),
+    408: (Kind.TRANSIENT, "no answer in time (408{code}); check the network"),
+    416: (Kind.CHANGED, "is shorter than its index says"),
+    429: (Kind.THROTTLED, _SLOW),
+    503: (Kind.THROTTLED, _SLOW),
+}
+_BY_CODE: dict[str, tuple[Kind, str]] = {
+    "NoSuchBucket": (Kind.MISSING, _NO_BUCKET),
+    "ContainerNotFound": (Kind.MISSING, "no container {root!r}; check its name and AZURE_STORAGE_ACCOUNT_NAME"),
+    "PermanentRedirect": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "AuthorizationHeaderMalformed": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "IllegalLocationConstraintException": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "RequestTimeTooSkewed": (Kind.DENIED, "this machine's clock differs too much from the store's; set the clock (NTP)"),
+    "ExpiredToken": (Kind.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
+    "TokenRefreshRequired": (Kind.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
+    "InvalidAccessKeyId": (Kind.DENIED, "the store does not know the access key; check AWS_ACCESS_KEY_ID and the endpoint"),
+    "SignatureDoesNotMatch": (Kind.DENIED, "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY"),
+    "AuthenticationFailed": (Kind.DENIED, "the credentials are not accepted; check the account's key or token"),
+    "SlowDown": (Kind.THROTTLED, _SLOW),
+    "ServerBusy": (Kind.THROTTLED, _SLOW),
+    "PreconditionFailed": (Kind.CHANGED, "changed"),
+    "ConditionNotMet": (Kind.CHANGED, "changed"),
+}

@@ -1,0 +1,99 @@
+"""URLs of objects and prefixes in object stores."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote, urlsplit
+
+from datapipe.errors import OptionError
+
+SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """An object, or a prefix of objects, in a store. Holds no credentials."""
+
+    scheme: str  # one of SCHEMES
+    root: str  # bucket, container, "host:port", or "owner/name@revision" of a Hugging Face dataset
+    key: str  # within the root, without a slash at either end; "" for the root itself
+
+    def __str__(self) -> str:
+        top = f"hf://datasets/{self.root}" if self.scheme == "hf" else f"{self.scheme}://{self.root}"
+        return f"{top}/{self.key}" if self.key else top
+
+    def __truediv__(self, name: str) -> Location:
+        """The object `name` under this prefix."""
+        return Location(self.scheme, self.root, f"{self.key}/{name}" if self.key else name)
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+
+def is_url(text: str) -> bool:
+    """Whether the text is a URL, of an object store or of something else, rather than the path of a file."""
+    return _URL.match(text) is not None
+
+
+def parse_location(url: str) -> Location:
+    """Return the place that a URL names.
+
+    Raises OptionError for schemes that are not read, for user names and passwords in a URL, and for queries, as signed URLs
+    have: a signature is good for one object, and a dataset has several. No part of them appears in the message.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise OptionError(f"{redacted(url)}: not a URL ({exc}); check it") from None
+    scheme = parts.scheme.lower()
+    if scheme not in SCHEMES:
+        raise OptionError(f"{redacted(url)}: {scheme}:// is not read; pass one of {', '.join(f'{name}://' for name in SCHEMES)}")
+    if parts.username is not None or parts.password is not None:
+        raise OptionError(f"{redacted(url)}: has a user name in it; leave it out, and give credentials by the environment")
+    if parts.query or parts.fragment:
+        raise OptionError(
+            f"{redacted(url)}: has a query (removed here), as signed URLs do; a signature is good for one object: "
+            "pass the plain URL of the dataset, and give credentials by the environment"
+        )
+    root, key = parts.hostname or "", unquote(parts.path).strip("/")
+    if scheme in ("http", "https"):
+        root += "" if port is None else f":{port}"
+    elif scheme == "hf":
+        root, key = _hugging_face(url, parts.netloc, key)
+    else:
+        root = parts.netloc  # names of buckets keep their case
+    if not root:
+        raise OptionError(f"{redacted(url)}: names no bucket or host; write {scheme}://NAME/PREFIX")
+    if any(part in ("", ".", "..") for part in key.split("/")) and key:
+        raise OptionError(f"{redacted(url)}: has an empty part, '.' or '..' in its path; write the path as the store lists it")
+    return Location(scheme, root, key)
+
+
+def _hugging_face(url: str, kind: str, path: str) -> tuple[str, str]:
+    """The dataset with its revision, and the rest: hf://datasets/OWNER/NAME[@REVISION]/PATH."""
+    owner, _, rest = path.partition("/")
+    name, _, key = rest.partition("/")
+    if kind != "datasets" or not owner or not name:
+        raise OptionError(f"{redacted(url)}: write hf://datasets/OWNER/NAME/PATH, or NAME@REVISION in place of NAME")
+    return f"{owner}/{name}" if "@" in name else f"{owner}/{name}@main", key
+
+
+def redacted(url: str) -> str:
+    """Return the URL without user, password, query and fragment, for messages."""
+    head, _, rest = url.partition("://")
+    bare = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = bare.partition("/")
+    return f"{head}://{host.rpartition('@')[2] if head != 'hf' else host}{slash}{path}"
+
+
+def http_url(location: Location) -> str:
+    """Return the URL of the directory that HTTP keys of this location are relative to."""
+    if location.scheme == "hf":
+        name, _, revision = location.root.rpartition("@")
+        return f"https://huggingface.co/datasets/{name}/resolve/{quote(revision, safe='')}"
+    return f"{location.scheme}://{location.root}"

@@ -1,0 +1,43 @@
+"""Whole objects and listings: small things that are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datapipe.stores.failures import examine
+from datapipe.stores.location import Location
+from datapipe.stores.opening import open_store
+from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.requests import requests
+
+OPEN_TIMEOUT_S = 20.0  # without success: somebody may have typed the name of a host wrongly, and waits
+
+
+def read_object(location: Location) -> bytes:
+    """Return all of an object. Raises MissingDataError and StorageError."""
+    return read_objects([location])[0]
+
+
+def read_objects(locations: Sequence[Location]) -> list[bytes]:
+    """Return all of several objects, read at once. Raises what the first of them that failed came to."""
+    wanted = [Pending(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
+    requests().submit(wanted)
+    return [pending.wait() for pending in wanted]
+
+
+def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
+    """Return the names directly under a prefix, those of further prefixes with a slash at the end, sorted.
+
+    Empty where the store cannot list, as an HTTP server. Raises StorageError where it refuses.
+    """
+    if location.scheme in ("http", "https", "hf"):
+        return []
+    requests().check_process()
+    prefix = f"{location.key}/" if location.key else ""
+    try:
+        found = open_store(location).list_with_delimiter(prefix)
+    except Exception as exc:
+        raise examine(exc, location).error(location) from None
+    names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]
+    names += [meta["path"].removeprefix(prefix) for meta in found["objects"]]
+    return sorted(names)[:at_most]

@@ -1,0 +1,146 @@
+"""From a location to a client of `obstore`, with the credentials that the environment has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datapipe.errors import DependencyError, OptionError
+from datapipe.stores.location import Location, http_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore
+
+_MAX_IDLE = 512  # connections kept for the next requests, per host
+_CONNECT_S = 5
+_SILENCE_S = 10  # without a byte, after which an attempt is given up
+
+_stores: dict[tuple[str, str], ObjectStore] = {}
+_lock = threading.Lock()
+
+
+def open_store(location: Location) -> ObjectStore:
+    """Return the client of the location's bucket or host: one for each in a process. Makes no request.
+
+    Clients do not retry: whoever uses them does. Raises DependencyError where `obstore`, or what a profile needs, is not
+    installed, and OptionError where the environment's settings make no sense to it.
+    """
+    place = location.scheme, location.root
+    with _lock:
+        if place not in _stores:
+            _stores[place] = _opened(location)
+        return _stores[place]
+
+
+def forget_stores() -> None:
+    """Let the next use of each store take its credentials and settings from the environment again."""
+    with _lock:
+        _stores.clear()
+
+
+def _opened(location: Location) -> ObjectStore:
+    try:
+        import obstore  # noqa: F401
+    except ImportError as exc:
+        raise DependencyError(f"{location}: object stores need obstore; pip install 'gpu-datapipe[remote]'") from exc
+    from obstore.exceptions import BaseError
+
+    try:
+        return _OPENERS[location.scheme](location)
+    except (BaseError, ValueError) as exc:
+        kind = type(exc).__name__  # not its text, which may quote the settings
+        raise OptionError(f"{location}: the store's settings in the environment are not accepted ({kind}); check them") from None
+
+
+def _client(endpoint: str | None = None, *, headers: dict[str, str] | None = None) -> ClientConfig:
+    config: ClientConfig = {
+        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "read_timeout": timedelta(seconds=_SILENCE_S),
+        "timeout": timedelta(hours=1),  # of a whole object; silence is what ends an attempt
+        "pool_max_idle_per_host": str(_MAX_IDLE),
+    }
+    if endpoint is not None and endpoint.startswith("http://"):
+        config["allow_http"] = True
+    if headers:
+        config["default_headers"] = headers
+    return config
+
+
+def _no_retries() -> Any:
+    return {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+
+
+def _open_s3(location: Location) -> ObjectStore:
+    from obstore.store import S3Store
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+    settings: dict[str, Any] = {} if endpoint is None else {"endpoint": endpoint}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region is not None:
+        settings["region"] = region
+    if _wants_profile():
+        settings |= _profile(location, region)
+    return S3Store(location.root, client_options=_client(endpoint), retry_config=_no_retries(), **settings)
+
+
+def _wants_profile() -> bool:
+    """Whether credentials lie where only boto3 finds them: in the files of AWS's command line."""
+    given = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
+    if any(os.environ.get(name) for name in given):
+        return False
+    if os.environ.get("AWS_PROFILE"):
+        return True
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    return any(Path(os.environ.get(name, usual)).expanduser().is_file() for name, usual in files.items())
+
+
+def _profile(location: Location, region: str | None) -> dict[str, Any]:
+    profile = os.environ.get("AWS_PROFILE")
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as exc:
+        if profile is None:
+            return {}  # the files may be of another use; without credentials the store says so
+        raise DependencyError(f"{location}: AWS_PROFILE names a profile, which boto3 reads; pip install boto3") from exc
+    try:
+        session = boto3.Session(profile_name=profile)
+        if session.get_credentials() is None:
+            return {}
+        found = {"credential_provider": Boto3CredentialProvider(session)}
+    except (BotoCoreError, ValueError) as exc:
+        raise OptionError(f"{location}: the AWS profile cannot be used ({type(exc).__name__}); check AWS_PROFILE") from None
+    return found if region is not None or session.region_name is None else {**found, "region": session.region_name}
+
+
+def _open_gs(location: Location) -> ObjectStore:
+    from obstore.store import GCSStore
+
+    return GCSStore(location.root, client_options=_client(os.environ.get("GOOGLE_BASE_URL")), retry_config=_no_retries())
+
+
+def _open_az(location: Location) -> ObjectStore:
+    from obstore.store import AzureStore
+
+    endpoint = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
+    local = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    client = _client("http://" if local else endpoint)
+    return AzureStore(location.root, client_options=client, retry_config=_no_retries())
+
+
+def _open_http(location: Location) -> ObjectStore:
+    from obstore.store import HTTPStore
+
+    url, token = http_url(location), os.environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else None
+    return HTTPStore.from_url(url, client_options=_client(url, headers=headers), retry_config=_no_retries())
+
+
+_OPENERS: dict[str, Callable[[Location], ObjectStore]] = {
+    "s3": _open_s3, "gs": _open_gs, "az": _open_az, "http": _open_http, "https": _open_http, "hf": _open_http,
+}  # fmt: skip

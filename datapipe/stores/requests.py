@@ -1,0 +1,250 @@
+"""The requests of a process: one thread with an event loop makes all of them, with one layer of retries.
+
+An attempt that fails for a reason that may pass is made again after a random pause; one that takes much longer than others
+has another one made beside it, and the first to succeed counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import errno
+import os
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datapipe.errors import LifecycleError, StorageError
+from datapipe.stores.failures import ChangedError, Failure, Kind, ShortBodyError, WholeObjectError, examine
+from datapipe.stores.opening import open_store
+from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.window import MAX_NBYTES, Window
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+TIMEOUT_S = 120.0  # without success, after which a request has failed
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_TICK_S = 0.25
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the requests of a process came to so far."""
+
+    requests: int = 0  # attempts
+    nbytes: int = 0  # of bodies that came whole
+    retries: int = 0
+    hedges: int = 0
+    throttled: int = 0
+
+
+class Requests:
+    """Makes requests in a thread of its own. Thread-safe. Does not survive a fork."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+        self.counts = Counts()
+        self.timeout_s = TIMEOUT_S
+        self._process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._queue: deque[weakref.ref[Pending]] = deque()
+        self._under_way: set[Pending] = set()
+        self._nbytes = 0  # asked for and not there yet
+        self._is_ticking = False
+        self._hedges: set[asyncio.Task[None]] = set()  # asyncio keeps no reference of its own
+        self._thread = threading.Thread(target=self._run, name="datapipe-requests", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_under_way(self) -> int:
+        """How many requests are made at this moment."""
+        return len(self._under_way)
+
+    def set_limits(self, *, most: int, timeout_s: float) -> None:
+        """Let at most so many requests be under way, and fail after so many seconds; the latest settings count for all."""
+        self.window.most, self.timeout_s = most, timeout_s
+
+    def submit(self, wanted: Iterable[Pending]) -> None:
+        """Make these requests, in this order, as soon as there is room; returns at once."""
+        self.check_process()
+        references = [weakref.ref(pending) for pending in wanted]
+        if references:
+            self._loop.call_soon_threadsafe(self._enqueue, references)
+
+    def hasten(self, pending: Pending) -> None:
+        """Make this request now if it waits for room: somebody waits for it."""
+        self.check_process()
+        if not pending.is_done and not pending.started_s:
+            self._loop.call_soon_threadsafe(self._start, pending)
+
+    def check_process(self) -> None:
+        """Raise LifecycleError in a child that was forked after the first use: the library's threads are not there."""
+        if os.getpid() != self._process:
+            raise LifecycleError(
+                "an object store was used in this process before it forked, and cannot be used in the child; "
+                "start processes by 'spawn': multiprocessing.get_context('spawn')"
+            )
+
+    def stop(self) -> None:
+        """End the thread; what is under way is given up."""
+        if os.getpid() != self._process or not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    # -- in the event thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for pending in list(self._under_way):
+            pending.fail(LifecycleError("the process ends"))
+
+    def _enqueue(self, references: list[weakref.ref[Pending]]) -> None:
+        self._queue.extend(references)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start what there is room for."""
+        while self._queue and len(self._under_way) < self.window.limit and self._nbytes < MAX_NBYTES:
+            pending = self._queue.popleft()()
+            if pending is not None:
+                self._start(pending)
+
+    def _start(self, pending: Pending) -> None:
+        if pending.started_s or pending.is_done:
+            return
+        pending.started_s = time.monotonic()
+        self._under_way.add(pending)
+        self._nbytes += pending.nbytes
+        pending.task = self._loop.create_task(self._see_through(pending))
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_later(_TICK_S, self._tick)
+
+    async def _see_through(self, pending: Pending) -> None:
+        """Try until it succeeds, fails for good, or the time is over."""
+        begun_s = time.monotonic()
+        timeout_s = self.timeout_s if pending.timeout_s is None else pending.timeout_s
+        try:
+            while not pending.is_done:
+                try:
+                    data = await self._attempt(pending)
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as exc:
+                    failure = examine(exc, pending.object.location)
+                    if failure.kind is Kind.THROTTLED:
+                        self.counts.throttled += 1
+                        self.window.throttled()
+                    elapsed_s = time.monotonic() - begun_s
+                    if not failure.may_pass or elapsed_s >= timeout_s:
+                        pending.fail(await self._error(failure, pending, elapsed_s))
+                        return
+                    self.counts.retries += 1
+                    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**pending.attempts, timeout_s - elapsed_s)
+                    pending.attempts += 1
+                    await asyncio.sleep(random.uniform(0, longest_s))
+                    pending.started_s = time.monotonic()
+                else:
+                    self.window.done(time.monotonic() - pending.started_s)
+                    pending.finish(data)
+        except asyncio.CancelledError:
+            if not pending.is_done:
+                pending.fail(LifecycleError("the process ends"))
+        finally:
+            pending.task = None
+            self._under_way.discard(pending)
+            self._nbytes -= pending.nbytes
+            self._fill()
+
+    async def _attempt(self, pending: Pending) -> bytes:
+        """Return the bytes, of the length asked for, of the object as it was first seen."""
+        target = pending.object
+        store = open_store(target.location)
+        options: GetOptions = {}
+        if pending.end is not None:
+            options["range"] = (pending.start, pending.end)
+        pinned = target.etag
+        if pinned is not None and not pinned.startswith("W/"):
+            options["if_match"] = pinned
+        self.counts.requests += 1
+        result = await store.get_async(target.location.key, options=options)
+        meta = result.meta
+        data = bytes(await result.bytes_async())
+        if target.nbytes < 0:
+            target.etag, target.nbytes = meta["e_tag"], meta["size"]
+        elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # also of a server that knows no If-Match
+            raise ChangedError
+        wanted = meta["size"] if pending.end is None else pending.nbytes
+        if len(data) != wanted:
+            raise (WholeObjectError if len(data) == meta["size"] else ShortBodyError)(f"{len(data)} of {wanted} bytes")
+        self.counts.nbytes += len(data)
+        return data
+
+    async def _error(self, failure: Failure, pending: Pending, elapsed_s: float) -> BaseException:
+        location = pending.object.location
+        if failure.kind is Kind.CHANGED and pending.object.etag is not None:
+            now = await self._etag_now(pending.object)
+            change = f"etag {pending.object.etag} -> {now or 'gone'}"
+            return StorageError(errno.ESTALE, f"{location}: changed since the loader opened it ({change}); open it again")
+        if failure.may_pass:
+            tried = f"no success in {elapsed_s:.0f} s and {pending.attempts + 1} attempts"
+            return StorageError(errno.EIO, f"{location}: {tried}: {failure.what}")
+        return failure.error(location)
+
+    async def _etag_now(self, target: RemoteObject) -> str | None:
+        with contextlib.suppress(Exception):
+            meta = await open_store(target.location).head_async(target.location.key)
+            return None if meta["e_tag"] is None else str(meta["e_tag"])
+        return None
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        self.window.tick(now_s)
+        self._fill()
+        for pending in list(self._under_way):
+            if not pending.is_hedged and now_s - pending.started_s > self.window.hedge_after_s:
+                pending.is_hedged = True
+                self.counts.hedges += 1
+                task = self._loop.create_task(self._hedge(pending))
+                self._hedges.add(task)
+                task.add_done_callback(self._hedges.discard)
+        self._is_ticking = bool(self._under_way)
+        if self._is_ticking:
+            self._loop.call_later(_TICK_S, self._tick)
+
+    async def _hedge(self, pending: Pending) -> None:
+        """Make one attempt beside the one that takes long; where it fails, the other goes on as it would have."""
+        with contextlib.suppress(Exception):
+            data = await self._attempt(pending)
+            pending.finish(data)
+            if pending.task is not None:
+                pending.task.cancel()
+
+
+_shared: Requests | None = None
+_lock = threading.Lock()
+
+
+def requests() -> Requests:
+    """Return the process's own. Raises LifecycleError in a child forked after the first use."""
+    global _shared
+    with _lock:
+        if _shared is None:
+            _shared = Requests()
+            atexit.register(_shared.stop)
+    _shared.check_process()
+    return _shared
