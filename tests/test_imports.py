@@ -42,6 +42,10 @@ LEVELS: dict[str, int] = {
             (
                 "manifest",
                 "row_groups",
+                "row_order",
+                "row_permutation",
+                "tables",
+                "columns",
                 "sidecar",
                 "index",
                 "masks",
@@ -103,6 +107,10 @@ TORCH_FREE = (
         for room in (
             "manifest",
             "row_groups",
+            "row_order",
+            "row_permutation",
+            "tables",
+            "columns",
             "sidecar",
             "index",
             "masks",
