@@ -133,6 +133,21 @@ class StoredRows:
         return Window(epoch, 0, group, int(self.starts[group]), int(self.starts[group + 1]))
 
 
+@dataclass(frozen=True, slots=True)
+class ShuffledRows:
+    """A full shuffle of rows that may be read in any order, another one every epoch; an `order.Order`."""
+
+    num_samples: int
+    seed: int
+    kind: str = "shuffled rows"
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __call__(self, epoch: int, positions: Ints, /) -> Ints:
+        return RowPermutation(self.num_samples, int(key64(self.seed, epoch))).at(positions)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowedRows:
     """A shuffle for tables that are read a row group at a time: few row groups are under way at once.

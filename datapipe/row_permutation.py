@@ -47,6 +47,14 @@ class RowPermutation:
             out[first - start : first - start + len(block)] = self._walked(block)
         return out
 
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these positions go."""
+        if self.num_rows < TABLE_LIMIT:
+            return Permutation(self.num_rows, self.key)(positions)
+        words = positions.astype(np.uint32)
+        blocks = [self._walked(words[first : first + _BLOCK]) for first in range(0, len(words), _BLOCK)]
+        return np.concatenate([*blocks, np.empty(0, np.uint32)]).astype(np.int64)
+
     def _walked(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
         words = self._mapped(words)
         outside = np.flatnonzero(words > np.uint32(self.num_rows - 1))

@@ -28,7 +28,6 @@ from datapipe.row_order import Piece, Run, RunOrder, Window
 from datapipe.tables import TableIndex
 
 
-
 @dataclass(slots=True)
 class RowBatch:
     """One batch in the making. Several threads may gather parts of it at once: each writes rows of its own."""
