@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         StorageError,
         UnfinishedError,
     )
-    from datapipe.loader import BadSample, DataLoader, Dataset, WeightedSampler, explain, mix
+    from datapipe.loader import BadSample, DataLoader, Dataset, TableLoader, WeightedSampler, explain, mix
     from datapipe.observe import Observer, Stage, StageEvent
     from datapipe.prefetching import prefetch
     from datapipe.stores.settings import Remote
@@ -110,6 +110,7 @@ __all__ = [
     "StageEvent",
     "StateError",
     "StorageError",
+    "TableLoader",
     "ToDtype",
     "TrivialAugmentWide",
     "UnfinishedError",
@@ -122,7 +123,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"),
+    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.adapt": ("from_torch",),
     "datapipe.diagnostics.monitor": ("Monitor",),

@@ -48,6 +48,34 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """One rank's batch as a range of positions of the epoch, before any order is asked."""
+
+    step: int  # of the epoch, from 0
+    after: Cursor  # where the epoch stands once this step is done
+    start: int  # first position of the epoch
+    stop: int  # end of the range; positions from `num_samples` on are repeats and count from 0 again
+    num_samples: int  # of the epoch
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def num_real(self) -> int:
+        """How many of the first samples are no repeats."""
+        return max(0, min(self.stop, self.num_samples) - self.start)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """The (start, stop) ranges of positions below `num_samples` that it consists of, in order."""
+        start = self.start
+        while start < self.stop:
+            first = start % self.num_samples
+            length = min(self.stop - start, self.num_samples - first)
+            yield first, first + length
+            start += length
+
+
+@dataclass(frozen=True, slots=True)
 class Picks:
     """The samples of one rank's batch."""
 
@@ -56,6 +84,9 @@ class Picks:
     positions: NDArray[np.int64]  # (b,) positions in the dataset
     real: NDArray[np.bool_]  # (b,) False where a sample is a repeat that pads the tail
     occurrences: NDArray[np.int64] | None = None  # (b,) to be augmented apart where a sample comes again; None: all 0
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +139,26 @@ class Plan:
 
     def picks(self, epoch: int, step: int) -> Picks:
         """One batch, from its number alone."""
+        span = self.span(epoch, step)
+        mine = span.start + np.arange(len(span), dtype=np.int64)
+        places = mine % span.num_samples
+        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol takes longer than all the rest here
+        return Picks(
+            step=step,
+            after=span.after,
+            positions=self.order(epoch, places),
+            real=mine < span.num_samples,
+            occurrences=None if occurrences is None else occurrences(epoch, places),
+        )
+
+    def span(self, epoch: int, step: int) -> Span:
+        """One batch as a range of positions of the epoch."""
         num_samples = len(self.order)
         first = step * self.global_batch
         left = num_samples - first
         share = self.batch_size
         if left < self.global_batch and self.tail is Tail.PAD:
             share = -(-left // self.rank.world_size)
-        mine = first + self.rank.rank * share + np.arange(share, dtype=np.int64)
-        places = mine % num_samples
-        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol takes longer than all the rest here
-        return Picks(
-            step=step,
-            after=Cursor(epoch, min(first + self.global_batch, num_samples)),
-            positions=self.order(epoch, places),
-            real=mine < num_samples,
-            occurrences=None if occurrences is None else occurrences(epoch, places),
-        )
+        start = first + self.rank.rank * share
+        after = Cursor(epoch, min(first + self.global_batch, num_samples))
+        return Span(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)

@@ -7,6 +7,7 @@ from typing import Any
 
 from datapipe.adapt.behind import handed_over
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.tensor_rows import TensorRows
 from datapipe.decode import default_decoder_name
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe
@@ -29,6 +30,15 @@ def lines_about(loader: TorchsLoader, recipe: Recipe | None) -> list[str]:
     lines.append(f"batches   {_batches(loader)}")
     gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe)]
     return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
+
+
+def lines_about_rows(rows: TensorRows) -> list[str]:
+    """Return the lines about tensors in memory."""
+    shapes = ", ".join(f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.tensors)
+    return [
+        f"data      {len(rows)} rows of tensors in memory: {shapes}",
+        "workers   none: whole batches are gathered in the training process, which takes less than fetching them from a worker",
+    ]
 
 
 def _workers(loader: TorchsLoader) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch.utils.data
@@ -50,11 +51,13 @@ def arguments_kept(loader: TorchsLoader) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
 
 
-def made_again(loader: TorchsLoader, *, dataset: Any, batch_sampler: Any) -> TorchsLoader:
-    """Return a loader with the same arguments over these. What torch had to say of them it has said."""
+def made_again(
+    loader: TorchsLoader, *, dataset: Any, batch_sampler: Any, changes: Mapping[str, Any] | None = None
+) -> TorchsLoader:
+    """Return a loader with the same arguments over these, but for `changes`. What torch had to say of them it has said."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler, **arguments_kept(loader))
+        return torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler, **{**arguments_kept(loader), **(changes or {})})
 
 
 def has_collate_fn(loader: TorchsLoader) -> bool:

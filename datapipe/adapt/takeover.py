@@ -19,6 +19,7 @@ from datapipe.adapt.converted import converted_index
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
+from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
 from datapipe.datasets import Original, Unseen
 from datapipe.errors import OptionError
@@ -33,6 +34,7 @@ from datapipe.order import Order, SequentialOrder, ShuffledOrder
 from datapipe.plan import Plan, Tail
 from datapipe.prefetching import PrefetchedLoader, prefetch
 from datapipe.repeats import Repeats
+from datapipe.row_order import ShuffledRows
 
 AnyLoader = DataLoader | TorchLoader | PrefetchedLoader
 
@@ -57,6 +59,7 @@ def from_torch(
       images, maps them by such transforms, and batches.
     - Such a dataset with transforms of your own among them, or a collate_fn for what is no tensor: torch's workers, in which
       datapipe decodes and does all that comes before.
+    - A `TensorDataset`, or a `Subset` of one: whole batches gathered from its tensors, in the training process.
     - Any other dataset: torch's workers, as they are.
 
     In each case batches come on `device` ("auto": this process's GPU, or the CPU where there is none), and the loader has
@@ -127,6 +130,13 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, sha
         how = f"seen through to its files, which datapipe decodes in torch's workers, since {found.in_workers}"
         kept.origin = _origin(loader, how)
         return kept
+    rows = None if has_collate_fn(loader) or loader.batch_sampler is None else tensor_rows(loader.dataset)
+    if rows is not None:
+        open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
+        open_rows(Trail())  # raises for what cannot be shared
+        kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
+        kept.origin = _origin(loader, "seen through to its tensors, of which whole batches are gathered")
+        return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _as_it_is(loader, found.reason, shares=shares)
     open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader)
@@ -161,7 +171,15 @@ def _given(trail: Trail, *, loader: TorchsLoader) -> GivenKeys:
     return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail)
 
 
-def _picked(trail: Trail, *, loader: TorchsLoader, key_of: KeyOf, shares: bool, original: Original | None = None) -> PickedKeys:
+def _picked(
+    trail: Trail,
+    *,
+    loader: TorchsLoader,
+    key_of: KeyOf,
+    shares: bool,
+    original: Original | None = None,
+    shuffled: Callable[[int, int], Order] = ShuffledOrder,
+) -> PickedKeys:
     """What a pass that begins now asks for; of a dataset that was seen through, if it is still as it was."""
     if original is not None:
         original.check_unchanged()
@@ -173,7 +191,7 @@ def _picked(trail: Trail, *, loader: TorchsLoader, key_of: KeyOf, shares: bool, 
         return PickedKeys(listed, "sampler", key_of)
     batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
     if "shuffle" in arguments:
-        order: Order = ShuffledOrder(num_samples, seed=0) if arguments["shuffle"] else SequentialOrder(num_samples)
+        order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
         return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
     sampler = sampler_of(loader)
     sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, trail=trail)

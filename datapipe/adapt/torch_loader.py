@@ -17,9 +17,10 @@ import torch
 import torch.utils.data
 
 from datapipe.adapt.arguments import length_of, sampler_of
-from datapipe.adapt.explaining import lines_about
+from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
+from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import TorchIterator, Walk
 from datapipe.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
@@ -31,8 +32,9 @@ from datapipe.loader.state import LoaderState
 from datapipe.loader.trail import Trail
 from datapipe.order import ShuffledOrder
 from datapipe.plan import Cursor, Picks, Plan, Rank
+from datapipe.row_order import ShuffledRows
 
-KeyOf = Callable[[Picks, int], list[Any]]  # what a dataset is asked for, of a batch's picks and the seed
+KeyOf = Callable[[Picks, int], Any]  # what a dataset is asked for, of a batch's picks and the seed
 
 
 class KeySource(Protocol):
@@ -116,9 +118,9 @@ class PickedKeys:
     def rank(self) -> Rank:
         return self.source.rank
 
-    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
+    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         source = self.source
-        if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder):
+        if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder | ShuffledRows):
             source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
         for picks in source.steps(start):
             yield self.key_of(picks, seed), picks.after
@@ -161,7 +163,8 @@ class TorchLoader:
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._trail)
-        self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches)
+        changes = WHOLE_BATCHES if isinstance(dataset, TensorRows) else {}
+        self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
 
     def __iter__(self) -> TorchIterator:
         return TorchIterator(self._begin, self.__len__, self._epochs)
@@ -181,8 +184,12 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: batches come in order, which a place that can be saved needs")
-        for loader in (self._inner, self._loader):
-            setattr(loader, name, value)  # torch refuses what may not change
+        gathers = isinstance(self._dataset, TensorRows) and name in WHOLE_BATCHES
+        if gathers and name == "collate_fn":
+            raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
+        setattr(self._inner, name, value)  # torch refuses what may not change
+        if not gathers:
+            setattr(self._loader, name, value)
 
     @property
     def _source(self) -> KeySource:
@@ -212,6 +219,8 @@ class TorchLoader:
         """What is done by whom, line by line, for `explain`."""
         recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
+        if isinstance(self._dataset, TensorRows):
+            return [*seed, *lines_about_rows(self._dataset)]
         return [*seed, *lines_about(self._inner, recipe)]
 
     def set_epoch(self, epoch: int) -> None:
@@ -232,7 +241,7 @@ class TorchLoader:
         self._seed.resume(state["seed"])
         self._trail.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor)
-        if cursor.samples_done and not isinstance(self._dataset, SampleDataset):
+        if cursor.samples_done and not isinstance(self._dataset, SampleDataset | TensorRows):
             warnings.warn(
                 f"the place in the epoch is resumed, the random state is not: what {type(self._dataset).__qualname__} draws for "
                 "the rest of the epoch, such as crops, differs from a run that was not interrupted",

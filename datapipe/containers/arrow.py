@@ -133,7 +133,10 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
     what = (
         f"images in several columns ({', '.join(declared or holding)})" if declared or holding else "no images that can be read"
     )
-    raise FormatError(f"{where}: {what} (has: {listed}); name one of binary values, or structs with 'bytes', 'image'")
+    raise FormatError(
+        f"{where}: {what} (has: {listed}); name one of binary values, or structs with 'bytes', 'image', or "
+        "read a table of numbers with datapipe.TableLoader"
+    )
 
 
 def _label_column(features: Features, schema: Any) -> str | None:

@@ -27,7 +27,10 @@ from datapipe.sidecar import SidecarRows
 
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # columns named in an error
-_REMEDY = "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one"
+_REMEDY = (
+    "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one, or "
+    "read a table of numbers with datapipe.TableLoader"
+)
 
 logger = get_logger(__name__)
 

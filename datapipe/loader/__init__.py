@@ -8,5 +8,6 @@ from datapipe.loader.facade import DataLoader
 from datapipe.loader.iteration import BatchIterator
 from datapipe.loader.mixing import WeightedSampler, mix
 from datapipe.loader.policy import BadSample
+from datapipe.loader.table_loader import TableLoader
 
-__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "WeightedSampler", "explain", "mix"]
+__all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"]

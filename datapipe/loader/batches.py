@@ -101,6 +101,10 @@ class BatchMaker:
         size = self.options.block_size_of(len(batch))
         return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
+    def spare(self, batch: Batch) -> list[Callable[[Worker], object]]:
+        """Nothing: the kernel was told of the bytes that are needed."""
+        return []
+
     def load_block(self, batch: Batch, rows: range, worker: Worker) -> None:
         """Load some rows, and do with bad samples as the policy says. Raises what the policy raises."""
         start_ns = time.perf_counter_ns()

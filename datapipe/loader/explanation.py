@@ -14,18 +14,21 @@ from datapipe.errors import OptionError
 from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.caching import described
 from datapipe.loader.facade import DataLoader
+from datapipe.loader.table_explanation import table_explanation
+from datapipe.loader.table_loader import TableLoader
 from datapipe.printable import printable
 
 
 def explain(loader: Any) -> None:
     """Print which device and backend a loader uses and why, which decoder, what is done where, and the order.
 
-    `loader`: a datapipe.DataLoader, or what `from_torch` or `prefetch` gave.
+    `loader`: a datapipe.DataLoader or TableLoader, or what `from_torch` or `prefetch` gave.
 
     Makes the choice of a backend if that has not been made yet, which on a GPU may take some seconds of measuring.
     """
-    if isinstance(loader, DataLoader):
-        print("\n".join(map(printable, explanation(loader))))
+    if isinstance(loader, (DataLoader, TableLoader)):
+        lines = explanation(loader) if isinstance(loader, DataLoader) else table_explanation(loader)
+        print("\n".join(map(printable, lines)))
         return
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")

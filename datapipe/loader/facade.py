@@ -150,7 +150,9 @@ class DataLoader:
         self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
         setter = EpochSetter if shuffle else SequentialEpochSetter
-        self.sampler = setter(self._epochs, self.dataset) if sampler is None else sampler
+        mixture = self.dataset.mixture
+        num_samples = len(self.dataset) if mixture is None else sum(mixture.counts)
+        self.sampler = setter(self._epochs, num_samples) if sampler is None else sampler
         self.batch_size = batch_size
         self.drop_last = options.tail is Tail.DROP
         self.generator = generator

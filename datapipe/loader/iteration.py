@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 from datapipe.backends.device import Arrival
 from datapipe.checks import whole_number
 from datapipe.errors import LifecycleError
-from datapipe.loader.batches import BatchMaker
 from datapipe.loader.ending import ending
+from datapipe.loader.making import Maker, Step
 from datapipe.loader.sources import PickSource
 from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
 from datapipe.observe import Stage, StageEvent
-from datapipe.plan import Cursor, Picks
+from datapipe.plan import Cursor
 
 
 class Epochs:
@@ -41,6 +41,11 @@ class Epochs:
         """The next pass goes on from `cursor`. Where that is after the last batch of its epoch, the pass is empty."""
         with self._lock:
             self.last = self._next = cursor
+
+    @property
+    def upcoming(self) -> Cursor:
+        """The place that `claim` would give now."""
+        return self._next
 
     def claim(self) -> Cursor:
         """The place of a pass that begins now; the pass after it belongs to the epoch that follows."""
@@ -78,7 +83,7 @@ class OneThread:
 class Pass:
     """What an iterator needs to begin."""
 
-    open: Callable[[], tuple[BatchMaker, PickSource]]  # asked at the first `next()`, in the consumer's thread
+    open: Callable[[], tuple[Maker, PickSource]]  # asked at the first `next()`, in the consumer's thread
     num_steps: Callable[[], int]  # of a whole epoch
     epochs: Epochs
     worker_init_fn: Callable[[int], None] | None
@@ -95,10 +100,10 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(self, parts: Pass) -> None:
         self._parts = parts
-        self._maker: BatchMaker | None = None
+        self._maker: Maker | None = None
         self._tasks: deque[BatchTask] = deque()
         self._source: PickSource | None = None
-        self._steps: Iterator[Picks] | None = None
+        self._steps: Iterator[Step] | None = None
         self._asked = Cursor()  # behind the last batch among the tasks
         self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
         self._threads: LoaderThreads | None = None
@@ -147,7 +152,7 @@ class BatchIterator(Iterator[Any]):
             batch = batch.hand_over()
         self._top_up(maker)
         waited_ns = time.perf_counter_ns() - start_ns
-        maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks.positions)))
+        maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks)))
         return batch
 
     def __len__(self) -> int:
@@ -167,7 +172,7 @@ class BatchIterator(Iterator[Any]):
         if self._threads is not None:
             self._threads.stop()
 
-    def _begin(self) -> BatchMaker:
+    def _begin(self) -> Maker:
         parts = self._parts
         maker, source = parts.open()
         if maker.options.num_workers:
@@ -179,11 +184,11 @@ class BatchIterator(Iterator[Any]):
         self._maker = maker  # last: what Ctrl-C leaves unfinished is begun again
         return maker
 
-    def _top_up(self, maker: BatchMaker) -> None:
+    def _top_up(self, maker: Maker) -> None:
         """Have as many batches in the making as the options say."""
         assert self._source is not None
         try:
-            while not maker.options.is_ahead(len(task.picks.positions) for task in self._tasks):
+            while not maker.options.is_ahead(len(task.picks) for task in self._tasks):
                 picks = self._next_picks()
                 if picks is None:
                     return
@@ -196,7 +201,7 @@ class BatchIterator(Iterator[Any]):
             self._steps = self._source.steps(self._asked)
             raise
 
-    def _next_picks(self) -> Picks | None:
+    def _next_picks(self) -> Step | None:
         """None at the end of the pass, and where the sampler fails."""
         assert self._steps is not None
         try:
@@ -205,7 +210,7 @@ class BatchIterator(Iterator[Any]):
             self._sampler_error = exc
             return None
 
-    def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
+    def _wait(self, task: BatchTask, maker: Maker) -> None:
         """Wait until the batch that is due is made, or has failed. Its task stays first: Ctrl-C takes nothing from the pass."""
         if self._threads is None:
             run_here(task, maker)

@@ -27,7 +27,7 @@ def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:
     return LoaderOptions(
         batch_size=whole_number(arguments["batch_size"], "batch_size"),
         shuffle=bool(arguments["shuffle"]),
-        tail=_parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
+        tail=parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
         num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
         prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
         on_error=arguments["on_error"],
@@ -72,7 +72,7 @@ def default_num_workers() -> int:
     return max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1))
 
 
-def _parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
+def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
     """`drop_last=True` is torch's name for tail="drop"; the two must not disagree."""
     if tail is None:
         return Tail.DROP if drop_last else Tail.PAD

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.checks import positions_of
+from datapipe.loader.making import Step
 from datapipe.loader.trail import Trail
-from datapipe.plan import Cursor, Picks, Rank
+from datapipe.plan import Cursor, Picks, Plan, Rank, Span
 
 
 class PickSource(Protocol):
@@ -24,10 +25,32 @@ class PickSource(Protocol):
     @property
     def global_batch(self) -> int: ...
 
-    def steps(self, start: Cursor, /) -> Iterator[Picks]: ...
+    def steps(self, start: Cursor, /) -> Iterator[Step]: ...
 
     def check(self, cursor: Cursor, /) -> None:
         """Raise StateError where no pass could begin at `cursor`."""
+
+
+@dataclass(frozen=True)
+class SpanSource:
+    """The steps of a plan as ranges of positions, for makers that ask the order themselves."""
+
+    plan: Plan
+
+    @property
+    def num_steps(self) -> int:
+        return self.plan.num_steps
+
+    @property
+    def global_batch(self) -> int:
+        return self.plan.global_batch
+
+    def steps(self, start: Cursor) -> Iterator[Span]:
+        for step in range(self.plan.step_at(start), self.plan.num_steps):
+            yield self.plan.span(start.epoch, step)
+
+    def check(self, cursor: Cursor) -> None:
+        self.plan.check(cursor)
 
 
 @dataclass(frozen=True)

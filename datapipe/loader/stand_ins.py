@@ -12,7 +12,6 @@ from typing import NoReturn, Protocol
 from torch.utils.data import SequentialSampler
 
 from datapipe.errors import LifecycleError, OptionError
-from datapipe.loader.dataset import Dataset
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.sources import PickSource
 from datapipe.plan import Rank
@@ -21,15 +20,15 @@ from datapipe.plan import Rank
 class EpochSetter:
     """What `loader.sampler` is: frameworks set epochs through it."""
 
-    def __init__(self, epochs: Epochs, dataset: Dataset) -> None:
-        self._epochs, self._dataset = epochs, dataset
+    def __init__(self, epochs: Epochs, num_samples: int) -> None:
+        self._epochs, self._num_samples = epochs, num_samples
 
     def set_epoch(self, epoch: int) -> None:
         self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Samples of an epoch, over all ranks."""
-        return len(self._dataset) if self._dataset.mixture is None else sum(self._dataset.mixture.counts)
+        return self._num_samples
 
     def __iter__(self) -> Iterator[int]:
         _refuse("sampler")

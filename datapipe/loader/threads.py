@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from datapipe.backends.images_dali.pipeline import DaliPipeline
-from datapipe.loader.batches import BatchMaker, Worker
 from datapipe.loader.dali_images import FetchWorker
-from datapipe.loader.rows import Batch
-from datapipe.plan import Picks
+from datapipe.loader.making import Maker, Step
+
+Worker = Any  # what a maker's `workers` lends
 
 _JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
 _UNHEARD_S = 0.01  # time for a collection to end
@@ -52,12 +52,13 @@ class Latch:
 class BatchTask:
     """One batch on its way: prepared, its blocks loaded, decoded if that is a step of its own, finished; or failed."""
 
-    def __init__(self, maker: BatchMaker, picks: Picks) -> None:
+    def __init__(self, maker: Maker, picks: Step) -> None:
         self.picks = picks
         self.done = Latch()
         self._maker = maker
-        self._batch: Batch | None = None
+        self._batch: Any = None
         self._num_left = 0
+        self.spare: list[Callable[[Worker], object]] = []  # work for batches to come, once this one is prepared
         self._result: Any = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -67,6 +68,7 @@ class BatchTask:
         try:
             self._batch = self._maker.prepare(self.picks)
             blocks = self._maker.blocks(self._batch)
+            self.spare = self._maker.spare(self._batch)
             self._num_left = len(blocks)
             if not blocks:
                 self._finish()
@@ -135,8 +137,9 @@ class BatchTask:
 
 
 class Board:
-    """Work waiting for threads: batches to prepare come before blocks to load; batches to decode wait for threads of
-    their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere and called again.
+    """Work waiting for threads: batches to prepare come before blocks to load, and these before spare work for batches to come;
+    batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere and
+    called again.
     """
 
     def __init__(self) -> None:
@@ -146,6 +149,7 @@ class Board:
         self._tasks: deque[BatchTask] = deque()
         self._blocks: deque[tuple[BatchTask, range]] = deque()
         self._fetched: deque[BatchTask] = deque()
+        self._spare: deque[Callable[[Worker], object]] = deque()
         self._is_closed = False
 
     def add(self, task: BatchTask) -> None:
@@ -160,6 +164,7 @@ class Board:
             self._tasks.clear()
             self._blocks.clear()
             self._fetched.clear()
+            self._spare.clear()
             self._loading.notify_all()
             self._decoding.notify_all()
 
@@ -167,11 +172,16 @@ class Board:
         """Prepare batches and load blocks until the board is closed."""
         while True:
             with self._loading:
-                while not (self._tasks or self._blocks or self._is_closed):
+                while not (self._tasks or self._blocks or self._spare or self._is_closed):
                     self._loading.wait()
                 if self._is_closed:
                     return
-                task, rows = (self._tasks.popleft(), None) if self._tasks else self._blocks.popleft()
+                spare = None if self._tasks or self._blocks else self._spare.popleft()
+                if spare is None:
+                    task, rows = (self._tasks.popleft(), None) if self._tasks else self._blocks.popleft()
+            if spare is not None:
+                spare(worker)
+                continue
             if rows is not None:
                 if task.load(rows, worker):
                     with self._decoding:
@@ -182,6 +192,7 @@ class Board:
             with self._loading:
                 if not self._is_closed:
                     self._blocks.extend((task, rows) for rows in blocks)
+                    self._spare.extend(task.spare)
                     self._loading.notify_all()
 
     def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
@@ -196,7 +207,7 @@ class Board:
             task.decode(pipeline, worker)
 
 
-def run_here(task: BatchTask, maker: BatchMaker) -> None:
+def run_here(task: BatchTask, maker: Maker) -> None:
     """Make one batch in the calling thread, as decode threads would: with torch's operators on one thread.
 
     Ctrl-C in the middle of it raises here; the task may then be run again.
@@ -221,7 +232,7 @@ class LoaderThreads:
     operators on one thread alone: pools of several would fight over the cores.
     """
 
-    def __init__(self, maker: BatchMaker, *, init: Callable[[int], None] | None) -> None:
+    def __init__(self, maker: Maker, *, init: Callable[[int], None] | None) -> None:
         board = self.board = Board()
         self._maker = maker
         self._process = os.getpid()
@@ -320,7 +331,7 @@ class LoaderThreads:
             self._maker.workers.give_back(worker)
 
 
-def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
+def _decode(maker: Maker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
     """Let `serve` have a pipeline beside the worker."""
     assert maker.dali is not None
     assert isinstance(worker, FetchWorker)

@@ -1,0 +1,93 @@
+"""`TensorDataset` seen through: its tensors, gathered a whole batch at a time instead of row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Subset, TensorDataset
+
+from datapipe.plan import Picks
+
+
+class TensorRows(torch.utils.data.Dataset[Any]):
+    """Rows of tensors in memory; `__getitems__` gives a finished batch, as default_collate makes it of a `TensorDataset`.
+
+    `places`: (n,) int64, rows of the tensors, where a `Subset` chose some; None: all.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], places: torch.Tensor | None) -> None:
+        self.tensors = tuple(tensors)
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self.tensors[0]) if self._places is None else len(self._places)
+
+    def __getitems__(self, positions: NDArray[np.int64]) -> list[torch.Tensor]:
+        """The batch of the rows at `positions`. Raises IndexError where there is no such row."""
+        rows = torch.from_numpy(positions)
+        if self._places is not None:
+            rows = self._places.index_select(0, rows)
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors]
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, ...]:
+        row = position if self._places is None else int(self._places[position])
+        return tuple(tensor[row] for tensor in self.tensors)
+
+
+def tensor_rows(dataset: object) -> TensorRows | None:
+    """The rows of a `TensorDataset`, or of a `Subset` of one, at any depth; None for anything else, subclasses included."""
+    places: torch.Tensor | None = None
+    while type(dataset) is Subset:
+        chosen = _places_of(dataset.indices, dataset.dataset)
+        if chosen is None:
+            return None
+        places = chosen if places is None else chosen.index_select(0, places)
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or not dataset.tensors:
+        return None
+    if not all(type(tensor) is torch.Tensor and tensor.layout is torch.strided for tensor in dataset.tensors):
+        return None
+    if any(tensor.is_quantized or tensor.requires_grad for tensor in dataset.tensors):
+        return None
+    return TensorRows(dataset.tensors, places)
+
+
+def _places_of(indices: object, dataset: Any) -> torch.Tensor | None:
+    """A subset's indices, counted from the start; None where they are none of a plain list, or lead out of the dataset."""
+    try:
+        places = np.asarray(indices)
+    except (TypeError, ValueError):
+        return None
+    if places.ndim != 1 or (places.dtype.kind not in "iu" and len(places)):
+        return None
+    places = places.astype(np.int64)
+    places = np.where(places < 0, places + len(dataset), places)
+    if len(places) and (places.min() < 0 or places.max() >= len(dataset)):
+        return None
+    return torch.from_numpy(places)
+
+
+def finished(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What stands where torch's loader has a collate_fn: batches come finished."""
+    return batch
+
+
+def picked_rows(picks: Picks, seed: int) -> NDArray[np.int64]:
+    """The positions of a batch, as the key of `TensorRows`."""
+    return picks.positions
+
+
+# What torch's loader is given in place of its arguments: a gather takes less than handing its result over from a worker.
+WHOLE_BATCHES = {
+    "collate_fn": finished,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "timeout": 0,
+    "worker_init_fn": None,
+}

@@ -1,0 +1,180 @@
+"""The windows of a pass: memory for rows that are shuffled with each other, filled a row group at a time.
+
+Threads take row groups of the windows that are due, each group once; whoever needs a window takes what is left of its row groups
+and waits for the others. A window is forgotten once no step to come needs it, and its memory goes back to the pool when the last
+batch is gathered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.draws import key64, mix64
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.row_order import Piece, Run, RunOrder, Window
+
+W = TypeVar("W")  # what fills windows, one per thread
+
+Arrays = Sequence[NDArray[Any]]
+Bad = DecodeError | IntegrityError
+
+
+@dataclass(slots=True, eq=False)
+class LoadedWindow:
+    """A window in the making, then in memory."""
+
+    window: Window
+    step: int  # that first asked for it
+    arrays: list[NDArray[Any]]  # (rows, width) of each matrix
+    pending: list[Piece]
+    num_left: int  # pieces not filled yet
+    done: threading.Event = field(default_factory=threading.Event)
+    shuffled: NDArray[np.int64] | None = None  # (rows,) row at each shuffled place; None: as they lie
+    bad: NDArray[np.bool_] | None = None  # (rows,) rows to be left out
+    bad_pieces: list[Piece] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self.window)
+
+    def rows_of(self, run: Run, start: int, stop: int) -> slice | NDArray[np.int64]:
+        """The window's rows at the places `start` to `stop` of a run."""
+        places = slice(run.start + start, run.start + stop)
+        return places if self.shuffled is None else self.shuffled[places]
+
+
+class WindowStore(Generic[W]):
+    """The windows of one pass. Thread-safe.
+
+    `lease(num_rows)`: memory for a window. `fill(worker, piece, arrays)`: reads a piece into rows of the arrays; DecodeError and
+    IntegrityError from it make the piece bad, other errors are the window's. `on_bad(window, piece, error)`: told of a bad piece.
+    `on_error`: "raise", "skip" or "replace" bad pieces.
+    """
+
+    def __init__(
+        self,
+        order: RunOrder,
+        *,
+        seed: int,
+        first_step: int,
+        lease: Callable[[int], list[NDArray[Any]]],
+        fill: Callable[[W, LoadedWindow, Piece], None],
+        on_bad: Callable[[LoadedWindow, Piece, Bad], None],
+        on_error: str,
+    ) -> None:
+        self._order = order
+        self._seed = seed
+        self._lease = lease
+        self._fill = fill
+        self._on_bad = on_bad
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._windows: dict[Window, LoadedWindow] = {}
+        self._used: dict[int, set[Window]] = {}  # by step: those that it and what is read ahead for it need
+        self._floor = first_step  # all steps before it are prepared
+
+    def use(self, step: int, runs: Sequence[Run], ahead: Sequence[Window]) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
+        """The window of each of a step's runs, and those of `ahead` that nobody asked for before. Forgets what no step needs."""
+        with self._lock:
+            mine = [self._get(run.window, step) for run in runs]
+            new = [window for window in dict.fromkeys(ahead) if window not in self._windows]
+            others = [self._get(window, step) for window in new]
+            if step >= self._floor:
+                self._used[step] = {*(run.window for run in runs), *ahead}
+            while self._floor in self._used and self._floor + 1 in self._used:
+                del self._used[self._floor]
+                self._floor += 1
+            needed = set().union(*self._used.values())
+            for window in [window for window in self._windows if window not in needed]:
+                del self._windows[window]
+        return mine, others
+
+    def fill_one(self, window: LoadedWindow, worker: W) -> bool:
+        """Fill one piece of the window, if any is left for somebody to take. Returns whether there was one."""
+        with self._lock:
+            if not window.pending:
+                return False
+            piece = window.pending.pop(0)
+        try:
+            self._fill(worker, window, piece)
+        except (DecodeError, IntegrityError) as exc:
+            self._spoil(window, piece, exc)
+        except Exception as exc:
+            window.error = exc
+        except BaseException:  # Ctrl-C: the piece is filled by whoever comes next
+            with self._lock:
+                window.pending.insert(0, piece)
+            raise
+        self._filled(window)
+        return True
+
+    def ensure(self, window: LoadedWindow, worker: W) -> None:
+        """Return once the window is in memory. Raises what its row groups raised."""
+        while self.fill_one(window, worker):
+            pass
+        window.done.wait()
+        if window.error is not None:
+            raise window.error.with_traceback(None)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows that are kept."""
+        return len(self._windows)
+
+    def _get(self, window: Window, step: int) -> LoadedWindow:
+        loaded = self._windows.get(window)
+        if loaded is None:
+            pieces = self._order.pieces(window)
+            loaded = LoadedWindow(window, step, self._lease(len(window)), pieces, len(pieces))
+            self._windows[window] = loaded
+        return loaded
+
+    def _spoil(self, window: LoadedWindow, piece: Piece, error: Bad) -> None:
+        if self._on_error == "raise":
+            window.error = error
+            return
+        try:
+            self._on_bad(window, piece, error)
+        except Exception as exc:  # a warning turned into an error
+            window.error = exc
+        window.bad_pieces.append(piece)
+
+    def _filled(self, window: LoadedWindow) -> None:
+        with self._lock:
+            window.num_left -= 1
+            is_last = window.num_left == 0
+        if is_last:
+            try:
+                self._finish(window)
+            except Exception as exc:
+                window.error = exc
+            finally:
+                window.done.set()
+
+    def _finish(self, window: LoadedWindow) -> None:
+        window.shuffled = self._order.shuffled(window.window)
+        if not window.bad_pieces:
+            return
+        bad = np.zeros(len(window), np.bool_)
+        for piece in window.bad_pieces:
+            bad[piece.place : piece.place + piece.stop - piece.start] = True
+        if self._on_error == "skip":
+            window.bad = bad
+            return
+        good = np.flatnonzero(~bad)
+        if not len(good):
+            raise DecodeError(
+                f"all {len(window.bad_pieces)} row groups of a window are bad, so no row of it can replace them; look at the "
+                "files that loader.bad_samples names"
+            )
+        rows, where = np.flatnonzero(bad), window.window
+        key = key64(self._seed, where.epoch, where.lane, where.number, 0x7265706C)
+        chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
+        for array in window.arrays:
+            array[rows] = array[chosen]

@@ -1,0 +1,192 @@
+"""Which columns make up which matrix of a batch, and of which dtype."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from datapipe.errors import OptionError
+from datapipe.tables import ColumnKind, TableColumn, TableIndex
+
+LABEL = "label"
+_EXACT_BITS = {"float16": 11, "float32": 24, "float64": 53}  # integers of so many bits are exact
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+Patterns = Sequence[str]
+Columns = Patterns | Mapping[str, Patterns] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One column of a matrix."""
+
+    column: TableColumn  # of the table
+    dtype: str  # numpy's name, of the values before they are put into the matrix
+
+    @property
+    def name(self) -> str:
+        return self.column.name
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Features side by side, (rows, features) row-major in one dtype; a vector has one feature and is handed out as (rows,)."""
+
+    name: str
+    features: tuple[Feature, ...]
+    dtype: str  # numpy's name
+    is_vector: bool = False
+
+    @property
+    def width(self) -> int:
+        return len(self.features)
+
+    @property
+    def row_nbytes(self) -> int:
+        return self.width * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The matrices of a batch: the groups of columns in order, then the label where there is one."""
+
+    groups: tuple[Matrix, ...]
+    label: Matrix | None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.groups if self.label is None else (*self.groups, self.label)
+
+    @property
+    def row_nbytes(self) -> int:
+        """Of a row in memory, over all matrices."""
+        return sum(matrix.row_nbytes for matrix in self.matrices)
+
+    @property
+    def columns(self) -> tuple[TableColumn, ...]:
+        """The columns that are read, each once."""
+        found = {feature.name: feature.column for matrix in self.matrices for feature in matrix.features}
+        return tuple(found.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells apart layouts that give other batches of the same rows."""
+        parts = [(one.name, one.dtype, one.is_vector, [feature.name for feature in one.features]) for one in self.matrices]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def layout_of(
+    index: TableIndex, *, columns: Columns, label: str | Patterns | None, dtypes: Mapping[str, str] | str | None
+) -> Layout:
+    """The layout that a loader's arguments describe. Raises OptionError for those that cannot be, with the remedy.
+
+    `columns`: shell patterns; a mapping of names to patterns for several groups; None: all but the label. `label`: a column,
+    handed out as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one.
+    """
+    label_columns = _label_columns(index, label)
+    names = {column.name for column in label_columns}
+    if columns is None:
+        named = {"x": [column for column in index.columns if column.name not in names]}
+        if not named["x"]:
+            raise OptionError("the table has no column beside the label; pass columns=")
+    elif isinstance(columns, Mapping):
+        named = {str(name): _matching(index, patterns, names, str(name)) for name, patterns in columns.items()}
+    else:
+        named = {"x": _matching(index, columns, names, "x")}
+    if not named:
+        raise OptionError("columns is empty; name groups of columns, or leave it out for all")
+    if LABEL in named and label is not None:
+        raise OptionError(f"columns: a group is called {LABEL!r}, as the label's matrix is; call it otherwise")
+    wanted = _dtypes(dtypes, [*named, *([LABEL] if label_columns else [])])
+    groups = tuple(_matrix(name, found, wanted.get(name)) for name, found in named.items())
+    vector = isinstance(label, str) and len(label_columns) == 1
+    answer = _matrix(LABEL, label_columns, wanted.get(LABEL), is_vector=vector) if label_columns else None
+    layout = Layout(groups, answer)
+    index.check_present(column.name for column in layout.columns)
+    return layout
+
+
+def _label_columns(index: TableIndex, label: str | Patterns | None) -> list[TableColumn]:
+    if label is None:
+        return []
+    if isinstance(label, str):
+        return [index.column(label)]
+    return index.matching(_patterns(label, "label"))
+
+
+def _matching(index: TableIndex, patterns: Patterns, without: Iterable[str], name: str) -> list[TableColumn]:
+    return index.matching(_patterns(patterns, f"columns[{name!r}]"), without=without)
+
+
+def _patterns(value: object, what: str) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise OptionError(f"{what} is {value!r:.60}; pass names or patterns, such as ['I*', 'age']")
+    return list(value)
+
+
+def _dtypes(dtypes: Mapping[str, str] | str | None, names: Sequence[str]) -> dict[str, str]:
+    """The dtype asked for, by group."""
+    if dtypes is None:
+        return {}
+    if not isinstance(dtypes, Mapping):
+        return dict.fromkeys((name for name in names if name != LABEL), _dtype(dtypes))
+    for name in dtypes:
+        if name not in names:
+            raise OptionError(f"dtypes names the group {name!r:.60}; the groups are {', '.join(names)}")
+    return {name: _dtype(value) for name, value in dtypes.items()}
+
+
+def _dtype(value: object) -> str:
+    name = str(value).removeprefix("torch.").replace("half", "float16") if not isinstance(value, type) else np.dtype(value).name
+    if name not in DTYPES:
+        raise OptionError(f"dtypes: {value!r:.60} is none of {', '.join(DTYPES)}")
+    return name
+
+
+def _matrix(name: str, columns: Sequence[TableColumn], dtype: str | None, *, is_vector: bool = False) -> Matrix:
+    if not columns:
+        raise OptionError(f"columns: the group {name!r} is empty; name a column or a pattern in it")
+    for column in columns:
+        _check_numeric(column, name)
+    features = tuple(Feature(column, column.dtype) for column in columns)
+    if dtype is None:
+        return Matrix(name, features, _common_dtype(name, features), is_vector)
+    for feature in features:
+        if feature.dtype.startswith("float") and not dtype.startswith("float"):
+            raise OptionError(f"dtypes: {feature.name} of the group {name!r} is {feature.dtype}, and {dtype} would cut it off")
+    return Matrix(name, features, dtype, is_vector)
+
+
+def _check_numeric(column: TableColumn, group: str) -> None:
+    if column.kind is ColumnKind.NUMBER:
+        return
+    remedy = {
+        ColumnKind.TEXT: "strings are no numbers: leave it out of columns=, or convert it to ids first",
+        ColumnKind.LIST: "lists have no fixed width: leave it out of columns=",
+        ColumnKind.DECIMAL: "decimals are cast to a number first: leave it out of columns=, or write it as float64",
+        ColumnKind.UNREAD: "no tensor is made of it: leave it out of columns=",
+    }[column.kind]
+    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {remedy}")
+
+
+def _common_dtype(name: str, features: Sequence[Feature]) -> str:
+    """The smallest dtype that holds all of them exactly; never a float that does not."""
+    common = np.result_type(*(feature.dtype for feature in features))
+    floats = [feature for feature in features if feature.dtype.startswith("float")]
+    if not floats:
+        return common.name
+    widest = max(floats, key=lambda feature: np.dtype(feature.dtype).itemsize).dtype
+    for feature in features:
+        kind = np.dtype(feature.dtype)
+        if kind.kind in "iu" and 8 * kind.itemsize > _EXACT_BITS[widest]:
+            raise OptionError(
+                f"columns: the group {name!r} has {feature.name} ({feature.dtype}) beside {floats[0].name} ({floats[0].dtype}), "
+                f"and {widest} does not hold every {feature.dtype}; give each kind a group of its own, or say "
+                f"dtypes={{{name!r}: 'float32'}}"
+            )
+    return widest

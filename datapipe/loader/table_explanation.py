@@ -1,0 +1,50 @@
+"""What a loader of tables does where, and why: for people."""
+
+from __future__ import annotations
+
+import torch
+
+from datapipe.loader.table_loader import TableLoader, sharing_problem
+from datapipe.row_order import WindowedRows
+
+
+def table_explanation(loader: TableLoader) -> list[str]:
+    """What `explain` prints of a `TableLoader`, line by line."""
+    index, layout, options, plan = loader.dataset.index, loader.layout, loader.options, loader.plan()
+    on_gpu = loader.device.type == "cuda"
+    about = index.describe()
+    least, median, most = about["rows per group"]
+    lines = [
+        f"data      {len(index)} rows in {about['files']} file{'s' * (about['files'] != 1)}, {about['row groups']} row groups of "
+        f"{least} to {most} rows (median {median})",
+        *(f"          {line}" for line in index.widened),
+        f"order     {_order(loader)}",
+        f"seed      {loader.describe_seed()}",
+        *(_matrix(matrix.name, matrix.width, matrix.dtype, is_vector=matrix.is_vector) for matrix in layout.matrices),
+        f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
+        "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+        + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
+    ]
+    if on_gpu:
+        lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
+    ranks = plan.rank.world_size
+    lines.append(f"steps     {plan.num_steps} of {plan.batch_size} rows on each of {ranks} ranks, tail={options.tail.value}")
+    return lines
+
+
+def _matrix(name: str, width: int, dtype: str, *, is_vector: bool) -> str:
+    shape = "(b,)" if is_vector else f"(b, {width})"
+    return f"matrix    {name}: {shape} {dtype}"
+
+
+def _order(loader: TableLoader) -> str:
+    order = loader.plan().order
+    if not isinstance(order, WindowedRows):
+        return "in stored order"
+    row_nbytes = loader.layout.row_nbytes
+    window = order.max_window * row_nbytes
+    text = (
+        f"shuffled in windows of {order.groups_per_window} row group{'s' * (order.groups_per_window != 1)} in each of "
+        f"{order.num_lanes} lane{'s' * (order.num_lanes != 1)}: {window / 1e6:.3g} MB a window, two in each lane"
+    )
+    return text + (f"; {problem}" if (problem := sharing_problem(loader.plan(), loader.dataset.index)) else "")

@@ -1,0 +1,294 @@
+"""`TableLoader`: shuffled batches of rows from Parquet and Arrow files, as row-major tensors."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from datapipe.backends.device import Uploader
+from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.slabs import SlabPool
+from datapipe.checks import callable_or_none, real_number, whole_number
+from datapipe.columns.layout import Columns, Layout, layout_of
+from datapipe.containers.table_files import open_table
+from datapipe.containers.table_rows import GroupReader
+from datapipe.errors import OptionError, StateError
+from datapipe.loader.choice import resolve_device
+from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.lending import Lending
+from datapipe.loader.options import OnError
+from datapipe.loader.parsing import default_num_workers, parse_tail
+from datapipe.loader.policy import BadSample, BadSampleLog
+from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.seeding import Seed, seed_source
+from datapipe.loader.sources import SpanSource
+from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
+from datapipe.loader.state import LoaderState
+from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
+from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
+from datapipe.observe import Observer, null_observer
+from datapipe.plan import Plan, Rank, Tail
+from datapipe.row_order import RunOrder, StoredRows, WindowedRows
+from datapipe.tables import TableIndex
+
+TableBackend = Literal["auto", "tables_arrow"]
+
+
+class TableDataset:
+    """What `loader.dataset` is: the rows of a table, counted, with their schema."""
+
+    def __init__(self, index: TableIndex) -> None:
+        self.index = index
+
+    def __len__(self) -> int:
+        """Rows, over all ranks."""
+        return len(self.index)
+
+
+class TableLoader:
+    """Batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
+
+    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, or a list of paths. What a batch is:
+
+    columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
+      ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
+      smallest that holds all its columns exactly.
+    label: a column, handed out as (b,); or a list of them, as (b, columns).
+    dtypes: the dtype of the matrix, or of each by name, such as {"dense": torch.float32}.
+
+    A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
+    bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
+
+    batch_size: rows of a batch, per rank.
+    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory.
+    num_workers: threads; by default the cores this process may use. 0: the caller's thread.
+    tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
+    on_error: "raise" where a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
+      rows that are shuffled with them; see `bad_samples`.
+    device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
+    seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as of `DataLoader`.
+
+    Lengths, epochs, ranks, states and iterators are as of `DataLoader`. A batch belongs to whoever holds it. Raises OptionError
+    for arguments that cannot be honoured, and what `open_table` raises.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int,
+        shuffle: bool = False,
+        *,
+        columns: Columns = None,
+        label: str | Sequence[str] | None = None,
+        dtypes: Mapping[str, Any] | Any = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool = False,
+        tail: str | None = None,
+        device: str | torch.device = "auto",
+        backend: TableBackend = "auto",
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        on_error: OnError = "raise",
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        window_nbytes: int = WINDOW_NBYTES,
+        batch_transform: Callable[..., Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        if backend not in ("auto", "tables_arrow"):
+            raise OptionError(f"backend is {backend!r:.60}; choose auto or tables_arrow")
+        self.options = TableOptions(
+            batch_size=whole_number(batch_size, "batch_size"),
+            shuffle=bool(shuffle),
+            tail=parse_tail(tail, drop_last=drop_last),
+            num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
+            prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
+            on_error=on_error,
+            pin_memory=pin_memory,
+            timeout_s=real_number(timeout, "timeout"),
+            window_nbytes=whole_number(window_nbytes, "window_nbytes"),
+            batch_transform=callable_or_none(batch_transform, "batch_transform"),
+        )
+        self._worker_init_fn = callable_or_none(worker_init_fn, "worker_init_fn")
+        self._seed = Seed(seed_source(seed, generator))
+        resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
+        self._resolve_device = resolve_device(device)
+        self.dataset = TableDataset(open_table(source))
+        self.layout: Layout = layout_of(self.dataset.index, columns=columns, label=label, dtypes=dtypes)
+        self._bad_samples = BadSampleLog()
+        self._epochs = Epochs()
+        self._observer: Observer = null_observer
+        self._rank: Rank | None = None
+        self._parts: TableParts | None = None
+        self._latest: Plan | None = None
+        self.origin = ""
+        # What frameworks and scripts read off a torch DataLoader.
+        self.batch_size = self.options.batch_size
+        self.drop_last = self.options.tail is Tail.DROP
+        self.num_workers = self.options.num_workers
+        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._epochs, len(self.dataset))
+        self.batch_sampler = OwnBatches(self)
+        self.generator = generator
+
+    # -- torch's contract -----------------------------------------------------------------------
+
+    def __iter__(self) -> BatchIterator:
+        now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
+        check_still_alone(self._frozen_rank(), now, SpanSource(self.plan()))
+        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self._worker_init_fn))
+
+    def __len__(self) -> int:
+        """Batches per epoch on this rank; the same on all."""
+        return self.plan().num_steps
+
+    def __reduce__(self) -> tuple[Callable[..., TableLoader], tuple[dict[str, Any]]]:
+        return _from_arguments, (self._arguments,)
+
+    # -- epochs, state, observation -------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be over this epoch. Without it epochs count up from 0."""
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch handed out: small, JSON-safe. Once a pass has ended: the beginning of the next epoch."""
+        return {**self._state().to_json(), "layout": self.layout.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, on as many ranks as you like while batch_size x world_size is the same.
+
+        Raises StateError for a state that this loader would not continue exactly.
+        """
+        cursor = self._state().cursor_from(state)
+        if state.get("layout") != self.layout.fingerprint:
+            raise StateError("the state was saved with other columns, label or dtypes; pass the same ones as then")
+        self.plan().check(cursor)
+        self._seed.resume(state["seed"])
+        self._latest = None
+        self._epochs.resume(cursor)
+
+    def observe(self, observer: Observer) -> None:
+        """Report every stage of passes that begin from now on to `observer`."""
+        if not callable(observer):
+            raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
+        self._observer, self._parts = observer, None
+
+    @property
+    def seed(self) -> int | None:
+        """What the order depends on; None until it is drawn, when the first pass begins."""
+        return self._seed.value
+
+    def describe_seed(self) -> str:
+        """Return the seed and where it is from, for people."""
+        return self._seed.describe()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are handed over."""
+        return self._resolve_device()
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The row groups that were skipped or replaced, the latest 1,000."""
+        return list(self._bad_samples.latest)
+
+    # -- what passes are made of ----------------------------------------------------------------
+
+    def plan(self, seed: int = 0) -> Plan:
+        """The steps of a pass with that seed; how many there are depends on no seed."""
+        rank, options = self._frozen_rank(), self.options
+        return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
+
+    def _order(self, seed: int, rank: Rank) -> RunOrder:
+        index, options = self.dataset.index, self.options
+        if not options.shuffle:
+            return StoredRows(index.starts)
+        return WindowedRows.within(
+            index.starts,
+            seed=seed,
+            global_batch=options.batch_size * rank.world_size,
+            row_nbytes=self.layout.row_nbytes,
+            window_nbytes=options.window_nbytes,
+        )
+
+    def _frozen_rank(self) -> Rank:
+        if self._rank is None:
+            self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
+        return self._rank
+
+    def _begin(self) -> tuple[TableMaker, SpanSource]:
+        """What a pass that begins now makes its batches with, and takes its spans from."""
+        rank = self._frozen_rank()
+        seed = self._seed.settle(rank, self.dataset.index.fingerprint)
+        order = self._order(seed, rank)
+        plan = self._latest = Plan(order, self.options.batch_size, rank, self.options.tail)
+        if problem := sharing_problem(plan, self.dataset.index):
+            warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
+        first_step = plan.step_at(self._epochs.upcoming)
+        return TableMaker(self._shared_parts(), plan, order, seed, first_step), SpanSource(plan)
+
+    def _shared_parts(self) -> TableParts:
+        """What all passes share; memory is kept from pass to pass. Made in the consumer's thread: on a GPU it makes a stream."""
+        if self._parts is None:
+            options, layout = self.options, self.layout
+            runtime = cuda_runtime(self.device) if self.device.type == "cuda" else None
+
+            def open_batch_pool(nbytes: int) -> SlabPool:
+                if runtime is not None:
+                    return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
+                return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
+
+            def open_window_pool(nbytes: int) -> SlabPool:
+                return SlabPool(nbytes, max_free=2 * max(1, options.window_nbytes // max(1, nbytes)))
+
+            names = [column.name for column in layout.columns]
+            self._parts = TableParts(
+                index=self.dataset.index,
+                layout=layout,
+                options=options,
+                bad_samples=self._bad_samples,
+                observer=self._observer,
+                batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
+                windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
+                workers=Lending(lambda: GroupReader(names)),
+                uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
+                enter_thread=None if runtime is None else runtime.enter_thread,
+            )
+        return self._parts
+
+    def _state(self) -> LoaderState:
+        plan, last = self._latest or self.plan(), self._epochs.last
+        return LoaderState(
+            epoch=last.epoch,
+            samples_done=last.samples_done,
+            global_batch=plan.global_batch,
+            num_samples=len(self.dataset),
+            order=plan.order.kind,
+            seed=self._seed.value,
+            tail=self.options.tail.value,
+            dataset=self.dataset.index.fingerprint,
+        )
+
+
+def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
+    """Say why ranks read the same row groups, and what to do; None where each reads its own."""
+    order, ranks = plan.order, plan.rank.world_size
+    if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
+        return None
+    return (
+        f"{index.num_groups} row groups make {order.num_lanes} lane(s) for {ranks} ranks, so that up to "
+        f"{-(-ranks // order.num_lanes)} ranks read each row group; write the table with more and smaller row groups, at least "
+        "four for each rank"
+    )
+
+
+def _from_arguments(arguments: dict[str, Any]) -> TableLoader:
+    return TableLoader(**arguments)
