@@ -45,7 +45,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         {"batch_size": 1, "batch_sampler": [[3, 2], [1], [], [7, 7, 7]]},
         {"batch_size": 1, "batch_sampler": BatchSampler(SequentialSampler(DATA), 7, True)},
     ],
-    ids=str,
+    ids=["plain", "drop_last", "workers", "sampler", "list", "lists", "batch_sampler"],
 )
 def test_batches_are_torchs(options: dict[str, Any]) -> None:
     theirs, ours = take(**options)
@@ -116,7 +116,9 @@ class Noisy(TensorDataset):
 
 
 @pytest.mark.parametrize(
-    "data", [Noisy(X, Y), Subset(DATA, [[1], [2]]), Subset(DATA, [500]), TensorDataset(X.to_sparse())], ids=str
+    "data",
+    [Noisy(X, Y), Subset(DATA, [[1], [2]]), Subset(DATA, [500]), TensorDataset(X.to_sparse())],
+    ids=["subclass", "lists", "out of range", "sparse"],
 )
 def test_what_does_more_is_left_to_torch(data: Any) -> None:
     assert tensor_rows(data) is None
