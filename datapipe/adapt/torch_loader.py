@@ -15,8 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.arguments import length_of, sampler_of
+from datapipe.adapt.deferral.dataset import DeferringDataset
+from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
+from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
@@ -24,6 +28,7 @@ from datapipe.adapt.torch_iteration import TorchIterator, Walk
 from datapipe.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
+from datapipe.loader.ranks import is_of_group
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
@@ -32,7 +37,7 @@ from datapipe.loader.trail import Trail
 from datapipe.order import ShuffledOrder
 from datapipe.plan import Cursor, Picks, Plan, Rank
 
-KeyOf = Callable[[Picks, int], list[Any]]  # what a dataset is asked for, of a batch's picks and the seed
+KeyOf = Callable[[Picks, int], Any]  # what a dataset is asked for, of a batch's picks and the seed
 
 
 class KeySource(Protocol):
@@ -67,6 +72,7 @@ class GivenKeys:
     global_batch: int
     whose: Rank
     trail: Trail
+    reseeds: bool  # whether samples are asked for with seeds
     order: str = "sampler"
 
     @property
@@ -74,8 +80,15 @@ class GivenKeys:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     @property
-    def rank(self) -> None:
-        """The sampler draws, if anything does."""
+    def rank(self) -> Rank | None:
+        """The sampler draws the order. The seed of samples is agreed on where a DistributedSampler says that ranks go together."""
+        if not self.reseeds:
+            return None
+        sampler = getattr(self.batch_sampler, "sampler", self.batch_sampler)
+        if not isinstance(sampler, DistributedSampler):
+            return Rank()
+        together = Rank(sampler.rank, sampler.num_replicas)
+        return together if is_of_group(together) else Rank()
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         first, walk = start.samples_done // self.global_batch, self.trail.begin(self.whose)
@@ -84,7 +97,7 @@ class GivenKeys:
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             walk.add(_told_apart(keys), after)
             if step >= first:
-                yield keys, after
+                yield request_of_keys(keys, seed, start.epoch, step, self.whose.rank) if self.reseeds else keys, after
 
     def check(self, cursor: Cursor) -> None:
         """Any place may turn out to be one: only the sampler, when asked, says how far it goes."""
@@ -116,7 +129,7 @@ class PickedKeys:
     def rank(self) -> Rank:
         return self.source.rank
 
-    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[list[Any], Cursor]]:
+    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         source = self.source
         if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder):
             source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
@@ -151,8 +164,10 @@ class TorchLoader:
         seed: SeedSource,
         fingerprint: str,
         origin: str = "",
+        is_seeded: bool = True,
     ) -> None:
         self._inner = inner
+        self._is_seeded = is_seeded  # whether what samples draw depends on the seed alone
         self._dataset = dataset
         self._trail = Trail()  # of a sampler of the user's
         self._open_source = open_source
@@ -161,10 +176,13 @@ class TorchLoader:
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._trail)
+        self._tally = Tally()
         self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches)
+        for name in ("collate_fn", "worker_init_fn"):
+            setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
 
     def __iter__(self) -> TorchIterator:
-        return TorchIterator(self._begin, self.__len__, self._epochs)
+        return TorchIterator(self._begin, self.__len__, self._epochs, self._tally)
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError for a sampler without a length."""
@@ -181,8 +199,14 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: batches come in order, which a place that can be saved needs")
-        for loader in (self._inner, self._loader):
-            setattr(loader, name, value)  # torch refuses what may not change
+        setattr(self._inner, name, value)  # torch refuses what may not change
+        setattr(self._loader, name, self._as_read(name, value))
+
+    def _as_read(self, name: str, value: Any) -> Any:
+        """The value of an attribute as the loader that reads `self._dataset` has it."""
+        if not isinstance(self._dataset, DeferringDataset):
+            return value
+        return {"collate_fn": DeliveringCollate, "worker_init_fn": WorkerStart}.get(name, lambda same: same)(value)
 
     @property
     def _source(self) -> KeySource:
@@ -190,7 +214,8 @@ class TorchLoader:
         return self._open_source(self._trail)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, self._fingerprint, self.origin)
+        about = self._fingerprint, self.origin, self._is_seeded
+        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, about)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -212,7 +237,8 @@ class TorchLoader:
         """What is done by whom, line by line, for `explain`."""
         recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
-        return [*seed, *lines_about(self._inner, recipe)]
+        deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
+        return [*seed, *lines_about(self._inner, recipe, deferral)]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""
@@ -232,10 +258,11 @@ class TorchLoader:
         self._seed.resume(state["seed"])
         self._trail.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor)
-        if cursor.samples_done and not isinstance(self._dataset, SampleDataset):
+        if cursor.samples_done and not self._is_seeded:
             warnings.warn(
-                f"the place in the epoch is resumed, the random state is not: what {type(self._dataset).__qualname__} draws for "
-                "the rest of the epoch, such as crops, differs from a run that was not interrupted",
+                f"the place in the epoch is resumed, the random state is not: what {type(self._inner.dataset).__qualname__} "
+                "draws for the rest of the epoch, such as crops, differs from a run that was not interrupted; leave "
+                "reseed=False out",
                 stacklevel=2,
             )
 
@@ -289,7 +316,15 @@ def _restore(
     dataset: Any,
     open_source: Callable[[Trail], KeySource],
     seed: SeedSource,
-    fingerprint: str,
-    origin: str,
+    about: tuple[str, str, bool],
 ) -> TorchLoader:
-    return TorchLoader(inner, dataset=dataset, open_source=open_source, seed=seed, fingerprint=fingerprint, origin=origin)
+    fingerprint, origin, is_seeded = about
+    return TorchLoader(
+        inner,
+        dataset=dataset,
+        open_source=open_source,
+        seed=seed,
+        fingerprint=fingerprint,
+        origin=origin,
+        is_seeded=is_seeded,
+    )
