@@ -81,7 +81,7 @@ class GivenKeys:
 
     @property
     def rank(self) -> Rank | None:
-        """The sampler draws the order. The seed of samples is agreed on where a DistributedSampler says that ranks go together."""
+        """Of those that agree on the seed of samples: where a DistributedSampler says that ranks go together."""
         if not self.reseeds:
             return None
         sampler = getattr(self.batch_sampler, "sampler", self.batch_sampler)
@@ -206,6 +206,8 @@ class TorchLoader:
         """The value of an attribute as the loader that reads `self._dataset` has it."""
         if not isinstance(self._dataset, DeferringDataset):
             return value
+        if name == "collate_fn":
+            self._dataset.stacks = value is torch.utils.data.default_collate
         return {"collate_fn": DeliveringCollate, "worker_init_fn": WorkerStart}.get(name, lambda same: same)(value)
 
     @property

@@ -11,9 +11,10 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
+from datapipe.adapt.deferral.blocks import Block, blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
-from datapipe.adapt.deferral.reports import Told, tell
+from datapipe.adapt.deferral.reports import News, Told, tell
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.errors import DecodeError
 
@@ -46,11 +47,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Any, *, defers: bool) -> None:
         self.dataset = dataset
         self.defers = defers
+        self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
+        self._process = 0  # whose engine that is: decoders do not survive a fork
         self._num_fetches = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dataset, self.defers)
+        return _restore, (self.dataset, self.defers, self.stacks)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -78,8 +81,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             return _joined([_plainly(call) for call in calls], calls)
         pillow_seams.install()
         torchvision_seams.install()
-        if self._engine is None:
-            self._engine = Engine()
+        if self._engine is None or self._process != os.getpid():
+            self._engine, self._process = Engine(), os.getpid()
         self._num_fetches += 1
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
         fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
@@ -89,10 +92,11 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         except Exception:
             self._finish(fetch)  # what the user's code kept of samples before the one that failed
             raise
-        again = self._finish(fetch)
+        blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
+        again = self._finish(fetch, blocks)
         for number in again:
             made[number] = _plainly(calls[number])
-        tell(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1)
+        tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
 
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
@@ -130,7 +134,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
-    def _finish(self, fetch: Fetch) -> list[int]:
+    def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
         """Give everything that is still held its pixels and values; return the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
@@ -146,18 +150,21 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 continue
             image.im = made.im
             images[id(pending.node)] = made
+        rows = {number: row for block in blocks for number, row in block.rows.items()}
         held, fetch.tensors = fetch.tensors, {}
         while held:
-            _, (tensor, pending) = held.popitem()
+            number, (tensor, pending) = held.popitem()
             if sys.getrefcount(tensor) < _HELD_BY_US or pending.sample in bad:
                 continue
-            self._give(tensor, pending, images, bad)
+            self._give(tensor, pending, images, bad, rows.get(number))
         return sorted(bad)
 
-    def _give(self, tensor: torch.Tensor, pending: Pending, images: dict[int, Any], bad: set[int]) -> None:
+    def _give(
+        self, tensor: torch.Tensor, pending: Pending, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
+    ) -> None:
         assert self._engine is not None
         try:
-            values = self._engine.tensor(pending.node, images)  # type: ignore[arg-type]
+            values = self._engine.tensor(pending.node, images, row)  # type: ignore[arg-type]
         except (DecodeError, OSError, SyntaxError, ValueError):
             bad.add(pending.sample)
             return
@@ -203,5 +210,7 @@ def _joined(made: list[Any], calls: list[_Call]) -> Any:
     return made[0] if calls and calls[0].is_batch else made
 
 
-def _restore(dataset: Any, defers: bool) -> DeferringDataset:
-    return DeferringDataset(dataset, defers=defers)
+def _restore(dataset: Any, defers: bool, stacks: bool) -> DeferringDataset:
+    restored = DeferringDataset(dataset, defers=defers)
+    restored.stacks = stacks
+    return restored

@@ -58,8 +58,15 @@ class Engine:
                 verdict = self._judge(signature, source, steps)
             return replay(node) if verdict.reason is not None else self._image(source, steps)
 
-    def tensor(self, step: Step, made: Made | None = None) -> torch.Tensor:
-        """Return a recorded tensor with its values, as the original functions would have laid it out. Raises as `image`."""
+    def tensor(self, step: Step, made: Made | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a recorded tensor with its values, as the original functions would have laid it out. Raises as `image`.
+
+        `out`: contiguous memory of its shape and dtype, to be filled and returned.
+        """
+        values = self._tensor(step, made, out)
+        return values if out is None or values is out else out.copy_(values)
+
+    def _tensor(self, step: Step, made: Made | None, out: torch.Tensor | None) -> torch.Tensor:
         with suspended():
             source, steps, start = _from_made(step, made)
             first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
@@ -75,8 +82,8 @@ class Engine:
                 return _as_tensor(replay(on_image[-1] if on_image else source), on_tensor)
             front = fold(source, on_image)
             if front is not None and front.num_steps == len(on_image):
-                return _finish(self._planes(source, front), on_tensor)
-            return _finish(_planes_of(self._image(source, on_image, front)), on_tensor)
+                return _finish(self._planes(source, front), on_tensor, out)
+            return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
 
     def taken_counts(self) -> list[tuple[Verdict, int]]:
         """Return how many chains there were of each verdict since this was last asked."""
@@ -214,13 +221,13 @@ def _planes_of(pixels: Any) -> torch.Tensor:
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
 
 
-def _finish(planes: torch.Tensor, steps: list[Step]) -> torch.Tensor:
+def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
     """Carry out the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
     first = steps[0]
     if first.name == "pil_to_tensor":
         value = torch.empty((planes.shape[1], planes.shape[2], planes.shape[0]), dtype=torch.uint8).permute(2, 0, 1).copy_(planes)
     else:
-        value = torch.empty(planes.shape, dtype=torch.float32)
+        value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
         value.copy_(planes).div_(255)
     for step in steps[1:]:
         mean, std = step.args

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -43,6 +44,8 @@ _FLIPS_AND_TURNS = {
     int(Image.Transpose.TRANSVERSE): True,
 }
 _lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Deferred:

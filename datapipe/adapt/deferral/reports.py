@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from datapipe.adapt.deferral.blocks import Block, collate_blocks
 
 
 class Told(NamedTuple):
@@ -31,17 +33,24 @@ class Delivered:
         return Delivered(pin_memory(self.batch, device), self.told, self.num_samples)  # type: ignore[no-untyped-call]
 
 
-class _Local(threading.local):
+class News(NamedTuple):
+    """What a fetch leaves for the collation that follows in the same thread."""
+
     told: tuple[Told, ...] = ()
     num_samples: int = 0
+    blocks: Sequence[Block] = ()
+
+
+class _Local(threading.local):
+    news = News()
 
 
 _of_last_fetch = _Local()
 
 
-def tell(told: tuple[Told, ...], num_samples: int) -> None:
+def tell(news: News) -> None:
     """Leave what a fetch has to tell for the collation that follows in the same thread."""
-    _of_last_fetch.told, _of_last_fetch.num_samples = told, num_samples
+    _of_last_fetch.news = news
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,9 @@ class DeliveringCollate:
     collate_fn: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> Delivered:
-        batch = self.collate_fn(samples)
-        told, num_samples = _of_last_fetch.told, _of_last_fetch.num_samples
-        tell((), 0)
-        return Delivered(batch, told, num_samples)
+        news, _of_last_fetch.news = _of_last_fetch.news, News()
+        batch = collate_blocks(samples, news.blocks) if news.blocks else self.collate_fn(samples)
+        return Delivered(batch, news.told, news.num_samples)
 
 
 @dataclass(slots=True)
