@@ -5,6 +5,7 @@ python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set raw
 python -m benchmarks.images --set from-torch
 python -m benchmarks.images --set from-torch-own --rounds 16
+python -m benchmarks.images --set any-dataset
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders import CONTENDERS, OWN_DATASETS
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.plots import plot_rates
 from benchmarks.task import Task
@@ -38,10 +39,18 @@ _LINE_UPS = {
         "torch-own-dataset",
     ),
     "from-torch-own": ("from-torch-own-dataset", "torch-own-dataset"),  # side by side, as they differ by little
+    "any-dataset": tuple(f"{whose}-any-{kind}" for kind in OWN_DATASETS for whose in ("from-torch", "torch")),
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
 # The set's images, where they are another's.
-_DATA = {"raw": "256", "dali": "photos", "dali-uint8": "photos", "from-torch": "photos", "from-torch-own": "photos"}
+_DATA = {
+    "raw": "256",
+    "dali": "photos",
+    "dali-uint8": "photos",
+    "from-torch": "photos",
+    "from-torch-own": "photos",
+    "any-dataset": "photos",
+}
 _TITLES = {
     "photos": "Photographs of ImageNet's sizes",
     "256": "The same at 256 pixels, JPEG",
@@ -50,6 +59,7 @@ _TITLES = {
     "raw": "The same at 256 pixels, decoded in advance",
     "from-torch": "Photographs, by a torch loader taken over",
     "from-torch-own": "Photographs, by a Dataset of one's own, taken over",
+    "any-dataset": "Photographs, by Datasets as people write them, taken over",
 }
 
 
@@ -105,7 +115,20 @@ def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> dict
         "num_rounds": arguments.rounds,
     }
     rounds = harness.run_rounds(entries, arguments.rounds)
-    return {"dataset": describe(root), "settings": settings, **harness.summarise(rounds, against=names[0])}
+    pairs = {f"{name} / {other}": harness.lead(rounds, name, other) for name, other in _pairs(names)}
+    return {
+        "dataset": describe(root),
+        "settings": settings,
+        **harness.summarise(rounds, against=names[0]),
+        **({"pairs": pairs} if pairs else {}),
+    }
+
+
+def _pairs(names: list[str]) -> list[tuple[str, str]]:
+    """Contenders that are compared with the one that does the same without datapipe."""
+    return [
+        (name, other) for name in names if "-any-" in name and (other := name.removeprefix("from-")) != name and other in names
+    ]
 
 
 def _interpreter(name: str, ffcv_python: str | None) -> str:
@@ -118,7 +141,10 @@ def show(result: dict[str, Any]) -> None:
     ratios = {name.split(" / ")[1]: ratio for name, ratio in result["ratios"].items()}
     for name, entry in result["contenders"].items():
         lead = f"{ratios[name]['ratio']:6.2f} [{ratios[name]['low']:.2f}, {ratios[name]['high']:.2f}]" if name in ratios else ""
-        print(f"{entry['title']:<40} {entry['median']:8.0f} images/s  {lead}")
+        print(f"{entry['title']:<58} {entry['median']:8.0f} images/s  {lead}")
+    for name, pair in result.get("pairs", {}).items():
+        print(f"{name:<58} wall {pair['wall']['ratio']:.2f} [{pair['wall']['low']:.2f}, {pair['wall']['high']:.2f}]", end="")
+        print(f"  CPU {pair['cpu']['ratio']:.2f} [{pair['cpu']['low']:.2f}, {pair['cpu']['high']:.2f}]")
 
 
 def _parse() -> argparse.Namespace:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import resource
 import sys
 import time
 from collections.abc import Iterator, Sized
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import CONTENDERS, Contender
@@ -42,14 +44,16 @@ def measure(task: Task) -> dict[str, Any]:
     first_batch_s = time.perf_counter() - started
     check(first, contender, task.batch_size)
     _consume(batches, task.warmup_images - len(first))
-    cpu, began = _cpu_s(), time.perf_counter()
+    cpu, workers_cpu, began = _cpu_s(), _workers_cpu_s(), time.perf_counter()
     num_images = _consume(batches, task.num_images)
     wall_s = time.perf_counter() - began
+    own_cpu_s = _cpu_s() - cpu
     return {
         "images_per_s": num_images / wall_s,
         "num_images": num_images,
         "wall_s": wall_s,
-        "own_cpu_s": _cpu_s() - cpu,  # without worker processes, which are counted when they end
+        "own_cpu_s": own_cpu_s,  # without worker processes
+        "all_cpu_s": own_cpu_s + _workers_cpu_s() - workers_cpu,  # with those that were there all the time
         "first_batch_s": first_batch_s,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
@@ -83,6 +87,18 @@ def check(batch: Sized, contender: Contender, batch_size: int) -> None:
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def _workers_cpu_s() -> float:
+    """What the worker processes that live now have used, where the system says so."""
+    ticks = 0
+    for process in multiprocessing.active_children():
+        try:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _version(name: str) -> str | None:

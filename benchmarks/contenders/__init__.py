@@ -39,6 +39,15 @@ _WDS_UINT8 = {"reader": "webdataset", "dtype": "uint8"}
 _AS_IT_IS: dict[str, Any] = {"taken_over": False}
 _OWN_CHAIN: dict[str, Any] = {"chain": "own"}
 _OWN_DATASET: dict[str, Any] = {"dataset": "own"}
+# Kinds of Datasets of one's own, and what to call them.
+OWN_DATASETS = {
+    "path": "Image.open(path) and a Compose",
+    "functional": "functions and Python's random",
+    "bytes": "images from BytesIO",
+    "two-crops": "two crops, SimCLR's recipe",
+    "timm": "timm's ImageDataset and training transform",
+    "pixels": "every pixel looked at",
+}
 _ALL = (
     Contender("ours", "datapipe, shards", "ours", "shards"),
     Contender("ours-again", "datapipe, shards (the same again)", "ours", "shards"),
@@ -60,6 +69,17 @@ _ALL = (
     Contender("from-torch-own-chain", "from_torch, a function in the chain", "from_torch", "folder", _OWN_CHAIN),
     Contender("torch-own-dataset", "torch DataLoader, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET | _AS_IT_IS),
     Contender("from-torch-own-dataset", "from_torch, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET),
+    *(
+        Contender(
+            f"{'from-torch' if taken else 'torch'}-any-{kind}",
+            f"{'from_torch' if taken else 'torch DataLoader'}, {title}",
+            "own_datasets",
+            "folder",
+            {"kind": kind, "taken_over": taken},
+        )
+        for kind, title in OWN_DATASETS.items()
+        for taken in (True, False)
+    ),
     Contender("webdataset", "webdataset + PIL", "webdataset_pil", "webdataset"),
     Contender("dali-file", "DALI on the CPU, file reader", "dali_cpu", "folder", {"reader": "file"}),
     Contender("dali-webdataset", "DALI on the CPU, webdataset reader", "dali_cpu", "webdataset", {"reader": "webdataset"}),

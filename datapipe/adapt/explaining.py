@@ -14,11 +14,20 @@ from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
 
-def lines_about(loader: TorchsLoader, recipe: Recipe | None) -> list[str]:
-    """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None where it does not decode."""
+def lines_about(loader: TorchsLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
+    """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None where it does not decode.
+
+    `deferral`: what was deferred so far; None where nothing is.
+    """
     dataset = type(loader.dataset).__qualname__
     lines = [f"workers   {_workers(loader)}"]
-    if recipe is None:
+    if deferral is not None:
+        lines += [
+            f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens by Pillow, in {_place(loader)}; "
+            "Pillow for the rest",
+            *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral)],
+        ]
+    elif recipe is None:
         lines += [
             f"decoder   what the code of {dataset} uses: datapipe does not see its files",
             f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",

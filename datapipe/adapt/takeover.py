@@ -16,6 +16,8 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.behind import Behind, as_torch_gives, behind
 from datapipe.adapt.converted import converted_index
+from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
+from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
@@ -51,6 +53,8 @@ def from_torch(
     data: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_nbytes: int | None = None,
+    defer: bool = True,
+    reseed: bool = True,
 ) -> AnyLoader:
     """The same batches as `loader` gives, made by datapipe as far as it can see what they are made of.
 
@@ -60,7 +64,10 @@ def from_torch(
     - Such a dataset with transforms of your own among them, or a collate_fn for what is no tensor: torch's workers, in which
       datapipe decodes and does all that comes before.
     - A `TensorDataset`, or a `Subset` of one: whole batches gathered from its tensors, in the training process.
-    - Any other dataset: torch's workers, as they are.
+    - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens by Pillow are decoded, cropped
+      and resized together when a worker's fetch ends, by datapipe's engine; what is not recorded Pillow computes as before.
+      `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
+      batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
 
     In each case batches come on `device` ("auto": this process's GPU, or the CPU where there is none), and the loader has
     `state_dict`, `load_state_dict` and `set_epoch`. Two are given back as they are, without these, and `seed` means nothing to
@@ -108,14 +115,16 @@ def from_torch(
     why = found.in_workers if isinstance(found, Behind) else found.reason
     _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
     resolve = resolve_device(device)
-    kept = _kept(taken, found, source, shares=share_among_ranks)
+    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defer and not is_switched_off(), reseeds=reseed)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
 # -- torch's workers --------------------------------------------------------------------------------
 
 
-def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool) -> TorchLoader | Any:
+def _kept(
+    loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+) -> TorchLoader | Any:
     if isinstance(found, Behind):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
         kept = TorchLoader(
@@ -139,9 +148,10 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, sha
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _as_it_is(loader, found.reason, shares=shares)
-    open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader)
+    open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
-        open_source = functools.partial(_picked, loader=loader, key_of=places_of, shares=shares)
+        of_picks: KeyOf = request_of_picks if reseeds else places_of
+        open_source = functools.partial(_picked, loader=loader, key_of=of_picks, shares=shares)
         open_source(Trail())  # raises for what cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
         warnings.warn(
@@ -149,7 +159,15 @@ def _kept(loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, sha
             "and load it beside that",
             stacklevel=3,
         )
-    kept = TorchLoader(loader, dataset=loader.dataset, open_source=open_source, seed=seed, fingerprint=_name_of(loader.dataset))
+    dataset = DeferringDataset(loader.dataset, defers=defers) if defers or reseeds else loader.dataset
+    kept = TorchLoader(
+        loader,
+        dataset=dataset,
+        open_source=open_source,
+        seed=seed,
+        fingerprint=_name_of(loader.dataset),
+        is_seeded=reseeds,
+    )
     kept.origin = _origin(loader, f"not seen through: {found.reason}; torch's workers run it")
     return kept
 
@@ -166,9 +184,9 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     return loader
 
 
-def _given(trail: Trail, *, loader: TorchsLoader) -> GivenKeys:
+def _given(trail: Trail, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:
     assert loader.batch_sampler is not None
-    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail)
+    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail, reseeds)
 
 
 def _picked(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
 from datapipe.plan import Cursor
@@ -17,8 +18,10 @@ class TorchIterator(Iterator[Any]):
     A batch that fails raises, counts as done, and the next `next()` goes on after it. Not to be shared between threads.
     """
 
-    def __init__(self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs) -> None:
-        self._begin, self._num_steps, self._epochs = begin, num_steps, epochs
+    def __init__(
+        self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs, tally: Tally
+    ) -> None:
+        self._begin, self._num_steps, self._epochs, self._tally = begin, num_steps, epochs, tally
         self._one_thread = OneThread()
         self._batches: Iterator[Any] | None = None
         self._walk: Walk | None = None
@@ -64,7 +67,7 @@ class TorchIterator(Iterator[Any]):
                 self._epochs.last = walk.after.popleft()
             raise
         self._epochs.last = walk.after.popleft()
-        return batch
+        return self._tally.take(batch) if type(batch) is Delivered else batch
 
     def _num_received(self) -> int | None:
         """How many batches have come from torch's workers, those that failed included; None where there are no workers."""

@@ -15,8 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.arguments import length_of, sampler_of
+from datapipe.adapt.deferral.dataset import DeferringDataset
+from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
+from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
@@ -25,6 +29,7 @@ from datapipe.adapt.torch_iteration import TorchIterator, Walk
 from datapipe.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
+from datapipe.loader.ranks import is_of_group
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
@@ -69,6 +74,7 @@ class GivenKeys:
     global_batch: int
     whose: Rank
     trail: Trail
+    reseeds: bool  # whether samples are asked for with seeds
     order: str = "sampler"
 
     @property
@@ -76,8 +82,15 @@ class GivenKeys:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     @property
-    def rank(self) -> None:
-        """The sampler draws, if anything does."""
+    def rank(self) -> Rank | None:
+        """Of those that agree on the seed of samples: where a DistributedSampler says that ranks go together."""
+        if not self.reseeds:
+            return None
+        sampler = getattr(self.batch_sampler, "sampler", self.batch_sampler)
+        if not isinstance(sampler, DistributedSampler):
+            return Rank()
+        together = Rank(sampler.rank, sampler.num_replicas)
+        return together if is_of_group(together) else Rank()
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         first, walk = start.samples_done // self.global_batch, self.trail.begin(self.whose)
@@ -86,7 +99,7 @@ class GivenKeys:
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             walk.add(_told_apart(keys), after)
             if step >= first:
-                yield keys, after
+                yield request_of_keys(keys, seed, start.epoch, step, self.whose.rank) if self.reseeds else keys, after
 
     def check(self, cursor: Cursor) -> None:
         """Any place may turn out to be one: only the sampler, when asked, says how far it goes."""
@@ -153,8 +166,10 @@ class TorchLoader:
         seed: SeedSource,
         fingerprint: str,
         origin: str = "",
+        is_seeded: bool = True,
     ) -> None:
         self._inner = inner
+        self._is_seeded = is_seeded  # whether what samples draw depends on the seed alone
         self._dataset = dataset
         self._trail = Trail()  # of a sampler of the user's
         self._open_source = open_source
@@ -164,10 +179,14 @@ class TorchLoader:
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._trail)
         changes = WHOLE_BATCHES if isinstance(dataset, TensorRows) else {}
+        self._tally = Tally()
         self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
+        if isinstance(dataset, DeferringDataset):
+            for name in ("collate_fn", "worker_init_fn"):
+                setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
 
     def __iter__(self) -> TorchIterator:
-        return TorchIterator(self._begin, self.__len__, self._epochs)
+        return TorchIterator(self._begin, self.__len__, self._epochs, self._tally)
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError for a sampler without a length."""
@@ -189,7 +208,15 @@ class TorchLoader:
             raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
         setattr(self._inner, name, value)  # torch refuses what may not change
         if not gathers:
-            setattr(self._loader, name, value)
+            setattr(self._loader, name, self._as_read(name, value))
+
+    def _as_read(self, name: str, value: Any) -> Any:
+        """The value of an attribute as the loader that reads `self._dataset` has it."""
+        if not isinstance(self._dataset, DeferringDataset):
+            return value
+        if name == "collate_fn":
+            self._dataset.stacks = value is torch.utils.data.default_collate
+        return {"collate_fn": DeliveringCollate, "worker_init_fn": WorkerStart}.get(name, lambda same: same)(value)
 
     @property
     def _source(self) -> KeySource:
@@ -197,7 +224,8 @@ class TorchLoader:
         return self._open_source(self._trail)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, self._fingerprint, self.origin)
+        about = self._fingerprint, self.origin, self._is_seeded
+        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, about)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -221,7 +249,8 @@ class TorchLoader:
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
         if isinstance(self._dataset, TensorRows):
             return [*seed, *lines_about_rows(self._dataset)]
-        return [*seed, *lines_about(self._inner, recipe)]
+        deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
+        return [*seed, *lines_about(self._inner, recipe, deferral)]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be over this epoch; a sampler that has a `set_epoch` is told."""
@@ -241,10 +270,11 @@ class TorchLoader:
         self._seed.resume(state["seed"])
         self._trail.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor)
-        if cursor.samples_done and not isinstance(self._dataset, SampleDataset | TensorRows):
+        if cursor.samples_done and not self._is_seeded:
             warnings.warn(
-                f"the place in the epoch is resumed, the random state is not: what {type(self._dataset).__qualname__} draws for "
-                "the rest of the epoch, such as crops, differs from a run that was not interrupted",
+                f"the place in the epoch is resumed, the random state is not: what {type(self._inner.dataset).__qualname__} "
+                "draws for the rest of the epoch, such as crops, differs from a run that was not interrupted; leave "
+                "reseed=False out",
                 stacklevel=2,
             )
 
@@ -298,7 +328,15 @@ def _restore(
     dataset: Any,
     open_source: Callable[[Trail], KeySource],
     seed: SeedSource,
-    fingerprint: str,
-    origin: str,
+    about: tuple[str, str, bool],
 ) -> TorchLoader:
-    return TorchLoader(inner, dataset=dataset, open_source=open_source, seed=seed, fingerprint=fingerprint, origin=origin)
+    fingerprint, origin, is_seeded = about
+    return TorchLoader(
+        inner,
+        dataset=dataset,
+        open_source=open_source,
+        seed=seed,
+        fingerprint=fingerprint,
+        origin=origin,
+        is_seeded=is_seeded,
+    )

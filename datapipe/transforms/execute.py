@@ -24,7 +24,7 @@ from datapipe.transforms.protocols import Cuts, Interpolation
 
 # What torch.nn.functional.interpolate(mode=..., antialias=True) calls. Called directly because only so it
 # takes a destination: that saves a temporary image and a copy. A test holds them equal to interpolate.
-_RESIZES: dict[Interpolation, Callable[..., torch.Tensor]] = {
+RESIZES: dict[Interpolation, Callable[..., torch.Tensor]] = {
     "bilinear": torch._C._nn._upsample_bilinear2d_aa,
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,
 }
@@ -83,11 +83,11 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> 
     if height == region_height and width == region_width:
         _place(image, top, left, pixels, fill)
     elif top == 0 and left == 0 and height == window_height and width == window_width:
-        _RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=as_batch)
+        RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=as_batch)
     else:
         refuse_large((how,))
         resized = np.empty((height, width, 3), np.uint8)
-        _RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
+        RESIZES[interpolation](_as_batch(_usable(image)), how.size, False, None, None, out=_as_batch(resized))
         _place(resized, top, left, pixels, fill)
     if horizontally or vertically:
         # torch.flip has a SIMD path for pixels of three bytes; a copy with negative strides takes 18 times as long.

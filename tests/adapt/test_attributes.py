@@ -184,9 +184,17 @@ def test_a_dataset_of_the_users_may_change_its_length() -> None:
 
 def test_what_a_state_does_not_hold_is_said() -> None:
     with pytest.warns(UserWarning, match="Stateful has a state_dict of its own"):
-        loader: Any = dp.from_torch(DataLoader(Stateful(), 4))
+        loader: Any = dp.from_torch(DataLoader(Stateful(), 4), reseed=False)
     next(iter(loader))
     with pytest.warns(UserWarning, match="the random state is not: what Stateful draws"):
+        loader.load_state_dict(loader.state_dict())
+
+
+def test_samples_with_seeds_of_their_own_are_resumed_exactly_without_a_warning() -> None:
+    loader: Any = dp.from_torch(DataLoader(Numbers(), 4))
+    next(iter(loader))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         loader.load_state_dict(loader.state_dict())
 
 

@@ -19,7 +19,7 @@ def test_ranks_take_what_rank_0_draws(shards: Path) -> None:
     assert [rank["given"] for rank in ranks] == [3] * 3
     assert [rank["shared out"] for rank in ranks] == [20] * 3
     assert [rank["all samples each"] for rank in ranks] == [20, 21, 22], "each for itself, as with torch"
-    assert [rank["sampler"] for rank in ranks] == [(None, None)] * 3, "it decides for itself"
+    assert [rank["sampler"] for rank in ranks] == [(20, 20)] * 3, "of samples; the order it decides for itself"
 
 
 def test_a_rank_does_not_wait_without_limit(shards: Path) -> None:

@@ -1,0 +1,216 @@
+"""The user's Dataset as torch's workers read it: unchanged, with its images made together when a fetch ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils.data
+
+from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
+from datapipe.adapt.deferral.blocks import Block, blocks_of
+from datapipe.adapt.deferral.engine import Engine, replay_tensor
+from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
+from datapipe.adapt.deferral.reports import News, Told, tell
+from datapipe.adapt.deferral.seeds import random_state_kept, reseed
+from datapipe.errors import DecodeError
+
+_HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
+_FETCHES_WITH_SITES = 2  # of a process, whose steps say where they were recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a dataset is asked for: the keys of a batch, and its samples' seeds (None: the random state is left alone)."""
+
+    keys: Any
+    seeds: Sequence[int] | None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def is_switched_off() -> bool:
+    """Return whether DATAPIPE_DEFER=0 is set."""
+    return os.environ.get("DATAPIPE_DEFER", "1") == "0"
+
+
+class DeferringDataset(torch.utils.data.Dataset[Any]):
+    """Reads `dataset` by `Request`, or by bare keys. Every other attribute is that of the dataset.
+
+    `defers`: whether images are deferred; without it samples are only seeded. Engine and seams are made in each process.
+    """
+
+    def __init__(self, dataset: Any, *, defers: bool) -> None:
+        self.dataset = dataset
+        self.defers = defers
+        self.stacks = False  # whether default_collate will stack the samples
+        self._engine: Engine | None = None
+        self._process = 0  # whose engine that is: decoders do not survive a fork
+        self._num_fetches = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.dataset, self.defers, self.stacks)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.dataset[key]
+
+    def __getitems__(self, request: Any) -> Any:
+        """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
+        if not isinstance(request, Request):
+            request = Request(request, None)
+        if request.seeds is None or torch.utils.data.get_worker_info() is not None:
+            return self._fetch(request)
+        with random_state_kept():
+            return self._fetch(request)
+
+    def _fetch(self, request: Request) -> Any:
+        calls = self._calls(request)
+        if not self.defers or not pillow_seams.is_available():
+            return _joined([_plainly(call) for call in calls], calls)
+        pillow_seams.install()
+        torchvision_seams.install()
+        if self._engine is None or self._process != os.getpid():
+            self._engine, self._process = Engine(), os.getpid()
+        self._num_fetches += 1
+        fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
+        fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
+        made: list[Any] = []
+        try:
+            self._make(calls, fetch, mode, made)
+        except Exception:
+            self._finish(fetch)  # what the user's code kept of samples before the one that failed
+            raise
+        blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
+        again = self._finish(fetch, blocks)
+        for number in again:
+            made[number] = _plainly(calls[number])
+        tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
+        return _joined(made, calls)
+
+    def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
+        """Append the samples, with stand-ins in them, to `made`."""
+        for number, call in enumerate(calls):
+            fetch.sample, fetch.has_recorded, fetch.has_failed = number, False, False
+            if call.seed is not None:
+                reseed(call.seed)
+            try:
+                mode.open_for_sample()
+                try:
+                    with recording(fetch):
+                        sample = call()
+                finally:
+                    mode.close_for_sample()
+                failed = fetch.has_failed
+            except Exception:
+                if not fetch.has_recorded:
+                    raise
+                failed = True
+            made.append(_again(fetch, call) if failed else sample)
+            torchvision_seams.install()  # the first sample may have imported it
+
+    def _told(self, fetch: Fetch, num_again: int) -> tuple[Told, ...]:
+        assert self._engine is not None
+        told = [Told(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
+        told += [Told(site, "its pixels are asked for", count) for site, count in fetch.materialised.items()]
+        if num_again:
+            told.append(Told("samples with bytes that do not decode", "made again without deferral", num_again))
+        return tuple(told)
+
+    def _calls(self, request: Request) -> list[_Call]:
+        dataset, keys, seeds = self.dataset, request.keys, request.seeds
+        if _reads_batches(dataset):
+            return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
+        return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
+
+    def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
+        """Give everything that is still held its pixels and values; return the samples that must be made again."""
+        assert self._engine is not None
+        bad: set[int] = set()
+        images: dict[int, Any] = {}
+        for reference, pending in fetch.images:
+            image = reference()
+            if image is None or not pillow_seams.is_deferred(image) or pending.sample in bad:
+                continue
+            try:
+                made = self._engine.image(pending.node, images)
+            except (DecodeError, OSError, SyntaxError, ValueError):
+                bad.add(pending.sample)
+                continue
+            image.im = made.im
+            images[id(pending.node)] = made
+        rows = {number: row for block in blocks for number, row in block.rows.items()}
+        held, fetch.tensors = fetch.tensors, {}
+        while held:
+            number, (tensor, pending) = held.popitem()
+            if sys.getrefcount(tensor) < _HELD_BY_US or pending.sample in bad:
+                continue
+            self._give(tensor, pending, images, bad, rows.get(number))
+        return sorted(bad)
+
+    def _give(
+        self, tensor: torch.Tensor, pending: Pending, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
+    ) -> None:
+        assert self._engine is not None
+        try:
+            values = self._engine.tensor(pending.node, images, row)  # type: ignore[arg-type]
+        except (DecodeError, OSError, SyntaxError, ValueError):
+            bad.add(pending.sample)
+            return
+        tensors.give_values(tensor, values)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether torch would ask the dataset for whole batches, and they are not samples asked for one by one after all."""
+    if type(dataset) is torch.utils.data.Subset:
+        return _reads_batches(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the user's code."""
+
+    function: Any
+    key: Any
+    seed: int | None
+    is_batch: bool = False
+
+    def __call__(self) -> Any:
+        return self.function(self.key)
+
+
+def _plainly(call: _Call) -> Any:
+    """The sample without deferral."""
+    if call.seed is not None:
+        reseed(call.seed)
+    return call()
+
+
+def _again(fetch: Fetch, call: _Call) -> Any:
+    """Make a sample again without deferral, and forget what it had recorded."""
+    fetch.images = [entry for entry in fetch.images if entry[1].sample != fetch.sample]
+    for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
+        del fetch.tensors[number]
+    return _plainly(call)
+
+
+def _joined(made: list[Any], calls: list[_Call]) -> Any:
+    return made[0] if calls and calls[0].is_batch else made
+
+
+def _restore(dataset: Any, defers: bool, stacks: bool) -> DeferringDataset:
+    restored = DeferringDataset(dataset, defers=defers)
+    restored.stacks = stacks
+    return restored

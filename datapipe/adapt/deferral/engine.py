@@ -1,0 +1,258 @@
+"""Recorded chains executed: decoded by region and resized by datapipe's engine, the rest by the functions that were called.
+
+The first chain of each signature is executed both ways and compared. One that does not agree is computed by Pillow, for as
+long as the process lives, and so are those after it. One engine belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from datapipe.adapt.deferral.agreement import disagreement
+from datapipe.adapt.deferral.folding import Front, fold
+from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of, signature_of
+from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
+from datapipe.adapt.deferral.recorder import suspended
+from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
+from datapipe.decode import Decoder, open_decoder
+from datapipe.transforms.execute import RESIZES, cut, refuse_large
+
+Made = Mapping[int, Image.Image]  # images that have their pixels already, by id of their node
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is known of the chains of one signature."""
+
+    reason: str | None  # why Pillow computes them; None: the engine does
+    line: str  # the operations, as `explain` shows them
+
+
+@dataclass(slots=True)
+class Engine:
+    """Executes chains for one thread."""
+
+    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    counts: Counter[Hashable] = field(default_factory=Counter)  # chains executed, by signature
+    _decoder: Decoder | None = None
+    _planar: torch.Tensor | None = None
+
+    def image(self, node: Node, made: Made | None = None) -> Image.Image:
+        """Return a recorded image with its pixels. Raises DecodeError and what Pillow raises for bytes that do not decode."""
+        with suspended():
+            source, steps, start = _from_made(node, made)
+            if start is not None:
+                return _by_pillow(start, steps)
+            signature = signature_of(source, steps)
+            self.counts[signature] += 1
+            verdict = self.verdicts.get(signature)
+            if verdict is None:
+                verdict = self._judge(signature, source, steps)
+            return replay(node) if verdict.reason is not None else self._image(source, steps)
+
+    def tensor(self, step: Step, made: Made | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a recorded tensor with its values, as the original functions would have laid it out. Raises as `image`.
+
+        `out`: contiguous memory of its shape and dtype, to be filled and returned.
+        """
+        values = self._tensor(step, made, out)
+        return values if out is None or values is out else out.copy_(values)
+
+    def _tensor(self, step: Step, made: Made | None, out: torch.Tensor | None) -> torch.Tensor:
+        with suspended():
+            source, steps, start = _from_made(step, made)
+            first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
+            on_image, on_tensor = steps[:first], steps[first:]
+            if start is not None:
+                return _as_tensor(_by_pillow(start, on_image), on_tensor)
+            signature = signature_of(source, steps)
+            self.counts[signature] += 1
+            verdict = self.verdicts.get(signature)
+            if verdict is None:
+                verdict = self._judge(signature, source, steps)
+            if verdict.reason is not None:
+                return _as_tensor(replay(on_image[-1] if on_image else source), on_tensor)
+            front = fold(source, on_image)
+            if front is not None and front.num_steps == len(on_image):
+                return _finish(self._planes(source, front), on_tensor, out)
+            return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
+
+    def taken_counts(self) -> list[tuple[Verdict, int]]:
+        """Return how many chains there were of each verdict since this was last asked."""
+        counts, self.counts = self.counts, Counter()
+        return [(self.verdicts[signature], count) for signature, count in counts.items() if signature in self.verdicts]
+
+    # -- by the engine --------------------------------------------------------------------------
+
+    def _decode(self, source: Source, region: list[int]) -> Any:
+        if self._decoder is None:
+            self._decoder = open_decoder()
+        return self._decoder(source.data, source.header, region)
+
+    def _planes(self, source: Source, front: Front) -> torch.Tensor:
+        """(3, h, w) uint8 of a chain that is all front, in memory that the next call overwrites."""
+        how = front.cut
+        refuse_large((how,))
+        pixels = self._decode(source, how.region)
+        if front.resampled is None:
+            planes = _planes_of(pixels)
+        else:
+            height, width = how.size
+            if self._planar is None or self._planar.shape[2:] != (height, width):
+                self._planar = torch.empty((1, 3, height, width), dtype=torch.uint8)
+            pixels = pixels if pixels.flags.carray else np.ascontiguousarray(pixels)
+            batch = torch.from_numpy(_as_batch(pixels))
+            RESIZES[front.resampled](batch, how.size, False, None, None, out=self._planar)
+            planes = self._planar[0]
+        top, left, height, width = how.window
+        if planes.shape[1:] != (height, width):
+            planes = planes[:, top : top + height, left : left + width]
+        if how.flip[0] or how.flip[1]:
+            planes = planes.flip([axis for axis, flips in ((1, how.flip[0]), (2, how.flip[1])) if flips])
+        return planes
+
+    def _image(self, source: Source, steps: list[Step], front: Front | None = None) -> Image.Image:
+        front = front or fold(source, steps)
+        if front is None:
+            return _by_pillow(_opened(source), steps)
+        how = front.cut
+        refuse_large((how,))
+        out = np.empty((how.window[2], how.window[3], 3), np.uint8)
+        cut(self._decode(source, how.region), how, out)
+        return _by_pillow(Image.fromarray(out), steps[front.num_steps :])
+
+    # -- trust ----------------------------------------------------------------------------------
+
+    def _judge(self, signature: Hashable, source: Source, steps: list[Step]) -> Verdict:
+        """Execute a chain both ways and note whether they agree."""
+        on_image = [step for step in steps if step.mode != "tensor"]
+        on_tensor = steps[len(on_image) :]
+        front = fold(source, on_image)
+        line = _described(source, steps)
+        if front is None:
+            verdict = Verdict("the engine does not begin with these operations", line)
+        else:
+            begun = on_image[: front.num_steps]
+            first = replay(begun[-1] if begun else source)
+            ours = self._image(source, begun, front)
+            reason = disagreement(ours, first, resampled=front.resampled, colored=False)
+            if reason is None and front.num_steps < len(on_image):
+                ours, exact = (_by_pillow(image, on_image[front.num_steps :]) for image in (ours, first))
+                reason = disagreement(ours, exact, resampled=front.resampled, colored=True)
+            if reason is None and on_tensor:
+                planes = _planes_of(ours)
+                if front.num_steps == len(on_image):
+                    planes = self._planes(source, front)
+                    if not torch.equal(planes, _planes_of(ours)):
+                        reason = "the engine's planes differ from its pixels"
+                theirs, finished = _as_tensor(ours, on_tensor), _finish(planes, on_tensor)
+                if reason is None and (not torch.equal(theirs, finished) or theirs.stride() != finished.stride()):
+                    reason = "the conversion to a tensor differs"
+            verdict = Verdict(reason, line)
+            if reason is not None:
+                warnings.warn(
+                    f"datapipe computes {line} by Pillow, without deferring it: {reason} where both ways were compared",
+                    stacklevel=2,
+                )
+        self.verdicts[signature] = verdict
+        return verdict
+
+
+# -- by Pillow and torchvision ----------------------------------------------------------------------
+
+
+def replay_tensor(step: Step) -> torch.Tensor:
+    """Return a recorded tensor by the original functions alone."""
+    with suspended():
+        _, steps = chain_of(step)
+        first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
+        return _as_tensor(replay(steps[first].parent), steps[first:])
+
+
+def _from_made(node: Node, made: Made | None) -> tuple[Source, list[Step], Image.Image | None]:
+    """The chain from its source, or from the last of its images that has its pixels already."""
+    if made:
+        steps: list[Step] = []
+        at: Node = node
+        while True:
+            if id(at) in made:
+                steps.reverse()
+                return chain_of(at)[0], steps, made[id(at)]
+            if isinstance(at, Source):
+                break
+            steps.append(at)
+            at = at.parent
+    return (*chain_of(node), None)
+
+
+def _opened(source: Source) -> Image.Image:
+    return replay(source)
+
+
+def _by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
+    for step in steps:
+        image = PILLOW_STEPS[step.name](image, *step.args)
+    return image
+
+
+def _as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
+    value: Any = image
+    for step in steps:
+        value = TENSOR_STEPS[step.name](value, *step.args)
+    return value  # type: ignore[no-any-return]
+
+
+# -- to a tensor, bit for bit as torchvision ---------------------------------------------------------
+
+
+def _planes_of(pixels: Any) -> torch.Tensor:
+    """(c, h, w) view of a Pillow image or of (h, w, c) pixels."""
+    array = np.asarray(pixels)
+    if not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
+
+
+def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
+    """Carry out the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
+    first = steps[0]
+    if first.name == "pil_to_tensor":
+        value = torch.empty((planes.shape[1], planes.shape[2], planes.shape[0]), dtype=torch.uint8).permute(2, 0, 1).copy_(planes)
+    else:
+        value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
+        value.copy_(planes).div_(255)
+    for step in steps[1:]:
+        mean, std = step.args
+        for plane, shift, scale in zip(value, mean, std, strict=True):
+            plane.sub_(shift).div_(scale)
+    return value
+
+
+def _as_batch(pixels: Any) -> Any:
+    height, width, _ = pixels.shape
+    return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
+
+
+def _described(source: Source, steps: list[Step]) -> str:
+    """The operations in one line, with the places of the user's calls where they are known."""
+    parts, last = [f"JPEG ({source.mode})"], None
+    for step in steps:
+        what = step.name
+        if step.name == "resize":
+            what = f"resize ({Image.Resampling(step.args[1]).name.lower()})"
+        elif step.name == "transpose":
+            what = step.args[0].name.lower()
+        elif step.name == "convert":
+            what = f"convert({step.args[0]!r})"
+        if step.site is not None and step.site != last:
+            what, last = f"{what} at {step.site}", step.site
+        parts.append(what)
+    return " -> ".join(parts)

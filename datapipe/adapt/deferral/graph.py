@@ -1,0 +1,67 @@
+"""What was done to an image, as a chain of steps that leads back to the encoded bytes.
+
+A chain is recorded while `__getitem__` runs and executed when the fetch ends, by datapipe's engine or, step by step, by
+the functions that were called. Nodes do not change and hold no images, so chains share their beginnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from datapipe.probe import ImageHeader
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A JPEG's bytes, captured when its pixels were first asked for."""
+
+    data: bytes
+    header: ImageHeader
+    mode: str  # Pillow's: "RGB" or "L"
+    size: tuple[int, int]  # (width, height)
+    kind: Hashable  # what decoders may treat differently: components, subsampling, colour transform, progressive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One recorded operation on what its parent gives."""
+
+    parent: Step | Source
+    name: str  # key of the operation, in PILLOW_STEPS or TENSOR_STEPS
+    args: tuple[Any, ...]  # positional, as the original function takes them after the image
+    mode: str  # of the result; "tensor" once it is one
+    size: tuple[int, int]  # (width, height) of the result
+    trait: Hashable = None  # what of the arguments may change which code carries the step out
+    site: str | None = None  # "file:line" of the user's call, while call sites are noted
+
+
+Node = Step | Source
+
+
+def chain_of(node: Node) -> tuple[Source, list[Step]]:
+    """Return the source and the steps after it, in the order in which they were recorded."""
+    steps: list[Step] = []
+    while isinstance(node, Step):
+        steps.append(node)
+        node = node.parent
+    steps.reverse()
+    return node, steps
+
+
+GEOMETRY = frozenset(("convert", "copy", "crop", "resize", "transpose"))  # names of steps; other steps on images change colours
+
+
+def is_color(step: Step) -> bool:
+    """Return whether the step changes the pixels of an image where they are."""
+    return step.mode != "tensor" and step.name not in GEOMETRY
+
+
+def signature_of(source: Source, steps: list[Step]) -> Hashable:
+    """Return what two chains share if what holds for one holds for the other: everything but the numbers that were drawn.
+
+    Colour steps count as a set, in whatever order they came: the functions that were called carry them out.
+    """
+    colors = frozenset((step.name, step.trait) for step in steps if is_color(step))
+    return (source.kind, colors, *[(step.name, step.trait) for step in steps if not is_color(step)])

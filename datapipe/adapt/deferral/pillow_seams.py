@@ -1,0 +1,290 @@
+"""Pillow's methods, which record while a fetch is recording and are the originals otherwise.
+
+A stand-in is a genuine `PIL.Image.Image` (or the user's own `JpegImageFile`) whose `_im` is a `Deferred` instead of
+pixels. All of Pillow reaches pixels through the property `im`, which materialises: it carries out the recorded steps by the
+original methods. So whatever is not recorded gives what it would give without datapipe.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFile, JpegImagePlugin
+
+from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of
+from datapipe.adapt.deferral.jpeg_stream import is_whole
+from datapipe.adapt.deferral.recorder import Fetch, Pending, call_site, current, suspended
+from datapipe.errors import DecodeError
+from datapipe.probe import probe
+
+MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece
+
+# The original methods, by the names of the steps.
+PILLOW_STEPS: dict[str, Callable[..., Any]] = {
+    "convert": Image.Image.convert,
+    "copy": Image.Image.copy,
+    "crop": Image.Image.crop,
+    "resize": Image.Image.resize,
+    "transpose": Image.Image.transpose,
+}
+_FLIPS_AND_TURNS = {
+    int(Image.Transpose.FLIP_LEFT_RIGHT): False,
+    int(Image.Transpose.FLIP_TOP_BOTTOM): False,
+    int(Image.Transpose.ROTATE_180): False,
+    int(Image.Transpose.ROTATE_90): True,
+    int(Image.Transpose.ROTATE_270): True,
+    int(Image.Transpose.TRANSPOSE): True,
+    int(Image.Transpose.TRANSVERSE): True,
+}
+_lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class Deferred:
+    """What a stand-in has in place of pixels."""
+
+    __slots__ = ("fetch", "node")
+    readonly = 0
+
+    def __init__(self, node: Node, fetch: Fetch) -> None:
+        self.node, self.fetch = node, fetch
+
+    def __bool__(self) -> bool:  # Pillow asks `_im and _im.readonly`
+        return False
+
+
+class DeferredPixels:
+    """What `load()` of a stand-in returns: materialises where a pixel is looked at or set."""
+
+    __slots__ = ("_image",)
+
+    def __init__(self, image: Image.Image) -> None:
+        self._image = image
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._access()[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self._access()[place] = value
+
+    def _access(self) -> Any:
+        return self._image.im.pixel_access(self._image.readonly)
+
+
+def is_available() -> bool:
+    """Return whether this Pillow reaches pixels as the seams need it: through a property `im` over `_im`."""
+    return isinstance(Image.Image.__dict__.get("im"), property) and hasattr(Image.Image(), "_im")
+
+
+@functools.cache
+def install() -> None:
+    """Put the seams in place, for the rest of the process."""
+    _im = Image.Image.__dict__["im"]
+    put: Any = setattr
+    put(Image.Image, "im", property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel))
+    put(Image.Image, "convert", _recording(PILLOW_STEPS["convert"], _convert))
+    put(Image.Image, "copy", _recording(PILLOW_STEPS["copy"], _copy))
+    put(Image.Image, "__copy__", Image.Image.copy)
+    put(Image.Image, "crop", _recording(PILLOW_STEPS["crop"], _crop))
+    put(Image.Image, "resize", _recording(PILLOW_STEPS["resize"], _resize))
+    put(Image.Image, "transpose", _recording(PILLOW_STEPS["transpose"], _transpose))
+    put(Image.Image, "load", _lazy_load(Image.Image.load))
+    put(ImageFile.ImageFile, "load", _lazy_load(ImageFile.ImageFile.load))
+
+
+# -- from stand-in to pixels ------------------------------------------------------------------------
+
+
+def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
+    if is_deferred(image):
+        materialise(image)
+    return original(image)
+
+
+def is_deferred(image: Image.Image) -> bool:
+    """Return whether the image is a stand-in that has no pixels yet."""
+    there: Any = image._im
+    return type(there) is Deferred
+
+
+def materialise(image: Image.Image) -> None:
+    """Give a stand-in its pixels by the original methods. Raises what they raise."""
+    with _lock:
+        deferred: Any = image._im
+        if type(deferred) is not Deferred:  # another thread was first
+            return
+        fetch = current()
+        if fetch is not None:
+            fetch.note_materialised("an image")
+        try:
+            made = replay(deferred.node)
+        except Exception:
+            deferred.fetch.has_failed = True  # the error comes later than without deferral: the sample is made again
+            raise
+        image.im = made.im
+
+
+def replay(node: Node) -> Image.Image:
+    """Return the image by Pillow alone: the original methods with the arguments that were recorded."""
+    source, steps = chain_of(node)
+    with suspended():
+        image: Any = Image.open(io.BytesIO(source.data))
+        image.load()
+        for step in steps:
+            image = PILLOW_STEPS[step.name](image, *step.args)
+        return image  # type: ignore[no-any-return]
+
+
+# -- from file to stand-in --------------------------------------------------------------------------
+
+
+def node_of(image: Image.Image, fetch: Fetch) -> Node | None:
+    """Return the chain behind an image; captures the bytes of a JPEG that was not read yet. None: it has its own pixels."""
+    there: Any = image._im
+    if type(there) is Deferred:
+        return there.node if there.fetch is fetch else None
+    if there is None and type(image) is JpegImagePlugin.JpegImageFile:
+        return _capture(image, fetch)
+    return None
+
+
+def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | None:
+    if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L") or image.fp is None:
+        return None
+    if len(image.tile) != 1 or tuple(image.tile[0]) != ("jpeg", (0, 0, *image.size), 0, (image.mode, "")):
+        return None
+    try:
+        if image.fp.seek(0, io.SEEK_END) > MAX_CAPTURED_NBYTES:
+            return None
+        image.fp.seek(0)
+        data = bytes(image.fp.read())
+        header = probe(data)
+    except (OSError, ValueError, TypeError, DecodeError):  # Pillow says what there is to say
+        return None
+    if header.bit_depth != 8 or not is_whole(data):
+        return None
+    if (header.width, header.height) != image.size or {"RGB": 3, "L": 1}[image.mode] != header.num_channels:
+        return None
+    layers = tuple(layer[:3] for layer in image.layer)
+    kind = (image.mode, layers, image.info.get("adobe_transform"), "progressive" in image.info, "jfif" in image.info)
+    source = Source(data, header, image.mode, image.size, kind)
+    image.tile = []
+    image.readonly = 0
+    image.map = None
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        image.fp.close()
+    image.fp = None
+    _defer(image, source, fetch)
+    return source
+
+
+def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
+    image._im = Deferred(node, fetch)  # type: ignore[assignment]
+    fetch.images.append((weakref.ref(image), Pending(node, fetch.sample)))
+    fetch.has_recorded = True
+
+
+def stand_in(image: Image.Image, step: Step, fetch: Fetch) -> Image.Image:
+    """Return the image that `step` will make of `image`, as Pillow's `_new` would have it."""
+    new = Image.Image()
+    new._mode, new._size = step.mode, step.size
+    new.info = {key: value.copy() if isinstance(value, list) else value for key, value in image.info.items()}
+    _defer(new, step, fetch)
+    return new
+
+
+# -- the methods ------------------------------------------------------------------------------------
+
+Planned = tuple[str, tuple[Any, ...], str, tuple[int, int], Any]  # name, args, mode, size, trait of a step
+Planner = Callable[..., Planned | None]
+
+
+def _recording(original: Callable[..., Any], plan: Planner) -> Callable[..., Any]:
+    """Return the method that records what `plan` understands, and is `original` for all else."""
+
+    @functools.wraps(original)
+    def method(self: Image.Image, *args: Any, **kwargs: Any) -> Any:
+        fetch = current()
+        if fetch is None or not isinstance(self, Image.Image):
+            return original(self, *args, **kwargs)
+        parent = node_of(self, fetch)
+        if parent is None:
+            return original(self, *args, **kwargs)
+        planned = plan(self, *args, **kwargs)
+        if planned is None:
+            return original(self, *args, **kwargs)
+        name, given, mode, size, trait = planned
+        site = call_site() if fetch.notes_sites else None
+        return stand_in(self, Step(parent, name, given, mode, size, trait, site), fetch)
+
+    return method
+
+
+def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(self: Image.Image) -> Any:
+        fetch = current()
+        if fetch is not None and (self._im is None or is_deferred(self)) and node_of(self, fetch) is not None:
+            return DeferredPixels(self)
+        return original(self)
+
+    return load
+
+
+def _convert(image: Image.Image, *args: Any, **kwargs: Any) -> Planned | None:
+    mode = args[0] if args else kwargs.get("mode")
+    if len(args) > 1 or set(kwargs) - {"mode"} or mode not in ("RGB", "L") or "transparency" in image.info:
+        return None
+    return ("convert", (mode,), mode, image.size, (image.mode, mode))
+
+
+def _copy(image: Image.Image) -> Planned | None:
+    return ("copy", (), image.mode, image.size, None)
+
+
+def _crop(image: Image.Image, box: Any = None) -> Planned | None:
+    if box is None:
+        return _copy(image)
+    try:
+        left, upper, right, lower = (int(round(value)) for value in box)  # noqa: RUF046 (numpy rounds to floats)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if right <= left or lower <= upper:
+        return None
+    width, height = image.size
+    inside = left >= 0 and upper >= 0 and right <= width and lower <= height
+    if not inside and (right - left) * (lower - upper) > 4 * width * height:
+        return None
+    return ("crop", ((left, upper, right, lower),), image.mode, (right - left, lower - upper), inside)
+
+
+def _resize(image: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Planned | None:
+    if box is not None or reducing_gap is not None:
+        return None
+    try:
+        width, height = size
+        filter_ = int(Image.Resampling.BICUBIC if resample is None else Image.Resampling(resample))
+    except (TypeError, ValueError):
+        return None
+    if not (isinstance(width, (int, np.integer)) and isinstance(height, (int, np.integer)) and width > 0 and height > 0):
+        return None
+    enlarges = (width > image.size[0], height > image.size[1])
+    return ("resize", ((int(width), int(height)), filter_), image.mode, (int(width), int(height)), (filter_, enlarges))
+
+
+def _transpose(image: Image.Image, method: Any) -> Planned | None:
+    try:
+        turn = int(method)
+        turns = _FLIPS_AND_TURNS[turn]
+    except (TypeError, ValueError, KeyError):
+        return None
+    width, height = image.size
+    return ("transpose", (Image.Transpose(turn),), image.mode, (height, width) if turns else (width, height), turn)

@@ -1,0 +1,91 @@
+"""What one fetch of one thread records. Nothing is recorded outside of `__getitem__`, or by any other thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from datapipe.adapt.deferral.graph import Node
+
+
+@dataclass(slots=True)
+class Pending:
+    """An image or tensor whose pixels are to be made when the fetch ends."""
+
+    node: Node
+    sample: int  # within the fetch
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """The images and tensors that the samples of one fetch have recorded, and where the sample at work stands."""
+
+    notes_sites: bool = False  # whether steps say where they were recorded
+    images: list[tuple[weakref.ref[Any], Pending]] = field(default_factory=list)
+    tensors: dict[int, tuple[torch.Tensor, Pending]] = field(default_factory=dict)  # by id(tensor)
+    sample: int = 0
+    mode: Any = None  # the TensorMode while a sample is at work
+    has_recorded: bool = False  # in the sample at work
+    has_failed: bool = False  # in the sample at work: bytes turned out bad where the user's code did not expect it
+    materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
+
+    def note_materialised(self, what: str) -> None:
+        """Note that pixels were needed before the fetch ends, and where as long as call sites are noted."""
+        if self.notes_sites:
+            what = f"{what} at {call_site()}"
+        self.materialised[what] = self.materialised.get(what, 0) + 1
+
+
+class _Local(threading.local):
+    fetch: Fetch | None = None
+
+
+_local = _Local()
+_NOT_THE_USERS = tuple(
+    f"{os.sep}{package}{os.sep}" for package in ("PIL", "torchvision", os.path.join("datapipe", "adapt", "deferral"), "torch")
+)
+
+
+def current() -> Fetch | None:
+    """Return what the calling thread records into; None where it does not record."""
+    return _local.fetch
+
+
+@contextlib.contextmanager
+def recording(fetch: Fetch) -> Iterator[None]:
+    """Record what the calling thread does."""
+    before, _local.fetch = _local.fetch, fetch
+    try:
+        yield
+    finally:
+        _local.fetch = before
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Record nothing, as inside the engine and where Pillow replays."""
+    before, _local.fetch = _local.fetch, None
+    try:
+        yield
+    finally:
+        _local.fetch = before
+
+
+def call_site() -> str:
+    """Return "file:line" of the innermost caller that is neither a library whose functions are recorded nor datapipe."""
+    frame = sys._getframe(1)
+    found = frame
+    while frame is not None:
+        if not any(part in frame.f_code.co_filename for part in _NOT_THE_USERS):
+            found = frame
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{found.f_code.co_filename}:{found.f_lineno}"

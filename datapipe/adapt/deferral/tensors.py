@@ -1,0 +1,129 @@
+"""Tensors that are recorded before there are values: stand-ins of torch's own type, and the mode that sees them used.
+
+A stand-in is a `torch.Tensor` (its very type, not a subclass) without storage. In the recording thread a function mode
+gives it its values when anything but its shape or dtype is asked for. Elsewhere, in a thread or an extension that the mode
+does not reach, torch raises RuntimeError for whatever touches it, and the sample is made again without deferral. When the
+fetch ends its values are put into the same object, wherever that is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from datapipe.adapt.deferral.graph import Step
+from datapipe.adapt.deferral.recorder import Fetch, Pending, suspended
+
+
+class _WithoutStorage(torch.Tensor):
+    """What a stand-in is made as: operators that reach it beyond Python raise."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise RuntimeError("a deferred tensor was used where datapipe cannot give it its values")
+
+
+def stand_in(
+    step: Step, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None, fetch: Fetch
+) -> torch.Tensor:
+    """Return a tensor without values for what `step` gives, and note it in the fetch."""
+    tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
+    tensor.__class__ = torch.Tensor
+    fetch.tensors[id(tensor)] = (tensor, Pending(step, fetch.sample))
+    fetch.has_recorded = True
+    return tensor
+
+
+def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Turn a stand-in into `values`, of the same shape, strides and dtype."""
+    torch._C._swap_tensor_impl(tensor, values)
+
+
+def step_of(tensor: Any, fetch: Fetch) -> Step | None:
+    """Return what a stand-in stands for; None for a tensor with values."""
+    held = fetch.tensors.get(id(tensor))
+    return None if held is None or not isinstance(held[1].node, Step) else held[1].node
+
+
+class TensorMode(TorchFunctionMode):
+    """Gives stand-ins their values where torch's functions are handed them: exactly, whatever those functions are.
+
+    `replay`: the original functions from the source on.
+    """
+
+    def __init__(self, fetch: Fetch, replay: Callable[[Step], torch.Tensor]) -> None:
+        super().__init__()
+        self._fetch, self._replay = fetch, replay
+        self._depth = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = self._fetch.tensors
+        if held and func not in _NEEDS_NO_VALUES:
+            for value in (*args, *kwargs.values()) if kwargs else args:
+                if isinstance(value, torch.Tensor):
+                    if id(value) in held:
+                        self.materialise(value)
+                elif isinstance(value, (list, tuple)):
+                    for item in value:
+                        if id(item) in held:
+                            self.materialise(item)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def materialise(self, tensor: torch.Tensor) -> None:
+        """Give a stand-in its values now. Raises what its steps raise; then the sample has failed."""
+        fetch = self._fetch
+        _, pending = fetch.tensors[id(tensor)]
+        assert isinstance(pending.node, Step)
+        fetch.note_materialised("a tensor")
+        try:
+            with suspended():
+                values = self._replay(pending.node)
+        except Exception:
+            fetch.has_failed = True
+            raise
+        give_values(tensor, values)
+        del fetch.tensors[id(tensor)]
+
+    def open_for_sample(self) -> None:
+        self._depth = torch._C._len_torch_function_stack()
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def close_for_sample(self) -> None:
+        """Take the mode from the stack, with whatever the sample's code left above it."""
+        while torch._C._len_torch_function_stack() > self._depth:
+            torch._C._pop_torch_function_stack()
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether no mode of the user's lies between, which would have to see what is computed."""
+        return torch._C._len_torch_function_stack() == self._depth + 1
+
+
+_GETTERS = (
+    "shape",
+    "dtype",
+    "device",
+    "ndim",
+    "layout",
+    "is_cuda",
+    "is_sparse",
+    "is_quantized",
+    "is_meta",
+    "requires_grad",
+    "is_leaf",
+)
+_NEEDS_NO_VALUES = frozenset(
+    [
+        *(getattr(torch.Tensor, name).__get__ for name in _GETTERS),
+        *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "__len__")),
+        *(getattr(torch.Tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "element_size")),
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.numel,
+    ]
+)

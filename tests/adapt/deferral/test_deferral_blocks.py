@@ -1,0 +1,89 @@
+"""Batches whose tensors are made in place: what torch would have stacked, and never the memory of what somebody keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import deferral_datasets as data
+import pytest
+import torch
+from deferral_datasets import F, Images, loaded
+from torch.utils.data._utils import collate
+
+from datapipe.adapt.deferral import blocks
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return data.make_files(tmp_path_factory.mktemp("photos"))
+
+
+def cut(image: Any, left: int = 0) -> Any:
+    return F.to_tensor(image.crop((left, 0, left + 32, 32)))
+
+
+SHAPES = {
+    "tensor": cut,
+    "two": lambda image: (cut(image), cut(image, 3)),
+    "dict": lambda image: {"a": cut(image), "size": image.size, "more": [cut(image, 5), {"b": cut(image, 7)}]},
+    "twice": lambda image: (lambda one: (one, one))(cut(image)),
+    "not all": lambda image: cut(image) if image.size[0] % 16 else torch.zeros(3, 32, 32),
+    "uint8": lambda image: F.pil_to_tensor(image.crop((0, 0, 32, 32))),
+}
+
+
+def flat(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for value in (batch.values() if isinstance(batch, dict) else batch) for tensor in flat(value)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batches_are_those_that_torch_stacks(paths: list[str], shape: str, num_workers: int) -> None:
+    dataset = Images(paths, SHAPES[shape])
+    ours = [flat(batch) for batch in loaded(dataset, num_workers=num_workers)]
+    theirs = [flat(batch) for batch in loaded(dataset, defer=False)]
+    for one, other in zip(ours, theirs, strict=True):
+        assert len(one) == len(other)
+        for found, expected in zip(one, other, strict=True):
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+
+
+def test_nothing_is_stacked_where_rows_lie_in_the_batch(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked: list[int] = []
+    real = collate.collate_tensor_fn
+    monkeypatch.setattr(blocks, "collate_tensor_fn", lambda batch, **options: stacked.append(1) or real(batch, **options))
+    assert [batch[0].shape for batch in loaded(Images(paths, cut))] == [(4, 3, 32, 32)] * 2
+    assert stacked == []
+
+
+@pytest.mark.parametrize("kept", ["tensor", "sample", "container", "view of it"])
+def test_what_is_kept_has_memory_of_its_own(paths: list[str], kept: str) -> None:
+    cache: list[Any] = []
+
+    class Keeping(Images):
+        def __getitem__(self, number: int) -> Any:
+            tensor = cut(data.by_path(self.paths[number]))
+            sample = ({"image": tensor}, number)
+            cache.append({"tensor": tensor, "sample": sample, "container": sample[0], "view of it": tensor[:]}[kept])
+            return sample
+
+    def get(value: Any) -> torch.Tensor:
+        return value if isinstance(value, torch.Tensor) else value["image"] if isinstance(value, dict) else value[0]["image"]
+
+    for batch, _ in loaded(Keeping(paths, cut)):
+        batch["image"].zero_()
+    assert len(cache) == len(paths)
+    assert all(float(get(value).sum()) > 0 for value in cache)
+
+
+def test_a_sample_that_is_made_again_takes_its_place(tmp_path: Path) -> None:
+    paths = data.make_files(tmp_path / "set")
+    whole = Path(paths[1]).read_bytes()
+    Path(paths[1]).write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
+    dataset = Images(paths, cut)
+    ours, theirs = (torch.cat([batch for batch, _ in loaded(dataset, defer=defer)]) for defer in (True, False))
+    assert torch.equal(ours, theirs)

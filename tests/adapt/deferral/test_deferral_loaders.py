@@ -1,0 +1,291 @@
+"""Deferral and seeded samples in torch's loaders: workers, samplers, places that are resumed, what `explain` says."""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import deferral_datasets as data
+import numpy as np
+import pytest
+import torch
+from deferral_datasets import NUM, TRAIN, F, Images, loaded
+from PIL import Image
+from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
+
+import datapipe as dp
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return data.make_files(tmp_path_factory.mktemp("photos"), num=16)
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def batches(loader: Any) -> list[list[torch.Tensor]]:
+    return [list(batch) for batch in loader]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    assert len(ours) == len(theirs) > 0
+    pairs = [(one, other) for these, those in zip(ours, theirs, strict=True) for one, other in zip(these, those, strict=True)]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Draws from all three random states, and says who its worker's dataset is."""
+
+    def __init__(self, num: int = 16) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, number: int) -> Any:
+        drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]
+        return torch.tensor([number, *drawn], dtype=torch.float64), torch.tensor(number)
+
+
+class Whose(Drawing):
+    def __getitem__(self, number: int) -> Any:
+        info: Any = get_worker_info()
+        assert type(info.dataset) is Whose
+        return torch.tensor(info.dataset.num), torch.tensor(getattr(info.dataset, "marked", 0))
+
+
+def mark(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.marked = 5
+
+
+# -- workers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_same_batches_by_any_number_of_workers(paths: list[str], persistent: bool) -> None:
+    dataset = Images(paths, TRAIN)
+    expected = batches(loaded(dataset, shuffle=True))
+    found = loaded(dataset, shuffle=True, num_workers=2, persistent_workers=persistent)
+    assert same(batches(found), expected)
+    found.set_epoch(0)
+    assert same(batches(found), expected)
+    assert not same(batches(found), expected)  # the next epoch
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_the_same_batches_however_workers_begin(paths: list[str], context: str) -> None:
+    dataset = Images(paths[:4], TRAIN)
+    found = loaded(dataset, shuffle=True, num_workers=1, multiprocessing_context=context)
+    assert same(batches(found), batches(loaded(dataset, shuffle=True)))
+
+
+def test_samplers_and_batch_samplers_decide_as_before(paths: list[str]) -> None:
+    dataset = Images(paths, TRAIN)
+    weighted = WeightedRandomSampler([1.0] * 16, 12, generator=torch.Generator().manual_seed(1))
+    assert len(batches(loaded(dataset, sampler=weighted))) == 3
+    lists = [[3, 1], [1, 2, 15], [0]]
+    ours = batches(loaded(dataset, batch_size=1, batch_sampler=lists))
+    assert [labels.tolist() for _, labels in ours] == lists
+    assert not torch.equal(ours[0][0][1], ours[1][0][0])  # the same sample again in an epoch is cropped elsewhere
+    subset = batches(loaded(Subset(dataset, [4, 5, 6])))
+    assert subset[0][1].tolist() == [4, 5, 6]
+
+
+def test_the_workers_dataset_is_the_users() -> None:
+    for worker_init_fn, marked in ((None, 0), (mark, 5)):
+        found = batches(loaded(Whose(), num_workers=1, worker_init_fn=worker_init_fn))
+        assert found[0][0].tolist() == [16] * 4
+        assert found[0][1].tolist() == [marked] * 4
+    assert type(loaded(Whose()).dataset) is Whose
+
+
+def test_the_training_process_keeps_its_random_state() -> None:
+    def after(loader: Any) -> Any:
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        list(loader)
+        return torch.rand(()), random.random(), np.random.rand()
+
+    assert after(loaded(Drawing())) == after(DataLoader(range(16), 4))  # type: ignore[arg-type]
+
+
+def test_threads_of_the_users_work_as_before(paths: list[str]) -> None:
+    class Threaded(Images):
+        def __getitem__(self, number: int) -> Any:
+            image = data.by_path(self.paths[number])
+            small = image.resize((32, 32), 2)
+            tensor = F.to_tensor(small)
+            with ThreadPoolExecutor(2) as pool:
+                opened = pool.submit(lambda: F.to_tensor(data.by_path(self.paths[number]).resize((32, 32), 2)))
+                doubled = pool.submit(lambda: tensor * 2)
+                pixels = pool.submit(lambda: torch.from_numpy(np.array(small)))
+                return opened.result(), doubled.result(), pixels.result()
+
+    ours, theirs = data.both_ways(Threaded(paths, TRAIN), 4)
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(found, expected) for found, expected in zip(one, other, strict=True))
+
+
+def test_a_collate_fn_of_the_users_sees_true_tensors(paths: list[str]) -> None:
+    def collate(samples: list[Any]) -> Any:
+        assert all(type(image) is torch.Tensor and image.data_ptr() for image, _ in samples)
+        return default_collate([(image.numpy().copy(), label) for image, label in samples])
+
+    dataset = Images(paths, TRAIN)
+    assert same(batches(loaded(dataset, collate_fn=collate)), batches(loaded(dataset)))
+    cropped = loaded(Images(paths, lambda image: image.crop((0, 0, 9, 9))), collate_fn=as_they_are)
+    assert {(type(image), image.size) for batch in cropped for image, _ in batch} == {(Image.Image, (9, 9))}
+
+
+def test_a_dataset_that_reads_batches(paths: list[str]) -> None:
+    class Whole(Images):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [self[key] for key in keys]
+
+    first, second = (batches(loaded(Whole(paths, TRAIN), defer=defer)) for defer in (True, False))
+    assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(first, second, strict=True))
+    assert all(float((ours[0] - theirs[0]).abs().max()) < 0.02 for ours, theirs in zip(first, second, strict=True))
+
+
+# -- places -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [{"shuffle": True}, {}, {"batch_size": 1, "batch_sampler": [[1, 2, 3], [4, 0, 1], [5, 6, 7]]}])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_any_dataset_resumes_exactly_in_mid_epoch(asked: dict[str, Any], num_workers: int) -> None:
+    def make(workers: int) -> Any:
+        return loaded(Drawing(), seed=None, num_workers=workers, **asked)
+
+    loader = make(num_workers)
+    batches(loader)  # an epoch
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [list(batch) for batch in iterator]
+    torch.manual_seed(99)
+    again = make(2 - num_workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(state)
+    assert same(batches(again), rest)
+
+
+def test_torchs_seeds_on_request() -> None:
+    torch.manual_seed(3)
+    theirs = batches(DataLoader(Drawing(), 4, num_workers=2))
+    torch.manual_seed(3)
+    ours = loaded(Drawing(), num_workers=2, reseed=False, seed=None)
+    iterator = iter(ours)
+    first = list(next(iterator))
+    state = ours.state_dict()
+    assert same([first, *map(list, iterator)], theirs)
+    with pytest.warns(UserWarning, match=r"the random state is not: what Drawing draws .*reseed=False"):
+        ours.load_state_dict(state)
+
+
+# -- switches and what is said ----------------------------------------------------------------------
+
+
+def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    dp.explain(loader)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_explain_names_what_was_recorded_and_where(
+    paths: list[str], num_workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = loaded(Images(paths, TRAIN), num_workers=num_workers)
+    assert "nothing seen yet" in told(loader, capsys)
+    batches(loader)
+    lines = told(loader, capsys)
+    assert "% of samples: JPEG (RGB) -> convert('RGB') at " in lines
+    assert "deferral_datasets.py:" in lines
+    assert "-> crop" in lines
+    assert "-> resize (bilinear) -> " in lines
+    assert "-> to_tensor -> normalize" in lines
+    touched = loaded(Images(paths, data.through_numpy), num_workers=num_workers)
+    batches(touched)
+    assert "by Pillow: an image at " in told(touched, capsys)
+
+
+def test_deferral_is_switched_off(paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Images(paths, TRAIN)
+    plain = loaded(dataset, defer=False)
+    assert "does not see its files" in told(plain, capsys)
+    expected = batches(plain)
+    monkeypatch.setenv("DATAPIPE_DEFER", "0")
+    switched = loaded(dataset)
+    assert "does not see its files" in told(switched, capsys)
+    assert same(batches(switched), expected)
+
+
+def test_nothing_is_recorded_outside_of_getitem_and_by_other_threads(paths: list[str]) -> None:
+    seen: list[Any] = []
+
+    class Watching(Images):
+        def __getitem__(self, number: int) -> Any:
+            thread = threading.Thread(target=lambda: seen.append(data.by_path(self.paths[number])))
+            thread.start()
+            thread.join()
+            return super().__getitem__(number)
+
+    batches(loaded(Watching(paths, TRAIN)))
+    seen.append(data.by_path(paths[0]))
+    assert {type(image._im).__name__ for image in seen} == {"ImagingCore"}
+
+
+def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from datapipe.adapt.deferral import engine
+
+    def wrong(values: Any, steps: Any) -> Any:
+        return real(values, steps).add(1e-3)
+
+    real = engine._finish
+    monkeypatch.setattr(engine, "_finish", wrong)
+    dataset = Images(paths, TRAIN)
+    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* by Pillow, .*: the conversion to a tensor differs"):
+        ours, theirs = data.both_ways(dataset)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_an_engine_that_decodes_other_pixels_is_found_out(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datapipe.adapt.deferral import engine
+
+    class Off:
+        def __call__(self, source: Any, header: Any, region: Any) -> Any:
+            return np.minimum(real(source, header, region), 250) + 3
+
+    real = engine.open_decoder()
+    monkeypatch.setattr(engine, "open_decoder", Off)
+    loader = loaded(Images(paths, TRAIN))
+    with pytest.warns(UserWarning, match="values differ by up to"):
+        ours = batches(loader)
+    assert same(ours, batches(loaded(Images(paths, TRAIN), defer=False)))
+    lines = told(loader, capsys)
+    assert "by Pillow: JPEG (RGB)" in lines
+    assert "values differ by up to" in lines
+
+
+def test_samples_whose_dataset_is_changed_meanwhile(paths: list[str]) -> None:
+    dataset = Images(paths[:NUM], TRAIN)
+    loader = loaded(dataset)
+    assert len(batches(loader)) == 2
+    dataset.paths = paths
+    assert len(batches(loader)) == 4
+
+
+def test_pickled_loaders_are_the_same(paths: list[str], tmp_path: Path) -> None:
+    import pickle
+
+    loader = loaded(Drawing(), shuffle=True)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert same(batches(copy), batches(loader))
