@@ -19,6 +19,8 @@ from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.errors import DecodeError
 
 _HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
+_IDLE_FETCHES = 2  # in a row, in which whatever was recorded was asked for at once; after them deferral pauses
+_TRIED_EVERY = 64  # fetches, while it pauses
 _FETCHES_WITH_SITES = 2  # of a process, whose steps say where they were recorded
 
 
@@ -50,7 +52,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is: decoders do not survive a fork
-        self._num_fetches = 0
+        self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.dataset, self.defers, self.stacks)
@@ -79,11 +81,16 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
             return _joined([_plainly(call) for call in calls], calls)
+        self._num_fetches += 1
+        if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
+            plain = [_plainly(call) for call in calls]
+            told = Told("samples", "their pixels are always asked for, so they are tried rarely", len(calls))
+            tell(News((told,), len(calls)))
+            return _joined(plain, calls)
         pillow_seams.install()
         torchvision_seams.install()
         if self._engine is None or self._process != os.getpid():
             self._engine, self._process = Engine(), os.getpid()
-        self._num_fetches += 1
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
         fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
         made: list[Any] = []
@@ -96,6 +103,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         again = self._finish(fetch, blocks)
         for number in again:
             made[number] = _plainly(calls[number])
+        self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
         tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
 

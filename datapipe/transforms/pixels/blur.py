@@ -59,7 +59,11 @@ class GaussianBlur:
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         for rows in groups(images):
             sigma = params["sigma"][rows].astype(np.float64)
-            blurred = _blur(to_planes(images[rows]), _kernels(self.kernel_size[0], sigma), _kernels(self.kernel_size[1], sigma))
+            blurred = blur_planes(
+                to_planes(images[rows]),
+                gaussian_kernels(self.kernel_size[0], sigma),
+                gaussian_kernels(self.kernel_size[1], sigma),
+            )
             if not images.dtype.is_floating_point:
                 blurred.round_()
             from_planes(blurred, images[rows])
@@ -69,8 +73,8 @@ class GaussianBlur:
         return dtype
 
 
-def _kernels(length: int, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(m, length) weights that sum to 1."""
+def gaussian_kernels(length: int, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (m, length) weights that sum to 1, for (m,) sigmas in the unit of `GaussianBlur`."""
     limit = (length - 1) / (2 * math.sqrt(2))
     exponents = -((np.linspace(-limit, limit, length) / sigma[:, None]) ** 2)
     weights = np.exp(exponents)  # the middle one is 1, so the sum never vanishes
@@ -78,8 +82,8 @@ def _kernels(length: int, sigma: NDArray[np.float64]) -> NDArray[np.float64]:
     return normalised
 
 
-def _blur(planes: Planes, along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Planes:
-    """Convolve each image with its own kernels, (m, kx) and (m, ky).
+def blur_planes(planes: Planes, along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Planes:
+    """Convolve each image, continued by reflection, with its own kernels, (m, kx) and (m, ky).
 
     Two passes instead of a square kernel, each a sum of shifted images: on a CPU that takes half the time
     of the best convolution torch has, for kernels from 3 to 23.

@@ -278,6 +278,46 @@ def test_other_forms_are_left_to_pillow_or_the_same(tmp_path: Path, form: str) -
         assert all(torch.equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))
 
 
+# -- other libraries --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_timms_dataset_and_transforms(tmp_path: Path, training: bool) -> None:
+    for name in ("ant", "bee"):
+        data.make_files(tmp_path / name, num=4)
+        (tmp_path / name / "all.zip").unlink()
+    timm = pytest.importorskip("timm.data")
+    dataset = timm.ImageDataset(str(tmp_path), transform=timm.create_transform(32, is_training=training))
+    ours, theirs = both_ways(dataset)
+    assert [label for _, label in ours] == [label for _, label in theirs] == [0] * 4 + [1] * 4
+    # Bicubic, then jitter and normalisation: the differences of the resize enlarged.
+    assert max(difference(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)) <= 17 / min(data.STD)
+
+
+def test_hugging_faces_set_transform(paths: list[str]) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"image": paths, "label": list(range(NUM))}).cast_column("image", datasets.Image())
+
+    def transform(rows: Any) -> Any:
+        return {"pixel_values": [CONVERTED(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}
+
+    for view in (table.with_transform(transform), table):
+        if view is table:
+            table.set_transform(transform)
+        ours, theirs = (
+            DeferringDataset(view, defers=defers).__getitems__(Request(list(range(NUM)), [4] * NUM)) for defers in (True, False)
+        )
+        assert [one["label"] for one in ours] == list(range(NUM))
+        assert all(torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_two_views_by_simclrs_recipe(paths: list[str]) -> None:
+    view = T.Compose([T.RandomResizedCrop(32), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.GaussianBlur(5), T.ToTensor()])
+    for ours, theirs in zip(*both_ways(Images(paths, lambda image: [view(image), view(image)])), strict=True):
+        assert len(ours[0]) == 2
+        assert max(difference(one, other) for one, other in zip(ours[0], theirs[0], strict=True)) <= 18
+
+
 # -- bytes that are bad -----------------------------------------------------------------------------
 
 

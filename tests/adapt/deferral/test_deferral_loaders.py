@@ -18,6 +18,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
 
 import datapipe as dp
+from datapipe.adapt.deferral import dataset as dataset_module
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +274,23 @@ def test_an_engine_that_decodes_other_pixels_is_found_out(
     lines = told(loader, capsys)
     assert "by Pillow: JPEG (RGB)" in lines
     assert "values differ by up to" in lines
+
+
+def test_deferral_pauses_where_all_pixels_are_asked_for(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded: list[int] = []
+    real = dataset_module.Fetch
+    monkeypatch.setattr(dataset_module, "Fetch", lambda **options: recorded.append(1) or real(**options))
+    monkeypatch.setattr(dataset_module, "_TRIED_EVERY", 6)
+    loader = loaded(Images(paths, data.through_numpy), batch_size=2)
+    ours = batches(loader)
+    assert len(recorded) == 3  # the first two, and the sixth of eight
+    assert same(ours, batches(loaded(Images(paths, data.through_numpy), batch_size=2, defer=False)))
+    assert "so they are tried rarely" in told(loader, capsys)
+    recorded.clear()
+    batches(loaded(Images(paths, TRAIN), batch_size=2))
+    assert len(recorded) == 8
 
 
 def test_samples_whose_dataset_is_changed_meanwhile(paths: list[str]) -> None:
