@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datapipe.adapt import from_torch
     from datapipe.backends.images_dali.settings import Dali
+    from datapipe.columns.recipe import Columns
     from datapipe.diagnostics.monitor import Monitor
     from datapipe.errors import (
         BackendError,
@@ -70,6 +71,7 @@ __all__ = [
     "BadSample",
     "CenterCrop",
     "ColorJitter",
+    "Columns",
     "CutMix",
     "Dali",
     "DataLoader",
@@ -126,6 +128,7 @@ _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.adapt": ("from_torch",),
+    "datapipe.columns.recipe": ("Columns",),
     "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.observe": ("Observer", "Stage", "StageEvent"),
     "datapipe.prefetching": ("prefetch",),

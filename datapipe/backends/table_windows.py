@@ -114,6 +114,15 @@ class WindowStore(Generic[W]):
         self._filled(window)
         return True
 
+    def fill_ahead(self, window: Window, worker: W) -> None:
+        """Fill one piece of a window that is still needed, if any is left.
+
+        It is named, not held: work that nobody had time for must not keep windows that are gone.
+        """
+        loaded = self._windows.get(window)
+        if loaded is not None:
+            self.fill_one(loaded, worker)
+
     def ensure(self, window: LoadedWindow, worker: W) -> None:
         """Return once the window is in memory. Raises what its row groups raised."""
         while self.fill_one(window, worker):

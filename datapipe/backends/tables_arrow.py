@@ -5,8 +5,7 @@ Arrow leaves anything beneath nulls, so values are never looked at where the mas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,84 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import Feature, Layout
-from datapipe.errors import DecodeError, OptionError
-from datapipe.tables import TableColumn, TableGroup
+from datapipe.columns.values import Values, values_of
+from datapipe.errors import OptionError
+from datapipe.tables import TableGroup
+
+Write = Callable[[int, int, NDArray[Any]], None]  # rows from start to stop, and where they go
 
 BLOCK = 8192  # rows packed at a time: a block of all columns stays in a core's cache
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The values of a column. `data`: (n,), anything where `valid`, (n,) bool, is False; None: all are valid."""
-
-    data: NDArray[Any]
-    valid: NDArray[np.bool_] | None
-
-    @property
-    def num_nulls(self) -> int:
-        return 0 if self.valid is None else int(len(self.valid) - np.count_nonzero(self.valid))
-
-
-def values_of(array: pa.Array, column: TableColumn) -> Values:
-    """The values of a column of numbers, in its dtype or a narrower one that the matrix widens.
-
-    Raises DecodeError for unsigned values beyond int64, and times beyond it in the column's unit.
-    """
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array.validate(full=True)  # codes beyond the dictionary
-        array = array.dictionary_decode()
-        kind = array.type
-    valid = _mask(array)
-    if pa.types.is_boolean(kind):
-        return Values(_bits(array, array.buffers()[1]).view(np.uint8), valid)
-    data = _numbers(array)
-    if data.dtype == np.uint64:
-        signed = data.view(np.int64)
-        if (signed < 0).any() and (valid is None or (signed[valid] < 0).any()):
-            raise DecodeError(f"column {column.name!r} holds unsigned values beyond int64; write it as float64 or strings")
-        data = signed
-    unit = getattr(kind, "unit", "ms" if pa.types.is_date64(kind) else column.unit)
-    if unit != column.unit and unit in _PER_SECOND:
-        data = _in_unit(Values(data, valid), _PER_SECOND[column.unit] // _PER_SECOND[unit], column)
-    return Values(data, valid)
-
-
-def _in_unit(values: Values, factor: int, column: TableColumn) -> NDArray[np.int64]:
-    data = values.data if values.valid is None else np.where(values.valid, values.data, 0)
-    limit = np.iinfo(np.int64).max // factor
-    if len(data) and (int(data.max()) > limit or int(data.min()) < -limit):
-        raise DecodeError(f"column {column.name!r}: a time is beyond int64 in {column.unit}, the unit of other files")
-    scaled: NDArray[np.int64] = data.astype(np.int64) * factor
-    return scaled
-
-
-def _numbers(array: pa.Array) -> NDArray[Any]:
-    """The values as they lie in Arrow's memory, without a copy."""
-    kind, buffer = array.type, array.buffers()[1]
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-        dtype = np.dtype(kind.to_pandas_dtype())
-    else:
-        dtype = np.dtype(np.int32 if kind.bit_width == 32 else np.int64)  # dates, times
-    if buffer is None:
-        return np.zeros(len(array), dtype)
-    return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
-
-
-def _mask(array: pa.Array) -> NDArray[np.bool_] | None:
-    if not array.null_count:
-        return None
-    buffer = array.buffers()[0]
-    if buffer is None:  # of type null
-        return np.zeros(len(array), np.bool_)
-    return _bits(array, buffer)
-
-
-def _bits(array: pa.Array, buffer: Any) -> NDArray[np.bool_]:
-    first, shift = divmod(array.offset, 8)
-    packed = np.frombuffer(buffer, np.uint8, count=-(-(shift + len(array)) // 8), offset=first)
-    return np.unpackbits(packed, bitorder="little")[shift : shift + len(array)].view(np.bool_)
 
 
 def pack(
@@ -108,21 +36,43 @@ def pack(
     `out`: a (n, width) array for each matrix of the layout. Nulls become NaN in columns of floating numbers. Raises OptionError,
     naming column, file and count, for nulls among integers, and DecodeError for values that no integer holds.
     """
-    columns = {column.name: values_of(arrays[column.name], column) for column in layout.columns}
-    for matrix in layout.matrices:
-        for feature in matrix.features:
-            _check_nulls(feature, matrix.dtype, columns[feature.name], group)
-            _check_range(feature, matrix.dtype, columns[feature.name], group)
+    bound = [[_bound(feature, matrix.dtype, arrays, group) for feature in matrix.features] for matrix in layout.matrices]
     for start in range(rows.start, rows.stop, BLOCK):
         stop = min(start + BLOCK, rows.stop)
         here = slice(place + start - rows.start, place + stop - rows.start)
-        for matrix, target in zip(layout.matrices, out, strict=True):
+        for features, target in zip(bound, out, strict=True):
             block = target[here]
-            for number, feature in enumerate(matrix.features):
-                values = columns[feature.name]
-                block[:, number] = values.data[start:stop]
-                if values.valid is not None:
-                    np.copyto(block[:, number], np.nan, where=~values.valid[start:stop])
+            for number, values in enumerate(features):
+                values(start, stop, block[:, number])
+
+
+def _bound(feature: Feature, dtype: str, arrays: Mapping[str, pa.Array], group: TableGroup) -> Write:
+    """What writes rows of a feature into a column of a matrix."""
+    array = arrays[feature.column.name]
+    if feature.chain is None:
+        return _plain(feature, dtype, values_of(array, feature.column), group)
+    block_of, is_float = feature.chain.bind(array, feature.column), dtype.startswith("float")
+
+    def write(start: int, stop: int, target: NDArray[Any]) -> None:
+        block = block_of(start, stop)
+        if block.dtype.kind == "f" and not is_float and np.isnan(block).any():
+            raise nulls_error(feature.name, dtype, group, array.null_count)
+        target[:] = block
+
+    return write
+
+
+def _plain(feature: Feature, dtype: str, values: Values, group: TableGroup) -> Write:
+    _check_nulls(feature, dtype, values, group)
+    _check_range(feature, dtype, values, group)
+    data, valid = values.data, values.valid
+
+    def write(start: int, stop: int, target: NDArray[Any]) -> None:
+        target[:] = data[start:stop]
+        if valid is not None:
+            np.copyto(target, np.nan, where=~valid[start:stop])
+
+    return write
 
 
 def _check_nulls(feature: Feature, dtype: str, values: Values, group: TableGroup) -> None:
@@ -148,6 +98,6 @@ def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> Opt
     known = group.file.nulls.get(name)
     count = f"{num_nulls} nulls in row group {group.number}" if known is None else f"{known} nulls"
     return OptionError(
-        f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them when the table is "
-        "written, leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
+        f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them (dp.Columns.FillMissing), "
+        "leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
     )

@@ -17,7 +17,7 @@ from datapipe import __version__
 from datapipe.cli.say import Parser, say
 from datapipe.errors import DatapipeError, OptionError
 
-COMMANDS = ("convert", "verify", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
+COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

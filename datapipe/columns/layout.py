@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from datapipe.columns.chains import Chain
 from datapipe.errors import OptionError
 from datapipe.tables import ColumnKind, TableColumn, TableIndex
 
@@ -25,10 +26,16 @@ class Feature:
 
     column: TableColumn  # of the table
     dtype: str  # numpy's name, of the values before they are put into the matrix
+    chain: Chain | None = None  # what is done to the values; None: nothing
 
     @property
     def name(self) -> str:
-        return self.column.name
+        return self.column.name + (".missing" if self.chain is not None and self.chain.indicator else "")
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells apart features with other values."""
+        return self.name if self.chain is None else f"{self.name} {self.chain.fingerprint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +75,29 @@ class Layout:
     @property
     def columns(self) -> tuple[TableColumn, ...]:
         """The columns that are read, each once."""
-        found = {feature.name: feature.column for matrix in self.matrices for feature in matrix.features}
+        found = {feature.column.name: feature.column for matrix in self.matrices for feature in matrix.features}
         return tuple(found.values())
 
     @property
     def fingerprint(self) -> str:
         """Tells apart layouts that give other batches of the same rows."""
-        parts = [(one.name, one.dtype, one.is_vector, [feature.name for feature in one.features]) for one in self.matrices]
+        parts = [(one.name, one.dtype, one.is_vector, [feature.fingerprint for feature in one.features]) for one in self.matrices]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def layout_of(
-    index: TableIndex, *, columns: Columns, label: str | Patterns | None, dtypes: Mapping[str, str] | str | None
+    index: TableIndex,
+    *,
+    columns: Columns,
+    label: str | Patterns | None,
+    dtypes: Mapping[str, str] | str | None,
+    chains_of: Callable[[TableColumn], tuple[Chain, ...]] = lambda column: (),
 ) -> Layout:
     """The layout that a loader's arguments describe. Raises OptionError for those that cannot be, with the remedy.
 
     `columns`: shell patterns; a mapping of names to patterns for several groups; None: all but the label. `label`: a column,
-    handed out as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one.
+    handed out as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one. `chains_of`: what is
+    made of a column, one feature for each chain; (): as it is.
     """
     label_columns = _label_columns(index, label)
     names = {column.name for column in label_columns}
@@ -101,9 +114,11 @@ def layout_of(
     if LABEL in named and label is not None:
         raise OptionError(f"columns: a group is called {LABEL!r}, as the label's matrix is; call it otherwise")
     wanted = _dtypes(dtypes, [*named, *([LABEL] if label_columns else [])])
-    groups = tuple(_matrix(name, found, wanted.get(name)) for name, found in named.items())
+    groups = tuple(_matrix(name, _features(found, name, chains_of), wanted.get(name)) for name, found in named.items())
     vector = isinstance(label, str) and len(label_columns) == 1
-    answer = _matrix(LABEL, label_columns, wanted.get(LABEL), is_vector=vector) if label_columns else None
+    answer = (
+        _matrix(LABEL, _features(label_columns, LABEL, chains_of), wanted.get(LABEL), is_vector=vector) if label_columns else None
+    )
     layout = Layout(groups, answer)
     index.check_present(column.name for column in layout.columns)
     return layout
@@ -148,12 +163,22 @@ def _dtype(value: object) -> str:
     return name
 
 
-def _matrix(name: str, columns: Sequence[TableColumn], dtype: str | None, *, is_vector: bool = False) -> Matrix:
-    if not columns:
-        raise OptionError(f"columns: the group {name!r} is empty; name a column or a pattern in it")
+def _features(
+    columns: Sequence[TableColumn], group: str, chains_of: Callable[[TableColumn], tuple[Chain, ...]]
+) -> tuple[Feature, ...]:
+    found: list[Feature] = []
     for column in columns:
-        _check_numeric(column, name)
-    features = tuple(Feature(column, column.dtype) for column in columns)
+        chains = chains_of(column)
+        if not chains:
+            _check_numeric(column, group)
+            found.append(Feature(column, column.dtype))
+        found += [Feature(column, chain.dtype_of(column), chain) for chain in chains]
+    return tuple(found)
+
+
+def _matrix(name: str, features: tuple[Feature, ...], dtype: str | None, *, is_vector: bool = False) -> Matrix:
+    if not features:
+        raise OptionError(f"columns: the group {name!r} is empty; name a column or a pattern in it")
     if dtype is None:
         return Matrix(name, features, _common_dtype(name, features), is_vector)
     for feature in features:
@@ -166,12 +191,15 @@ def _check_numeric(column: TableColumn, group: str) -> None:
     if column.kind is ColumnKind.NUMBER:
         return
     remedy = {
-        ColumnKind.TEXT: "strings are no numbers: leave it out of columns=, or convert it to ids first",
+        ColumnKind.TEXT: "strings are no numbers: leave it out of columns=, or make ids of it by "
+        "transform=dp.Columns({NAME: dp.Columns.Categorify()})",
         ColumnKind.LIST: "lists have no fixed width: leave it out of columns=",
-        ColumnKind.DECIMAL: "decimals are cast to a number first: leave it out of columns=, or write it as float64",
+        ColumnKind.DECIMAL: "no tensor holds decimals: leave it out of columns=, or pass "
+        "transform=dp.Columns({NAME: dp.Columns.Cast('float64')})",
         ColumnKind.UNREAD: "no tensor is made of it: leave it out of columns=",
     }[column.kind]
-    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {remedy}")
+    told = remedy.replace("NAME", repr(column.name))
+    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {told}")
 
 
 def _common_dtype(name: str, features: Sequence[Feature]) -> str:

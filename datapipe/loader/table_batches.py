@@ -172,7 +172,7 @@ class TableMaker:
 
     def spare(self, batch: RowBatch) -> list[Callable[[GroupReader], object]]:
         """Row groups of windows that later steps need."""
-        return [partial(self._store.fill_one, window) for window in batch.ahead for _ in window.pending]
+        return [partial(self._store.fill_ahead, window.window) for window in batch.ahead for _ in window.pending]
 
     def load_block(self, batch: RowBatch, rows: range, worker: GroupReader) -> None:
         """Gather some rows. Raises what reading their windows raised."""

@@ -14,6 +14,7 @@ from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
 from datapipe.checks import callable_or_none, real_number, whole_number
 from datapipe.columns.layout import Columns, Layout, layout_of
+from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.table_files import open_table
 from datapipe.containers.table_rows import GroupReader
 from datapipe.errors import OptionError, StateError
@@ -33,7 +34,7 @@ from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.observe import Observer, null_observer
 from datapipe.plan import Plan, Rank, Tail
 from datapipe.row_order import RunOrder, StoredRows, WindowedRows
-from datapipe.tables import TableIndex
+from datapipe.tables import ColumnKind, TableIndex
 
 TableBackend = Literal["auto", "tables_arrow"]
 
@@ -60,6 +61,8 @@ class TableLoader:
     label: a column, handed out as (b,); or a list of them, as (b, columns).
     dtypes: the dtype of the matrix, or of each by name, such as {"dense": torch.float32}.
 
+    transform: a `dp.Columns`: what is done to columns before; it must be fitted.
+
     A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
 
@@ -85,6 +88,7 @@ class TableLoader:
         columns: Columns = None,
         label: str | Sequence[str] | None = None,
         dtypes: Mapping[str, Any] | Any = None,
+        transform: Recipe | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         drop_last: bool = False,
@@ -122,7 +126,11 @@ class TableLoader:
         resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = TableDataset(open_table(source))
-        self.layout: Layout = layout_of(self.dataset.index, columns=columns, label=label, dtypes=dtypes)
+        if transform is not None and not isinstance(transform, Recipe):
+            raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
+        chains_of = (lambda column: ()) if transform is None else transform.chains_of
+        index = self.dataset.index
+        self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
@@ -169,7 +177,7 @@ class TableLoader:
         """
         cursor = self._state().cursor_from(state)
         if state.get("layout") != self.layout.fingerprint:
-            raise StateError("the state was saved with other columns, label or dtypes; pass the same ones as then")
+            raise StateError("the state was saved with other columns, label, dtypes or transform; pass the same ones as then")
         self.plan().check(cursor)
         self._seed.resume(state["seed"])
         self._latest = None
@@ -250,6 +258,7 @@ class TableLoader:
                 return SlabPool(nbytes, max_free=2 * max(1, options.window_nbytes // max(1, nbytes)))
 
             names = [column.name for column in layout.columns]
+            texts = [column.name for column in layout.columns if column.kind is ColumnKind.TEXT]
             self._parts = TableParts(
                 index=self.dataset.index,
                 layout=layout,
@@ -258,7 +267,7 @@ class TableLoader:
                 observer=self._observer,
                 batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
                 windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
-                workers=Lending(lambda: GroupReader(names)),
+                workers=Lending(lambda: GroupReader(names, dictionaries=texts)),
                 uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
                 enter_thread=None if runtime is None else runtime.enter_thread,
             )

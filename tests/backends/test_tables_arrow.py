@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.backends.tables_arrow import BLOCK, pack, values_of
+from datapipe.backends.tables_arrow import BLOCK, pack
 from datapipe.columns.layout import Feature, Layout, Matrix
+from datapipe.columns.values import values_of
 from datapipe.containers.table_types import column_of
 from datapipe.errors import DecodeError, OptionError
 from datapipe.tables import TableFile, TableGroup

@@ -10,6 +10,7 @@ _REQUIRED = {
     "convert": ["src", "dst", "--to", "hdf5"],
     "verify": ["path"],
     "inspect": ["path"],
+    "fit": ["src", "recipe.json"],
     "index": ["path"],
     "bench": ["path"],
     "diagnose": ["script.py"],

@@ -1,0 +1,167 @@
+"""Ways to get shuffled batches of a table's rows: datapipe's, and what people write by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+DENSE = [f"I{number}" for number in range(1, 14)]
+IDS = [f"C{number}" for number in range(1, 27)]
+GROUP_ROWS = 1 << 17
+Spent = tuple[float, float]  # ns per row, by the clock and of CPU time
+Measure = Callable[[Path], Spent]  # of a file
+
+
+def write_table(path: Path, num_rows: int) -> None:
+    """13 floating columns, 26 of ids of different sizes, and a label: snappy, row groups of 131,072 rows."""
+    rng = np.random.default_rng(0)
+    writer = None
+    for start in range(0, num_rows, GROUP_ROWS):
+        num = min(GROUP_ROWS, num_rows - start)
+        columns: dict[str, Any] = {name: (rng.random(num, dtype=np.float32) * 100).round() for name in DENSE}
+        for number, name in enumerate(IDS):
+            columns[name] = (rng.zipf(1.3, num) % 10 ** (1 + number % 6)).astype(np.int64)
+        columns["label"] = rng.integers(0, 2, num).astype(np.float32)
+        table = pa.table(columns)
+        writer = writer or pq.ParquetWriter(path, table.schema, compression="snappy")
+        writer.write_table(table, row_group_size=GROUP_ROWS)
+    assert writer is not None
+    writer.close()
+
+
+def timed(batches: Iterator[int]) -> Spent:
+    """What an iterator of numbers of rows takes."""
+    started, used = time.perf_counter(), time.process_time()
+    num_rows = sum(batches)
+    return (time.perf_counter() - started) / num_rows * 1e9, (time.process_time() - used) / num_rows * 1e9
+
+
+def bare(path: Path) -> Spent:
+    """pyarrow alone: row groups to columns, with its own threads; nothing is shuffled, no tensor is made."""
+    file = pq.ParquetFile(path)
+    return timed(file.read_row_group(number).num_rows for number in range(file.num_row_groups))
+
+
+def datapipe_of(batch_size: int) -> Measure:
+    """`TableLoader`, shuffled; the second epoch."""
+
+    def measure(path: Path) -> Spent:
+        import datapipe as dp
+
+        loader = dp.TableLoader(path, batch_size, True, label="label", columns={"dense": DENSE, "ids": IDS}, seed=0, device="cpu")
+        timed(len(y) for _, y in loader)
+        return timed(len(y) for _, y in loader)
+
+    return measure
+
+
+def duckdb_loop(path: Path) -> Spent:
+    """DuckDB's record batches of a large chunk, stacked, shuffled and cut by hand: the loop to beat."""
+    import duckdb
+    import torch
+
+    connection = duckdb.connect()
+    connection.execute("SET threads=2; SET preserve_insertion_order=false")
+    columns = ", ".join([*DENSE, *IDS, "label"])
+    reader = connection.sql(f"SELECT {columns} FROM '{path}'").to_arrow_reader(4 * GROUP_ROWS)
+
+    def rows() -> Iterator[int]:
+        for chunk in reader:
+            order = torch.randperm(chunk.num_rows)
+            dense = torch.from_numpy(np.stack([chunk.column(name).to_numpy() for name in DENSE], 1))[order]
+            ids = torch.from_numpy(np.stack([chunk.column(name).to_numpy() for name in IDS], 1))[order]
+            label = torch.from_numpy(chunk.column("label").to_numpy().copy())[order]
+            for start in range(0, chunk.num_rows, 65536):
+                part = slice(start, start + 65536)
+                yield len(label[part]) + 0 * (len(dense[part]) + len(ids[part]))
+
+    return timed(rows())
+
+
+def arrow_take(path: Path) -> Spent:
+    """pyarrow: four row groups at a time, `take` of a permutation, columns stacked into matrices."""
+    import torch
+
+    file = pq.ParquetFile(path)
+
+    def rows() -> Iterator[int]:
+        for start in range(0, file.num_row_groups, 4):
+            chunk = file.read_row_groups(list(range(start, min(start + 4, file.num_row_groups)))).combine_chunks()
+            order = np.random.default_rng(start).permutation(chunk.num_rows)
+            for first in range(0, chunk.num_rows, 65536):
+                part = chunk.take(pa.array(order[first : first + 65536]))
+                torch.from_numpy(np.stack([part[name].to_numpy() for name in DENSE], 1))
+                torch.from_numpy(np.stack([part[name].to_numpy() for name in IDS], 1))
+                yield part.num_rows
+
+    return timed(rows())
+
+
+def in_memory(kind: str) -> Measure:
+    """torch's `TensorDataset` and `DataLoader` in batches of 4,096: as they are, or taken over."""
+
+    def measure(path: Path) -> Spent:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        import datapipe as dp
+
+        table = pq.ParquetFile(path).read_row_groups([0, 1, 2, 3])
+        dense, ids = (torch.from_numpy(np.stack([table[name].to_numpy() for name in names], 1)) for names in (DENSE, IDS))
+        loader: Any = DataLoader(TensorDataset(dense, ids), batch_size=4096, shuffle=True)
+        limit = 20 if kind == "torch" else None
+        loader = loader if kind == "torch" else dp.from_torch(loader, device="cpu", seed=0)
+        return timed(len(batch[0]) for number, batch in zip(range(limit or len(loader)), loader, strict=False))
+
+    return measure
+
+
+def hugging_face(path: Path) -> Spent:
+    """Hugging Face's `with_format("torch")`, shuffled, in batches of 4,096; of some rows, as it takes long."""
+    import datasets
+
+    part = path.with_suffix(".part.parquet")
+    pq.write_table(pq.ParquetFile(path).read_row_groups([0]), part)
+    data = datasets.Dataset.from_parquet(str(part), cache_dir=str(path.parent / "hf")).with_format("torch").shuffle(seed=0)
+    return timed(len(batch["label"]) for _, batch in zip(range(3), data.iter(4096), strict=False))
+
+
+def order(path: Path) -> Spent:
+    """The arithmetic of the order alone: windows, runs and permutations of an epoch."""
+    from datapipe.containers.table_files import open_table
+    from datapipe.row_order import WindowedRows
+
+    index = open_table(path)
+    rows = WindowedRows.within(index.starts, seed=0, global_batch=65536, row_nbytes=268, window_nbytes=1 << 30)
+
+    def walked() -> Iterator[int]:
+        done = set()
+        for start in range(0, len(rows), 65536):
+            for run in rows.runs(1, start, min(start + 65536, len(rows))):
+                if run.window not in done:
+                    done.add(run.window)
+                    rows.pieces(run.window)
+                    rows.shuffled(run.window)
+                yield len(run)
+
+    return timed(walked())
+
+
+CONTENDERS: dict[str, Measure] = {
+    "bare": bare,
+    "bare again": bare,
+    "datapipe, 65,536": datapipe_of(65536),
+    "datapipe, 4,096": datapipe_of(4096),
+    "DuckDB by hand": duckdb_loop,
+    "Arrow take by hand": arrow_take,
+    "TensorDataset, torch": in_memory("torch"),
+    "TensorDataset, from_torch": in_memory("from_torch"),
+    "Hugging Face, shuffled": hugging_face,
+    "order alone": order,
+}

@@ -1,0 +1,273 @@
+"""Chains of operations bound to a column: from Arrow's array of a row group to blocks of finished values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
+from datapipe.columns.operations import (
+    FIRST,
+    NULL,
+    UNSEEN,
+    Bucketize,
+    Cast,
+    Categorify,
+    Clip,
+    FillMissing,
+    HashBucket,
+    Log1p,
+    Normalize,
+    Operation,
+)
+from datapipe.columns.values import Values, values_of
+from datapipe.errors import OptionError
+from datapipe.tables import ColumnKind, TableColumn
+
+Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """The values of a `Categorify`, in the order of their ids from FIRST on. `digest`: of the file that holds them."""
+
+    values: pa.Array
+    digest: str
+    table: IdTable
+
+    @classmethod
+    def of(cls, values: pa.Array, digest: str) -> Vocabulary:
+        return cls(values, digest, IdTable.of(keys_of_values(values)))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What fitting found for one column."""
+
+    fill: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    vocabulary: Vocabulary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The operations of one column with what fitting found. `indicator`: gives whether there was a value, not the value."""
+
+    operations: tuple[Operation, ...]
+    fitted: Fitted = field(default_factory=Fitted)
+    indicator: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells apart chains that give other values."""
+        found = self.fitted
+        parts = [[type(one).__name__, asdict(one)] for one in self.operations]
+        words = [parts, found.fill, found.mean, found.std, found.vocabulary and found.vocabulary.digest, self.indicator]
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+
+    def dtype_of(self, column: TableColumn) -> str:
+        """The dtype of what it makes of a column. Raises OptionError, with the remedy, where it takes no such column."""
+        if self.indicator:
+            return "uint8"
+        dtype = _stored_dtype(column, self.operations)
+        for operation in self.operations:
+            match operation:
+                case Categorify() | HashBucket() | Bucketize():
+                    dtype = "int32"
+                case Normalize() | Log1p():
+                    dtype = dtype if dtype == "float64" else "float32"
+                case Cast():
+                    dtype = operation.dtype
+                case Clip():
+                    bounds = (bound for bound in (operation.min, operation.max) if bound is not None)
+                    if not dtype.startswith("float") and not all(float(bound).is_integer() for bound in bounds):
+                        dtype = "float32"
+                case FillMissing():
+                    fill = operation.value if not isinstance(operation.value, str) else self.fitted.fill
+                    if not dtype.startswith("float") and (fill is None or not float(fill).is_integer()):
+                        dtype = "float32"
+        return dtype
+
+    def bind(self, array: pa.Array, column: TableColumn) -> Block:
+        """What gives blocks of finished values of a row group's column. Raises OptionError for values that are refused."""
+        if self.indicator:
+            mask = missing_of(numbers_of(array, column))
+            return lambda start, stop: mask[start:stop]
+        operations = self.operations
+        if operations and isinstance(operations[0], (Categorify, HashBucket)):
+            ids = _ids(array, column, operations[0], self.fitted)
+            rest = operations[1:]
+            return lambda start, stop: _applied(Values(ids[start:stop], None), rest, self.fitted, column)
+        values = numbers_of(array, column)
+
+        def block(start: int, stop: int) -> NDArray[Any]:
+            valid = None if values.valid is None else values.valid[start:stop]
+            return _applied(Values(values.data[start:stop], valid), operations, self.fitted, column)
+
+        return block
+
+    def block_of(self, values: Values, column: TableColumn) -> NDArray[Any]:
+        """The operations over some values of the column."""
+        return _applied(values, self.operations, self.fitted, column)
+
+
+def values_through(values: Values, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
+    """Some values of the column through operations that need no fitting."""
+    return _applied(values, tuple(operations), Fitted(), column)
+
+
+def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str:
+    first = operations[0] if operations else None
+    if column.kind is ColumnKind.NUMBER or isinstance(first, (Categorify, HashBucket)):
+        if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD, ColumnKind.DECIMAL):
+            raise OptionError(
+                f"column {column.name!r} is {column.type}, of which {type(first).__name__} makes no ids; leave it out"
+            )
+        return column.dtype or "int32"
+    if column.kind is ColumnKind.DECIMAL and isinstance(first, Cast) and first.dtype.startswith("float"):
+        return first.dtype
+    remedy = "start with Categorify or HashBucket" if column.kind is ColumnKind.TEXT else "start with Cast('float64')"
+    if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD):
+        remedy = "leave it out"
+    what = type(first).__name__ if first is not None else "nothing"
+    raise OptionError(f"column {column.name!r} is {column.type}, and {what} takes no such values; {remedy}")
+
+
+def numbers_of(array: pa.Array, column: TableColumn) -> Values:
+    """The values of a column of numbers or decimals."""
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return values_of(array, column)
+
+
+def missing_of(values: Values) -> NDArray[np.bool_]:
+    """(n,) where there is no value, or NaN."""
+    missing = np.zeros(len(values.data), np.bool_) if values.valid is None else ~values.valid
+    return missing | np.isnan(values.data) if values.data.dtype.kind == "f" else missing
+
+
+def keys_of_values(values: pa.Array) -> NDArray[np.uint64]:
+    """(n,) stable keys of numbers or texts."""
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return keys_of_texts(values)
+    return keys_of_numbers(values.to_numpy(zero_copy_only=False))
+
+
+def _ids(array: pa.Array, column: TableColumn, operation: Categorify | HashBucket, fitted: Fitted) -> NDArray[np.int32]:
+    """(n,) ids of a row group. Texts are looked up once for each different one."""
+    if column.kind is not ColumnKind.TEXT:
+        values = numbers_of(array, column)
+        return _looked_up(keys_of_numbers(values.data), missing_of(values), operation, fitted)
+    if not pa.types.is_dictionary(array.type):
+        array = pc.dictionary_encode(array)
+    array.validate(full=True)
+    none = np.zeros(len(array.dictionary), np.bool_)
+    if array.dictionary.null_count:
+        none = array.dictionary.is_null().to_numpy(zero_copy_only=False)
+    of_values = _looked_up(keys_of_texts(array.dictionary), none, operation, fitted)
+    null = NULL if isinstance(operation, Categorify) else 0
+    codes = array.indices
+    if not len(of_values):
+        return np.full(len(codes), null, np.int32)
+    if not codes.null_count:
+        found: NDArray[np.int32] = of_values[codes.to_numpy(zero_copy_only=False)]
+        return found
+    ids: NDArray[np.int32] = of_values[pc.fill_null(codes, 0).to_numpy(zero_copy_only=False)]
+    ids[codes.is_null().to_numpy(zero_copy_only=False)] = null
+    return ids
+
+
+def _looked_up(
+    keys: NDArray[np.uint64], missing: NDArray[np.bool_], operation: Categorify | HashBucket, fitted: Fitted
+) -> NDArray[np.int32]:
+    if isinstance(operation, HashBucket):
+        ids = (keys % np.uint64(operation.size - 1)).astype(np.int32) + np.int32(1)
+        ids[missing] = 0
+        return ids
+    assert fitted.vocabulary is not None  # checked when the recipe was opened
+    ids = fitted.vocabulary.table.find(keys, otherwise=UNSEEN - FIRST) + np.int32(FIRST)
+    ids[missing] = NULL
+    return ids
+
+
+def _applied(values: Values, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
+    """The chain over one block. Nulls that nothing fills are NaN, or a DecodeError where the result is no floating number."""
+    data, valid = values.data, values.valid
+    if valid is not None and not (operations and isinstance(operations[0], FillMissing)):
+        if data.dtype.kind != "f":
+            data = data.astype(np.float64)
+        data = np.where(valid, data, data.dtype.type(np.nan))
+    for operation in operations:
+        match operation:
+            case FillMissing():
+                data = _filled(data, valid, fitted.fill if isinstance(operation.value, str) else float(operation.value))
+            case Normalize():
+                data = _floating(data)
+                data = (data - data.dtype.type(fitted.mean)) / data.dtype.type(fitted.std or 1.0)
+            case Log1p():
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    data = np.log1p(_floating(data))
+            case Clip():
+                data = _clipped(data, operation)
+            case Bucketize():
+                if data.dtype.kind == "f" and np.isnan(data).any():
+                    raise OptionError(f"column {column.name!r} has nulls or NaN, which are in no bucket; put FillMissing first")
+                data = np.searchsorted(np.array(operation.boundaries), data, side="right").astype(np.int32)
+            case Cast():
+                data = _cast(data, operation.dtype, column)
+    return data
+
+
+def _filled(data: NDArray[Any], valid: NDArray[np.bool_] | None, fill: float | None) -> NDArray[Any]:
+    assert fill is not None  # checked when the recipe was opened
+    missing = np.isnan(data) if data.dtype.kind == "f" else None
+    if valid is not None:
+        missing = ~valid if missing is None else missing | ~valid
+    if missing is None or not missing.any():
+        return data
+    if data.dtype.kind != "f" and not float(fill).is_integer():
+        data = data.astype(np.float32)
+    return np.where(missing, np.array(fill).astype(data.dtype), data)
+
+
+def _floating(data: NDArray[Any]) -> NDArray[Any]:
+    return data if data.dtype in (np.float32, np.float64) else data.astype(np.float32 if data.dtype.itemsize <= 2 else np.float64)
+
+
+def _clipped(data: NDArray[Any], operation: Clip) -> NDArray[Any]:
+    bounds = [bound for bound in (operation.min, operation.max) if bound is not None]
+    if data.dtype.kind != "f" and not all(float(bound).is_integer() for bound in bounds):
+        data = data.astype(np.float64)
+    if data.dtype.kind == "f":
+        bounded: NDArray[Any] = np.clip(data, operation.min, operation.max)
+        return bounded
+    limits = np.iinfo(data.dtype)
+    low = limits.min if operation.min is None else int(min(max(operation.min, limits.min), limits.max))
+    high = limits.max if operation.max is None else int(min(max(operation.max, limits.min), limits.max))
+    clipped: NDArray[Any] = np.clip(data, low, high)
+    return clipped
+
+
+def _cast(data: NDArray[Any], dtype: str, column: TableColumn) -> NDArray[Any]:
+    wanted = np.dtype(dtype)
+    if wanted.kind in "iu" and len(data) and not np.can_cast(data.dtype, wanted):
+        limits = np.iinfo(wanted)
+        low, high = data.min(), data.max()
+        if not (float(low) >= limits.min and float(high) <= limits.max):  # NaN too
+            raise OptionError(
+                f"column {column.name!r} holds {low} to {high}, which {dtype} does not; Clip or fill it before Cast"
+            )
+    return data.astype(wanted)

@@ -1,0 +1,186 @@
+"""Fitting: one pass over a table that finds what the operations of a recipe depend on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from datapipe.columns.chains import Chain, Fitted, Vocabulary, keys_of_values, missing_of, numbers_of, values_through
+from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
+from datapipe.columns.statistics import Counts, Histogram, Moments
+from datapipe.columns.values import Values
+from datapipe.containers.table_rows import GroupReader
+from datapipe.errors import OptionError
+from datapipe.tables import ColumnKind, TableColumn, TableIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one row group adds to the statistics of one column."""
+
+    num_missing: int = 0
+    stored: Moments = field(default_factory=Moments)  # of the values as they are stored
+    counts: NDArray[np.int64] | None = None  # for a median
+    reached: Moments = field(default_factory=Moments)  # of the values as they reach Normalize
+    different: pa.Table | None = None  # for a vocabulary
+
+
+class _Whole:
+    """The statistics of one column, merged part by part."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.num_missing = 0
+        self.stored, self.reached = Moments(), Moments()
+        self.histogram = Histogram() if _fill_of(operations) == "median" else None
+        self.counts = Counts()
+
+    def add(self, part: _Part) -> None:
+        self.num_missing += part.num_missing
+        self.stored = self.stored.merged(part.stored)
+        self.reached = self.reached.merged(part.reached)
+        if self.histogram is not None and part.counts is not None:
+            self.histogram.add(part.counts)
+        if part.different is not None:
+            self.counts.add(part.different)
+
+
+def fit_columns(
+    index: TableIndex,
+    chains: Mapping[str, Sequence[Operation]],
+    *,
+    num_workers: int,
+    on_rows: Callable[[int], None] = lambda num: None,
+) -> dict[str, Fitted]:
+    """What each column's operations depend on, from one pass over the table. `chains`: the operations by column.
+
+    The result is the same for any number of workers. Raises OptionError for a column without a value to fit to, and what
+    the reader raises for row groups that do not decode.
+    """
+    wanted = {name: tuple(operations) for name, operations in chains.items() if any(map(needs_fitting, operations))}
+    columns = {name: index.column(name) for name in wanted}
+    index.check_present(wanted)
+    found = {name: _Whole(operations) for name, operations in wanted.items()}
+    if wanted:
+        texts = [name for name, column in columns.items() if column.kind is ColumnKind.TEXT]
+        readers: deque[GroupReader] = deque(GroupReader(list(wanted), dictionaries=texts) for _ in range(max(1, num_workers)))
+
+        def look(number: int) -> dict[str, _Part]:
+            reader = readers.pop()
+            try:
+                arrays = reader.read(index.group(number))
+            finally:
+                readers.append(reader)
+            return {name: _part_of(arrays[name], columns[name], operations) for name, operations in wanted.items()}
+
+        for number, parts in enumerate(_in_order(look, index.num_groups, max(1, num_workers))):
+            for name, part in parts.items():
+                found[name].add(part)
+            on_rows(index.group(number).num_rows)
+    return {name: _fitted(columns[name], wanted[name], found[name]) if name in wanted else Fitted() for name in chains}
+
+
+def _in_order(look: Callable[[int], Any], num: int, num_workers: int) -> Any:
+    """The results for 0 to num - 1 in order, a few ahead."""
+    with ThreadPoolExecutor(max_workers=num_workers) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for number in range(num):
+                waiting.append(pool.submit(look, number))
+                if len(waiting) > num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _fill_of(operations: Sequence[Operation]) -> str | None:
+    for operation in operations:
+        if isinstance(operation, FillMissing) and isinstance(operation.value, str):
+            return operation.value
+    return None
+
+
+def _before_normalize(operations: Sequence[Operation]) -> tuple[Operation, ...] | None:
+    """The operations before Normalize; None where there is none."""
+    for place, operation in enumerate(operations):
+        if isinstance(operation, Normalize):
+            return tuple(operations[:place])
+    return None
+
+
+def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, ...]) -> _Part:
+    if isinstance(operations[0], Categorify):
+        return _Part(different=_different(array, column))
+    values = numbers_of(array, column)
+    missing = missing_of(values)
+    data = values.data[~missing] if missing.any() else values.data
+    before = _before_normalize(operations)
+    reached = Moments()
+    if before is not None:
+        through = [one for one in before if not isinstance(one, FillMissing)]
+        transformed = values_through(Values(data, None), through, column)
+        reached = Moments.of(transformed[~np.isnan(transformed)] if transformed.dtype.kind == "f" else transformed)
+    fill = _fill_of(operations)
+    return _Part(
+        num_missing=int(missing.sum()),
+        stored=Moments.of(data) if fill is not None else Moments(),
+        counts=Histogram.counts_of(data) if fill == "median" else None,
+        reached=reached,
+    )
+
+
+def _different(array: pa.Array, column: TableColumn) -> pa.Table:
+    """The different values of a row group and how often each comes; nulls and NaN left out."""
+    if column.kind is not ColumnKind.TEXT:
+        values = numbers_of(array, column)
+        missing = missing_of(values)
+        data = values.data[~missing] if missing.any() else values.data
+        wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
+        different, counts = np.unique(wide, return_counts=True)
+        return Counts.of(pa.array(different), counts)
+    if not pa.types.is_dictionary(array.type):
+        array = pc.dictionary_encode(array)
+    array.validate(full=True)
+    codes = array.indices.drop_null().to_numpy(zero_copy_only=False)
+    counts = np.bincount(codes, minlength=len(array.dictionary))
+    used = np.flatnonzero((counts > 0) & array.dictionary.is_valid().to_numpy(zero_copy_only=False))
+    return Counts.of(array.dictionary.take(pa.array(used)), counts[used])
+
+
+def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whole) -> Fitted:
+    first = operations[0]
+    if isinstance(first, Categorify):
+        values = whole.counts.vocabulary(min_count=first.min_count, max_size=first.max_size)["value"].combine_chunks()
+        return Fitted(vocabulary=vocabulary_of(values))
+    fill = _fill_of(operations)
+    if fill is not None and not whole.stored.num:
+        raise OptionError(f"column {column.name!r} has no value, so there is no {fill} to fill it with; pass a number")
+    value = None if fill is None else whole.stored.mean if fill == "mean" else whole.histogram.median()  # type: ignore[union-attr]
+    before = _before_normalize(operations)
+    if before is None:
+        return Fitted(fill=value)
+    reached = whole.reached
+    if whole.num_missing and any(isinstance(one, FillMissing) for one in before):
+        filled = Chain(before, Fitted(fill=value)).block_of(Values(np.array([np.nan]), None), column)
+        reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
+    if not reached.num:
+        raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")
+    return Fitted(fill=value, mean=reached.mean, std=reached.std)
+
+
+def vocabulary_of(values: pa.Array) -> Vocabulary:
+    """A vocabulary of these values; its digest depends on the values and their order alone."""
+    digest = hashlib.sha256(f"{values.type} {len(values)}\n".encode())
+    digest.update(keys_of_values(values).astype("<u8").tobytes())
+    return Vocabulary.of(values, digest.hexdigest())

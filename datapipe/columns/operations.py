@@ -1,0 +1,161 @@
+"""Operations on the values of a column, as they are written in a recipe and as they are carried out.
+
+An operation is a frozen dataclass; what fitting finds is kept beside it (`Fitted`). Carrying out works on blocks of rows:
+floating values in float32, or float64 where the column is, ids in int32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from datapipe.errors import OptionError
+
+PADDING, NULL, UNSEEN, FIRST = 0, 1, 2, 3  # ids of a vocabulary: its most frequent value is FIRST
+_CASTS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class FillMissing:
+    """Nulls, and NaN, become `value`: a number, "mean" or "median" of the other values, which fitting finds.
+
+    `indicator`: adds a feature `NAME.missing` to the matrix, 1 where there was none. A median is found to 12 bits of mantissa,
+    which is exact for whole numbers up to 4,095.
+    """
+
+    value: float | str = 0.0
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, str) and self.value not in ("mean", "median"):
+            raise OptionError(f"FillMissing({self.value!r}): pass a number, 'mean' or 'median'")
+        if not isinstance(self.value, str):
+            _finite(self.value, "FillMissing")
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """(x - mean) / std, both found by fitting over values as they come here, filled ones included; a std of 0 counts as 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log1p:
+    """log(1 + x), and NaN below -1; clip before where that may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Values below `min` become it, values above `max` likewise; NaN stays."""
+
+    min: float | None = None
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        for bound in (self.min, self.max):
+            if bound is not None:
+                _finite(bound, "Clip")
+        if self.min is None and self.max is None:
+            raise OptionError("Clip(): pass min, max or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise OptionError(f"Clip({self.min}, {self.max}): min is above max")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketize:
+    """The number of boundaries that are at most the value: 0 to len(boundaries). NaN is refused: fill it before."""
+
+    boundaries: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        try:
+            values = tuple(float(value) for value in self.boundaries)
+        except (TypeError, ValueError) as exc:
+            raise OptionError(f"Bucketize({self.boundaries!r:.60}): pass a list of numbers") from exc
+        if not values or any(a >= b for a, b in itertools.pairwise(values)) or not all(map(math.isfinite, values)):
+            raise OptionError(f"Bucketize({list(values)!r:.60}): boundaries are finite numbers in ascending order")
+        object.__setattr__(self, "boundaries", values)
+
+
+@dataclass(frozen=True, slots=True)
+class HashBucket:
+    """A hash of the value modulo `size`, the same everywhere and in every version. Null is 0, values are 1 to size - 1."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or not 2 <= self.size < 2**31:
+            raise OptionError(f"HashBucket({self.size!r:.30}): size is a whole number from 2 to 2^31 - 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Categorify:
+    """The value's place in a vocabulary that fitting makes: 0 padding, 1 null, 2 unseen, then by count descending, then by value.
+
+    Values that come fewer than `min_count` times are unseen, as are those beyond the `max_size` most frequent.
+    """
+
+    min_count: int = 1
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.min_count, int) or self.min_count < 1:
+            raise OptionError(f"Categorify: min_count is {self.min_count!r:.30}; it must be at least 1")
+        if self.max_size is not None and (not isinstance(self.max_size, int) or not 1 <= self.max_size < 2**31 - FIRST):
+            raise OptionError(f"Categorify: max_size is {self.max_size!r:.30}; it must be at least 1, and below 2^31")
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The value in another dtype. What an integer dtype does not hold is an error; decimals are cast to floating numbers."""
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        name = str(self.dtype).removeprefix("torch.")
+        if name not in _CASTS:
+            raise OptionError(f"Cast({self.dtype!r:.30}): choose one of {', '.join(_CASTS)}")
+        object.__setattr__(self, "dtype", name)
+
+
+Operation = FillMissing | Normalize | Log1p | Clip | Bucketize | HashBucket | Categorify | Cast
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (FillMissing, Normalize, Log1p, Clip, Bucketize, HashBucket, Categorify, Cast)
+}
+MAKES_IDS = (Bucketize, HashBucket, Categorify)
+
+
+def needs_fitting(operation: Operation) -> bool:
+    """Whether the operation has no meaning before a recipe is fitted."""
+    return isinstance(operation, (Normalize, Categorify)) or (
+        isinstance(operation, FillMissing) and isinstance(operation.value, str)
+    )
+
+
+def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
+    """The operations of a column, in order. Raises OptionError for what is no chain of them, and for orders that mean nothing."""
+    listed = list(operations) if isinstance(operations, (list, tuple)) else [operations]
+    where = f"Columns: {pattern!r}"
+    for operation in listed:
+        if not isinstance(operation, Operation):
+            raise OptionError(f"{where} has {operation!r:.60}; pass operations such as dp.Columns.Log1p()")
+    for place, operation in enumerate(listed):
+        before = listed[:place]
+        if isinstance(operation, (HashBucket, Categorify)) and before:
+            raise OptionError(f"{where}: {type(operation).__name__} takes the stored values; put it first")
+        if any(isinstance(one, MAKES_IDS) for one in before) and not isinstance(operation, Cast):
+            raise OptionError(f"{where}: {type(operation).__name__} after ids, which are no amounts; leave it out")
+        if isinstance(operation, FillMissing) and any(not isinstance(one, Cast) for one in before):
+            raise OptionError(f"{where}: FillMissing fills what is stored; put it first")
+    for kind in (FillMissing, Normalize):
+        if sum(isinstance(operation, kind) for operation in listed) > 1:
+            raise OptionError(f"{where} has {kind.__name__} twice; once is enough")
+    return tuple(one for one in listed if isinstance(one, Operation))
+
+
+def _finite(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not math.isfinite(value):
+        raise OptionError(f"{name}({value!r:.30}): pass a finite number")

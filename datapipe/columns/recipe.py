@@ -1,0 +1,245 @@
+"""`Columns`: which operations are done to which columns, fitted to a table, kept in a file."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from datapipe import arrow_maps, regular_files
+from datapipe.atomic import atomic_writer, write_json
+from datapipe.columns import operations as ops
+from datapipe.columns.chains import Chain, Fitted, Vocabulary
+from datapipe.columns.fitting import fit_columns, vocabulary_of
+from datapipe.columns.operations import KINDS, Operation, checked_chain, needs_fitting
+from datapipe.containers.table_files import open_table
+from datapipe.cores import num_usable_cores
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.tables import TableColumn, TableIndex
+
+_VERSION = 1
+_DIRECTORY_SUFFIX = ".vocabularies"
+
+
+class Columns:
+    """A recipe: shell patterns of column names, and the operations done to the columns that they match, in order.
+
+    `operations`: `{"I*": [dp.Columns.FillMissing("median"), dp.Columns.Normalize()], "C*": dp.Columns.Categorify()}`. A column
+    that several patterns match goes by the first of them; one that none matches is left as it is. FillMissing("mean") and
+    "median", Normalize and Categorify need fitting: `fit` gives a recipe that is fitted, `save` and `load` keep it. Immutable.
+    Raises OptionError for what is no recipe.
+    """
+
+    FillMissing = ops.FillMissing
+    Normalize = ops.Normalize
+    Log1p = ops.Log1p
+    Clip = ops.Clip
+    Bucketize = ops.Bucketize
+    HashBucket = ops.HashBucket
+    Categorify = ops.Categorify
+    Cast = ops.Cast
+
+    def __init__(self, operations: Mapping[str, Operation | Sequence[Operation]]) -> None:
+        if not isinstance(operations, Mapping) or not all(isinstance(pattern, str) for pattern in operations):
+            raise OptionError(f"Columns({operations!r:.60}): pass a dict from patterns of column names to operations")
+        self._operations = {pattern: checked_chain(chain, pattern) for pattern, chain in operations.items()}
+        self._fitted: dict[str, Fitted] | None = None
+
+    @property
+    def operations(self) -> dict[str, tuple[Operation, ...]]:
+        """The operations by pattern, in the order in which patterns are tried."""
+        return dict(self._operations)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether all that needs fitting is fitted."""
+        return self._fitted is not None or not any(needs_fitting(one) for chain in self._operations.values() for one in chain)
+
+    @property
+    def vocabularies(self) -> dict[str, pa.Array]:
+        """The values of each categorified column, in the order of their ids, of which the first is 3."""
+        found = (self._fitted or {}).items()
+        return {name: fitted.vocabulary.values for name, fitted in found if fitted.vocabulary is not None}
+
+    def num_ids(self, name: str) -> int:
+        """How many ids a column has: rows of an embedding table for it. Raises OptionError for a column without ids."""
+        chain = self._operations_of(name)
+        for operation in chain or ():
+            if isinstance(operation, ops.HashBucket):
+                return operation.size
+            if isinstance(operation, ops.Bucketize):
+                return len(operation.boundaries) + 1
+            if isinstance(operation, ops.Categorify):
+                vocabulary = self._found(name, chain or ()).vocabulary
+                assert vocabulary is not None
+                return ops.FIRST + len(vocabulary)
+        raise OptionError(f"num_ids({name!r}): the recipe makes no ids of this column")
+
+    def fit(
+        self,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        num_workers: int | None = None,
+        on_rows: Callable[[int], None] = lambda num: None,
+    ) -> Columns:
+        """This recipe, fitted to a table in one pass over it; the same for any number of threads.
+
+        `on_rows`: told of each row group's rows. Raises what `open_table` and the reading of row groups raise, and OptionError
+        where an operation does not go with a column.
+        """
+        index = open_table(source)
+        chains = {column.name: chain for column in index.columns if (chain := self._operations_of(column.name)) is not None}
+        for name, chain in chains.items():
+            Chain(chain).dtype_of(index.column(name))  # raises for what does not go together
+        self._check_patterns(index)
+        fitted = Columns(self._operations)
+        workers = num_usable_cores() if num_workers is None else num_workers
+        fitted._fitted = fit_columns(index, chains, num_workers=workers, on_rows=on_rows)
+        return fitted
+
+    def chains_of(self, column: TableColumn) -> tuple[Chain, ...]:
+        """What is made of a column: one chain, and a second where missing values are indicated; () where nothing is said of it.
+
+        Raises OptionError for a column that needs fitting and is not among those the recipe was fitted to.
+        """
+        operations = self._operations_of(column.name)
+        if operations is None:
+            return ()
+        chain = Chain(operations, self._found(column.name, operations))
+        indicates = any(isinstance(one, ops.FillMissing) and one.indicator for one in operations)
+        return (chain, Chain(operations, chain.fitted, indicator=True)) if indicates else (chain,)
+
+    def describe(self) -> list[str]:
+        """What fitting found, a line for each column, for people."""
+        lines = []
+        for name, fitted in (self._fitted or {}).items():
+            numbers = [f"{what} {value:.6g}" for what in ("fill", "mean", "std") if (value := getattr(fitted, what)) is not None]
+            if fitted.vocabulary is not None:
+                first = ", ".join(str(value)[:20] for value in fitted.vocabulary.values[:3].to_pylist())
+                numbers.append(f"{len(fitted.vocabulary)} values, the most frequent first: {first}")
+            if numbers:
+                lines.append(f"{name}: {', '.join(numbers)}")
+        return lines
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe to a JSON file, and its vocabularies to Arrow files in a directory beside it. Atomic."""
+        target = Path(path)
+        document: dict[str, Any] = {
+            "version": _VERSION,
+            "columns": [[pattern, [_to_json(one) for one in chain]] for pattern, chain in self._operations.items()],
+        }
+        if self._fitted is not None:
+            directory = target.with_name(target.name + _DIRECTORY_SUFFIX)
+            document["fitted"] = {name: _fitted_to_json(fitted, directory) for name, fitted in self._fitted.items()}
+        write_json(target, document)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Columns:
+        """The recipe of a file that `save` wrote, or that was written by hand.
+
+        Raises FormatError for what is no recipe, IntegrityError for another vocabulary than it names, MissingDataError.
+        """
+        where = os.fspath(path)
+        try:
+            document = json.loads(regular_files.read_bytes(where))
+            recipe = cls({pattern: [_from_json(one) for one in chain] for pattern, chain in document["columns"]})
+            if document["version"] != _VERSION:
+                raise ValueError(f"version {document['version']!r:.20}, expected {_VERSION}")
+            directory = Path(where + _DIRECTORY_SUFFIX)
+            if "fitted" in document:
+                recipe._fitted = {name: _fitted_from_json(one, directory) for name, one in document["fitted"].items()}
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{exc.filename or where}: no such file") from exc
+        except (FormatError, IntegrityError):
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+            raise FormatError(f"{where}: not a recipe for columns ({exc!s:.120}); write it with dp.Columns(...).save") from exc
+        return recipe
+
+    # -- columns --------------------------------------------------------------------------------
+
+    def _operations_of(self, name: str) -> tuple[Operation, ...] | None:
+        for pattern, chain in self._operations.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return chain
+        return None
+
+    def _found(self, name: str, operations: Sequence[Operation]) -> Fitted:
+        if not any(map(needs_fitting, operations)):
+            return Fitted()
+        if self._fitted is None:
+            needed = next(one for one in operations if needs_fitting(one))
+            raise OptionError(
+                f"column {name!r}: {needed!r:.60} needs fitting; run datapipe fit SRC recipe.json, or recipe.fit(SRC)"
+            )
+        if name not in self._fitted:
+            raise OptionError(f"column {name!r} was not in the table that the recipe was fitted to; fit it to one that has it")
+        return self._fitted[name]
+
+    def _check_patterns(self, index: TableIndex) -> None:
+        for pattern in self._operations:
+            if not any(fnmatch.fnmatchcase(column.name, pattern) for column in index.columns):
+                index.matching([pattern])  # raises, naming the columns that there are
+
+
+def _to_json(operation: Operation) -> dict[str, Any]:
+    return {"operation": type(operation).__name__, **asdict(operation)}
+
+
+def _from_json(value: Mapping[str, Any]) -> Operation:
+    arguments = dict(value)
+    name = arguments.pop("operation")
+    if name not in KINDS:
+        raise ValueError(f"no operation is called {name!r:.30}")
+    if "boundaries" in arguments:
+        arguments["boundaries"] = tuple(arguments["boundaries"])
+    made: Operation = KINDS[name](**arguments)
+    return made
+
+
+def _fitted_to_json(fitted: Fitted, directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {name: value for name in ("fill", "mean", "std") if (value := getattr(fitted, name)) is not None}
+    if fitted.vocabulary is not None:
+        directory.mkdir(exist_ok=True)
+        name = f"{fitted.vocabulary.digest[:32]}.arrow"  # of its contents: an older recipe's files are never replaced by others
+        table = pa.table({"value": fitted.vocabulary.values})
+        with atomic_writer(directory / name) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        found["vocabulary"] = {"digest": fitted.vocabulary.digest, "size": len(fitted.vocabulary)}
+    return found
+
+
+def _fitted_from_json(value: Mapping[str, Any], directory: Path) -> Fitted:
+    numbers = {name: float(value[name]) for name in ("fill", "mean", "std") if name in value}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError("a statistic is not finite")
+    return Fitted(**numbers, vocabulary=_read_vocabulary(value["vocabulary"], directory) if "vocabulary" in value else None)
+
+
+def _read_vocabulary(value: Mapping[str, Any], directory: Path) -> Vocabulary:
+    digest = str(value["digest"])
+    if len(digest) != hashlib.sha256().digest_size * 2 or not all(letter in "0123456789abcdef" for letter in digest):
+        raise ValueError("a vocabulary's digest is none")
+    path = directory / f"{digest[:32]}.arrow"
+    try:
+        with pa.ipc.open_file(arrow_maps.map_file(path)) as reader:
+            values = reader.read_all()["value"].combine_chunks()
+        values.validate(full=True)
+    except FileNotFoundError:
+        raise
+    except arrow_maps.DAMAGE as exc:
+        raise FormatError(f"{path}: not a vocabulary, or damaged ({exc!s:.100}); fit the recipe again") from exc
+    found = vocabulary_of(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
+    if found.digest != digest:
+        raise IntegrityError(f"{path}: differs from the vocabulary that the recipe names; fit the recipe again")
+    return found

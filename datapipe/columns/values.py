@@ -1,0 +1,91 @@
+"""Arrow's arrays as numpy's.
+
+Arrow leaves anything beneath nulls, so values are never looked at where the mask says that there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe.errors import DecodeError
+from datapipe.tables import TableColumn
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of a column. `data`: (n,), anything where `valid`, (n,) bool, is False; None: all are valid."""
+
+    data: NDArray[Any]
+    valid: NDArray[np.bool_] | None
+
+    @property
+    def num_nulls(self) -> int:
+        return 0 if self.valid is None else int(len(self.valid) - np.count_nonzero(self.valid))
+
+
+def values_of(array: pa.Array, column: TableColumn) -> Values:
+    """The values of a column of numbers, in its dtype or a narrower one that the matrix widens.
+
+    Raises DecodeError for unsigned values beyond int64, and times beyond it in the column's unit.
+    """
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array.validate(full=True)  # codes beyond the dictionary
+        array = array.dictionary_decode()
+        kind = array.type
+    valid = _mask(array)
+    if pa.types.is_boolean(kind):
+        return Values(_bits(array, array.buffers()[1]).view(np.uint8), valid)
+    data = _numbers(array)
+    if data.dtype == np.uint64:
+        signed = data.view(np.int64)
+        if (signed < 0).any() and (valid is None or (signed[valid] < 0).any()):
+            raise DecodeError(f"column {column.name!r} holds unsigned values beyond int64; write it as float64 or strings")
+        data = signed
+    unit = getattr(kind, "unit", "ms" if pa.types.is_date64(kind) else column.unit)
+    if unit != column.unit and unit in _PER_SECOND:
+        data = _in_unit(Values(data, valid), _PER_SECOND[column.unit] // _PER_SECOND[unit], column)
+    return Values(data, valid)
+
+
+def _in_unit(values: Values, factor: int, column: TableColumn) -> NDArray[np.int64]:
+    data = values.data if values.valid is None else np.where(values.valid, values.data, 0)
+    limit = np.iinfo(np.int64).max // factor
+    if len(data) and (int(data.max()) > limit or int(data.min()) < -limit):
+        raise DecodeError(f"column {column.name!r}: a time is beyond int64 in {column.unit}, the unit of other files")
+    scaled: NDArray[np.int64] = data.astype(np.int64) * factor
+    return scaled
+
+
+def _numbers(array: pa.Array) -> NDArray[Any]:
+    """The values as they lie in Arrow's memory, without a copy."""
+    kind, buffer = array.type, array.buffers()[1]
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+    else:
+        dtype = np.dtype(np.int32 if kind.bit_width == 32 else np.int64)  # dates, times
+    if buffer is None:
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def _mask(array: pa.Array) -> NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    buffer = array.buffers()[0]
+    if buffer is None:  # of type null
+        return np.zeros(len(array), np.bool_)
+    return _bits(array, buffer)
+
+
+def _bits(array: pa.Array, buffer: Any) -> NDArray[np.bool_]:
+    first, shift = divmod(array.offset, 8)
+    packed = np.frombuffer(buffer, np.uint8, count=-(-(shift + len(array)) // 8), offset=first)
+    return np.unpackbits(packed, bitorder="little")[shift : shift + len(array)].view(np.bool_)
