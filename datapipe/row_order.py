@@ -23,6 +23,7 @@ from datapipe.row_permutation import RowPermutation
 Ints = NDArray[np.int64]
 
 MAX_LANES = 16
+PLACE_NBYTES = 8  # that a window keeps of each row beside its values: where shuffling puts it
 _GROUPS_PER_LANE = 4  # at least: a row group that two lanes share is read twice
 
 

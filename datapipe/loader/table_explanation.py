@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from datapipe.loader.table_loader import TableLoader, sharing_problem
-from datapipe.row_order import WindowedRows
+from datapipe.row_order import PLACE_NBYTES, WindowedRows
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
@@ -41,7 +41,7 @@ def _order(loader: TableLoader) -> str:
     order = loader.plan().order
     if not isinstance(order, WindowedRows):
         return "in stored order"
-    row_nbytes = loader.layout.row_nbytes
+    row_nbytes = loader.layout.row_nbytes + PLACE_NBYTES
     window = order.max_window * row_nbytes
     text = (
         f"shuffled in windows of {order.groups_per_window} row group{'s' * (order.groups_per_window != 1)} in each of "

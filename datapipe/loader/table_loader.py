@@ -33,7 +33,7 @@ from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.observe import Observer, null_observer
 from datapipe.plan import Plan, Rank, Tail
-from datapipe.row_order import RunOrder, StoredRows, WindowedRows
+from datapipe.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
 from datapipe.tables import ColumnKind, TableIndex
 
 TableBackend = Literal["auto", "tables_arrow"]
@@ -223,7 +223,7 @@ class TableLoader:
             index.starts,
             seed=seed,
             global_batch=options.batch_size * rank.world_size,
-            row_nbytes=self.layout.row_nbytes,
+            row_nbytes=self.layout.row_nbytes + PLACE_NBYTES,
             window_nbytes=options.window_nbytes,
         )
 

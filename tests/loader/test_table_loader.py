@@ -289,7 +289,7 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
 
     One thread alone may never have time to read ahead, and what it did not get to holds nothing.
     """
-    loader = load(table, batch_size=64, window_nbytes=44 * 100 * 8, num_workers=num_workers)
+    loader = load(table, batch_size=64, window_nbytes=48 * 100 * 8, num_workers=num_workers)
     order = loader.plan().order
     assert order.kind == "row windows of 1 groups in 4 lanes"
     iterator, most = iter(loader), 0
@@ -371,7 +371,7 @@ def test_a_bad_row_group_is_skipped(damaged: Path, num_workers: int) -> None:
 
 
 def test_a_bad_row_group_is_replaced(damaged: Path) -> None:
-    options = {"on_error": "replace", "batch_size": 50, "window_nbytes": 44 * 100 * 8}
+    options = {"on_error": "replace", "batch_size": 50, "window_nbytes": 48 * 100 * 8}
     batches = epoch_of(load(damaged, **options))
     assert [len(rows) for rows in batches] == [50] * 20
     rows = [row for rows in batches for row in rows]
