@@ -10,6 +10,7 @@ import crc32c
 
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.index import Extents
 from datapipe.probe import MAX_SAMPLE_NBYTES
 from datapipe.stores.location import is_url, parse_location
@@ -27,7 +28,8 @@ class RemoteFiles:
     still differs the sample is bad, as on a disk.
     """
 
-    def __init__(self, local: LocalFiles, settings: Remote) -> None:
+    def __init__(self, local: LocalFiles, settings: Remote, cache: ShardCache | None = None) -> None:
+        self.cache = cache
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
@@ -51,12 +53,21 @@ class RemoteFiles:
             found.update(zip(here, self._local.read_each(extents, here), strict=True))
         there = [row for row in rows if is_url(extents.paths[row])]
         keys = self._keys(extents, there)
-        pendings = self._ask(keys, is_urgent=True)
         checks = zip(extents.crc32c[there].tolist(), extents.has_crc[there].tolist(), strict=True)
-        for row, key, pending, (checksum, has_crc) in zip(there, keys, pendings, checks, strict=True):
-            found[row] = self._checked(key, pending, checksum if has_crc else None)
-            if extents.prefixes is not None and isinstance(data := found[row], bytes):
-                found[row] = extents.prefixes[row] + data
+        wanted = {row: (key, crc if has_crc else None) for row, key, (crc, has_crc) in zip(there, keys, checks, strict=True)}
+        if self.cache is not None:
+            for row, (key, checksum) in wanted.items():
+                kept = self._kept(key, checksum)
+                if kept is not None:
+                    found[row] = kept
+        missing = {row: one for row, one in wanted.items() if row not in found}
+        pendings = self._ask([key for key, _ in missing.values()], is_urgent=True)
+        for (row, (key, checksum)), pending in zip(missing.items(), pendings, strict=True):
+            found[row] = self._checked(key, pending, checksum)
+        if extents.prefixes is not None:
+            for row in there:
+                if isinstance(data := found[row], bytes):
+                    found[row] = extents.prefixes[row] + data
         return [found[row] for row in rows]
 
     def will_need(self, extents: Extents) -> object:
@@ -64,10 +75,24 @@ class RemoteFiles:
         there = [row for row, path in enumerate(extents.paths) if is_url(path)]
         if len(there) < len(extents):
             self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
-        return self._ask(self._keys(extents, there), is_urgent=False)
+        keys = self._keys(extents, there)
+        if self.cache is not None:
+            self.cache.start()
+            keys = [key for key in keys if not self.cache.has(key[0])]
+        return self._ask(keys, is_urgent=False)
 
     def close(self) -> None:
         self._local.close()
+
+    def _kept(self, key: _Key, checksum: int | None) -> bytes | None:
+        """The bytes, where the cache of shards has them and they are intact."""
+        assert self.cache is not None
+        url, offset, nbytes = key
+        data = self.cache.read(url, offset, nbytes) if nbytes <= MAX_SAMPLE_NBYTES else None
+        if data is not None and checksum is not None and crc32c.crc32c(data) != checksum:
+            self.cache.reject(url)
+            return None
+        return data
 
     def _checked(self, key: _Key, pending: Pending | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
         """The bytes that were asked for, or what is wrong with them."""

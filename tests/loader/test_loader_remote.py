@@ -38,6 +38,16 @@ def open_remote(**options: Any) -> dp.DataLoader:
     return dp.DataLoader(URL, **{**OPTIONS, "transform": RECIPE, **options})
 
 
+def wait_until_idle() -> None:
+    """Wait until no request is under way."""
+    from datapipe.stores.requests import requests
+
+    deadline_s = time.monotonic() + 10
+    while requests().num_under_way and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert requests().num_under_way == 0
+
+
 @pytest.fixture(scope="module")
 def expected(converted: Path) -> list[Any]:
     """The batches of the local set."""
@@ -199,6 +209,7 @@ def test_credentials_that_expire(store: FaultyStore) -> None:
     store.weather.faults = [Fault("status", status=400, code="ExpiredToken")]
     with pytest.raises(dp.StorageError, match="the credentials have expired; renew them, and resume from the saved state"):
         copies(loader)
+    wait_until_idle()
     store.weather.faults = []
     assert len(copies(loader)) == len(loader), "renewed, it goes on"
 
@@ -274,18 +285,13 @@ def test_fork_after_first_use(store: FaultyStore) -> None:
 
 
 def test_leaving_a_pass_early_gives_up_its_requests(store: FaultyStore) -> None:
-    from datapipe.stores.requests import requests
-
     loader = open_remote()
     store.weather.latency_s = 0.05
     for _ in range(3):
         iterator = iter(loader)
         next(iterator)
         del iterator
-    deadline_s = time.monotonic() + 10
-    while requests().num_under_way and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert requests().num_under_way == 0
+    wait_until_idle()
 
 
 @pytest.mark.parametrize("value", [{"requests": 0}, {"timeout_s": 0}, {"cache_nbytes": -1}])
