@@ -26,6 +26,9 @@ class Files(Protocol):
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents; returns at once. What is returned is to be kept until they have been read."""
 
+    def take_network_ns(self) -> int:
+        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+
     def close(self) -> None: ...
 
 

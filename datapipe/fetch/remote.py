@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import crc32c
 
@@ -21,6 +23,19 @@ from datapipe.stores.settings import Remote
 _Key = tuple[str, int, int]  # url, offset, number of bytes
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """How reading from stores fares."""
+
+    rate: float  # requests per second, lately
+    p95_s: float  # latency
+    limit: int  # requests under way at once, at most
+    num_under_way: int
+    cached: tuple[int, int, int, int] | None  # shards kept, of how many; samples read from there, and from the store
+    cache_place: str
+    missing_nbytes: int  # of shards for which the cache has no room
+
+
 class RemoteFiles:
     """Reads extents of objects by ranges, others as `local` does. Thread-safe; not to be used in a forked child.
 
@@ -35,6 +50,7 @@ class RemoteFiles:
         self._objects: dict[str, RemoteObject] = {}
         self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self._waited = threading.local()
 
     def read(self, extents: Extents, row: int) -> bytes:
         """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
@@ -81,6 +97,25 @@ class RemoteFiles:
             keys = [key for key in keys if not self.cache.has(key[0])]
         return self._ask(keys, is_urgent=False)
 
+    def take_network_ns(self) -> int:
+        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+        waited_ns: int = getattr(self._waited, "ns", 0)
+        self._waited.ns = 0
+        return waited_ns
+
+    def facts(self) -> StoreFacts:
+        """What is known at this moment. Raises LifecycleError in a forked child."""
+        shared, cache = self._requests(), self.cache
+        return StoreFacts(
+            rate=shared.window.rate,
+            p95_s=shared.window.p95_s,
+            limit=shared.window.limit,
+            num_under_way=shared.num_under_way,
+            cached=None if cache is None else (*cache.num_there(), cache.hits, cache.misses),
+            cache_place="" if cache is None else str(cache.directory.path),
+            missing_nbytes=0 if cache is None else cache.missing_nbytes(),
+        )
+
     def close(self) -> None:
         self._local.close()
 
@@ -98,12 +133,12 @@ class RemoteFiles:
         """The bytes that were asked for, or what is wrong with them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
-        data = pending.wait()
+        data = self._wait(pending)
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
         again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
-        data = again.wait()
+        data = self._wait(again)
         if (differs := crc32c.crc32c(data)) == checksum:
             return data
         url, offset, nbytes = key
@@ -111,6 +146,15 @@ class RemoteFiles:
             f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
             "damaged; `datapipe verify` names all damage"
         )
+
+    def _wait(self, pending: Pending) -> bytes:
+        if pending.is_done:
+            return pending.wait()
+        start_ns = time.perf_counter_ns()
+        try:
+            return pending.wait()
+        finally:
+            self._waited.ns = getattr(self._waited, "ns", 0) + time.perf_counter_ns() - start_ns
 
     def _keys(self, extents: Extents, rows: Sequence[int]) -> list[_Key]:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()

@@ -181,6 +181,34 @@ def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) 
     assert time.monotonic() - start_s < 20  # one after the other its 37 samples alone would take 7.4 s, its indexes 0.8
 
 
+def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> None:
+    from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
+    from datapipe.observe import StageEvent
+
+    def fault_of(loader: dp.DataLoader) -> tuple[str | None, set[str]]:
+        events: list[StageEvent] = []
+        loader.observe(events.append)
+        copies(loader)
+        return attribute_events(events).stage, {event.stage.value for event in events}
+
+    store.weather.latency_s = 0.2
+    fault, stages = fault_of(open_remote())
+    assert fault == "network"
+    assert "read" in stages
+    assert "network" not in fault_of(dp.DataLoader(str(converted), **OPTIONS, transform=RECIPE))[1]
+
+
+def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None:
+    from datapipe.loader.explanation import explanation
+
+    loader = open_remote(rank=0, world_size=4)
+    copies(loader)
+    told = "\n".join(explanation(loader))
+    assert "store     a request for each sample" in told
+    assert "no shards are kept: remote=datapipe.Remote(cache_dir=...)" in told
+    assert "store " not in "\n".join(explanation(dp.DataLoader(str(converted), **OPTIONS)))
+
+
 def test_throttling_is_heeded(store: FaultyStore) -> None:
     from datapipe.stores.requests import requests
 

@@ -109,6 +109,10 @@ class ShardCache:
         """How many of the dataset's shards are in the cache, and of how many."""
         return len(self._own & self.directory.names()), len(self._own)
 
+    def missing_nbytes(self) -> int:
+        """Bytes of the dataset's shards beyond what the cache may hold; 0 where all of them fit."""
+        return max(0, sum({shard.sha256: shard.nbytes for shard in self._shards.values()}.values()) - self.directory.capacity)
+
     def _opened(self, url: str) -> _OpenShard | None:
         found = self._open.get(url)
         if found is not None:
