@@ -16,6 +16,7 @@ class Stage(enum.Enum):
 
     PLAN = "plan"  # order, index look-up, draws
     READ = "read"  # bytes from storage, checksum
+    NETWORK = "network"  # a thread waiting for bytes of an object store, which is no part of READ
     DECODE = "decode"  # bytes to pixels, crop and resize
     AUGMENT = "augment"  # pixel operations, dtype, normalisation
     COLLATE = "collate"  # the batch put together; the user's collate_fn

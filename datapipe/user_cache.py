@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 # Of datasets of others; decoded images; of backends on this machine; whether a GPU decodes regions.
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
-REMOTE_INDEXES, REMOTE_SHARDS = "remote-index", "remote-shards"  # of datasets in object stores
+# Of datasets in object stores: indexes, where shards are kept, and what is on its way there.
+REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
 
 logger = get_logger(__name__)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.cli.progress import Progress
 from datapipe.cli.say import say
 from datapipe.errors import OptionError
+from datapipe.stores.location import is_url, parse_location
 
 if TYPE_CHECKING:
     from converters import Advance, ConvertOptions, Preview, Report
@@ -59,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SRC", type=Path, help="a folder or a file; see below")
-    parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
+    parser.add_argument("destination", metavar="DST", help="directory to create, or the URL of a place in an object store")
     parser.add_argument(
         "--to",
         required=True,
@@ -123,15 +124,25 @@ def run(args: argparse.Namespace) -> int:
             if args.dry_run:
                 preview = converters.preview(options, display)
             else:
-                report = converters.convert(options, display)
+                report = _convert(options, args.destination, display)
     except KeyboardInterrupt:
         say("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
     if args.dry_run:
         _print_preview(preview, options, as_json=args.json)
     else:
-        _print_report(report, as_json=args.json)
+        shown_as = str(args.destination) if is_url(str(args.destination)) else ""
+        _print_report(report, as_json=args.json, shown_as=shown_as)
     return 0
+
+
+def _convert(options: ConvertOptions, destination: str, display: _Display) -> Report:
+    import converters
+    from converters.to_store import convert_to_store
+
+    if is_url(destination):
+        return convert_to_store(options, parse_location(destination), display)
+    return converters.convert(options, display)
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
@@ -139,7 +150,7 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
 
     return ConvertOptions(
         source=args.source,
-        destination=args.destination,
+        destination=Path(args.destination),
         to=args.to,
         form=args.form,
         fields=tuple(args.field),
@@ -217,10 +228,16 @@ class _Display:
             self._progress = None
 
 
-def _print_report(report: Report, *, as_json: bool) -> None:
+def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
+    """Print how it ended; `shown_as`: the URL that stands for the directory in the report, where there is one."""
+
+    def shown(path: Path) -> str:
+        return str(path).replace(str(report.destination), shown_as, 1) if shown_as else str(path)
+
     if as_json:
         value = {**dataclasses.asdict(report), "is_finished": report.is_finished, "num_samples": report.num_samples}
-        print(json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str))
+        text = json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str)
+        print(text.replace(str(report.destination), shown_as) if shown_as else text)
         return
     for warning in report.warnings:
         say(f"warning: {warning}", file=sys.stderr)
@@ -231,12 +248,13 @@ def _print_report(report: Report, *, as_json: bool) -> None:
         )
         return
     if report.compared is not None:
-        say(f"{report.destination}: already converted: {report.num_samples} samples, {report.compared}; nothing was written")
+        where, num = shown(report.destination), report.num_samples
+        say(f"{where}: already converted: {num} samples, {report.compared}; nothing was written")
         return
     for one in report.sets:
-        bad = f", {one.num_errors} bad samples left out (see {one.directory / 'errors.jsonl'})" if one.num_errors else ""
+        bad = f", {one.num_errors} bad samples left out (see {shown(one.directory / 'errors.jsonl')})" if one.num_errors else ""
         say(
-            f"{one.directory}: {one.num_samples} samples{_of_classes(report.num_classes)}"
+            f"{shown(one.directory)}: {one.num_samples} samples{_of_classes(report.num_classes)}"
             f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)

@@ -20,7 +20,7 @@ from datapipe.installed import version_of
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "torchvision", "timm",
+    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "torchvision", "timm",
 )  # fmt: skip
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # installed need not mean that they can be imported; the second imports the first
 
@@ -35,13 +35,26 @@ def add_parser(subparsers: Any) -> None:
         epilog="example: datapipe doctor",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--empty-shard-caches", action="store_true", help="first remove the shards of object stores that are kept and not in use"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.empty_shard_caches:
+        _empty_shard_caches()
     facts = examine()
     say_text(json.dumps(facts, indent=1) if args.json else as_text(facts))
     return 0
+
+
+def _empty_shard_caches() -> None:
+    from datapipe.fetch.shard_cache.known import known_cache_directories
+    from datapipe.loader.caching import size_text
+
+    for directory in known_cache_directories():
+        say_text(f"{directory.path}: {size_text(directory.clear())} freed", file=sys.stderr)
 
 
 def examine() -> dict[str, Any]:
@@ -49,8 +62,9 @@ def examine() -> dict[str, Any]:
     import torch
 
     from datapipe.decode import default_decoder_name
+    from datapipe.fetch.shard_cache.known import known_cache_directories
     from datapipe.loader.parsing import default_num_workers
-    from datapipe.user_cache import IMAGES, INDEXES, user_cache
+    from datapipe.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
@@ -64,7 +78,11 @@ def examine() -> dict[str, Any]:
         "torch_cuda": cuda,
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "decoder": default_decoder_name(),
-        "caches": [kept for name in (INDEXES, IMAGES) if (kept := _kept(user_cache(name))) is not None],
+        "caches": [kept for name in (INDEXES, IMAGES, REMOTE_INDEXES) if (kept := _kept(user_cache(name))) is not None],
+        "shard_caches": [
+            {"directory": str(one.path), "shards": one.held().num_shards, "nbytes": one.held().nbytes}
+            for one in known_cache_directories()
+        ],
         "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
     }
     facts["not_importable"] = {
@@ -165,6 +183,11 @@ def as_text(facts: dict[str, Any]) -> str:
         f"GPU       {gpus} (torch built for CUDA {facts['torch_cuda'] or '-: CPU only'})",
         f"decoder   {facts['decoder']}",
         *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
+        *(
+            f"shards    {size_text(kept['nbytes'])} in {kept['shards']} shards of object stores in {kept['directory']}"
+            " (--empty-shard-caches removes those not in use)"
+            for kept in facts["shard_caches"]
+        ),
         "packages  " + ", ".join(_package(name, facts) for name in facts["packages"]),
     ]
     lines += [f"advice    {text}" for text in facts["advice"]] or ["advice    nothing to add"]

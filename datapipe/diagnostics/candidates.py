@@ -28,7 +28,7 @@ from datapipe.observe import Stage
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # what is tried
 _DEEPER = 4
 _MOSTLY_WAITING = 0.5  # of the time to make a batch: more workers than cores make sense
-_MAKING = (Stage.PLAN, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
+_MAKING = (Stage.PLAN, Stage.NETWORK, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
 _SYNCED = 0.05  # of the steps
 _BELOW = "below the loader's line, with import datapipe"
 

@@ -9,8 +9,10 @@ from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index import Extents
-from datapipe.joint import AnyIndex
+from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
+from datapipe.fetch.shard_cache.known import open_cache_directory
+from datapipe.index import Extents, SampleIndex
+from datapipe.joint import AnyIndex, JointIndex
 from datapipe.stores.settings import Remote
 
 
@@ -24,10 +26,30 @@ class Files(Protocol):
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents; returns at once. What is returned is to be kept until they have been read."""
 
+    def take_network_ns(self) -> int:
+        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+
     def close(self) -> None: ...
 
 
 def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:
     """Return what reads the samples of an index. `remote`: how, where some of them lie in object stores."""
     local = LocalFiles(row_groups=row_groups)
-    return RemoteFiles(local, Remote() if remote is None else remote) if index.is_remote else local
+    if not index.is_remote:
+        return local
+    settings = Remote() if remote is None else remote
+    return RemoteFiles(local, settings, _open_cache(index, settings))
+
+
+def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
+    if settings.cache_path is None:
+        return None
+    parts = index.parts if isinstance(index, JointIndex) else [index]
+    shards = {
+        part.remote.shard_url(shard.name): CachedShard(part.remote.location / shard.name, shard.sha256, shard.nbytes)
+        for part in parts
+        if isinstance(part, SampleIndex) and part.remote is not None
+        for shard in part.manifest.shards
+        if shard.sha256
+    }
+    return ShardCache(open_cache_directory(settings.cache_path, settings.cache_nbytes), shards)

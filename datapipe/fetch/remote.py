@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import crc32c
 
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.index import Extents
 from datapipe.probe import MAX_SAMPLE_NBYTES
 from datapipe.stores.location import is_url, parse_location
@@ -20,6 +23,19 @@ from datapipe.stores.settings import Remote
 _Key = tuple[str, int, int]  # url, offset, number of bytes
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """How reading from stores fares."""
+
+    rate: float  # requests per second, lately
+    p95_s: float  # latency
+    limit: int  # requests under way at once, at most
+    num_under_way: int
+    cached: tuple[int, int, int, int] | None  # shards kept, of how many; samples read from there, and from the store
+    cache_place: str
+    missing_nbytes: int  # of shards for which the cache has no room
+
+
 class RemoteFiles:
     """Reads extents of objects by ranges, others as `local` does. Thread-safe; not to be used in a forked child.
 
@@ -27,12 +43,14 @@ class RemoteFiles:
     still differs the sample is bad, as on a disk.
     """
 
-    def __init__(self, local: LocalFiles, settings: Remote) -> None:
+    def __init__(self, local: LocalFiles, settings: Remote, cache: ShardCache | None = None) -> None:
+        self.cache = cache
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
         self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self._waited = threading.local()
 
     def read(self, extents: Extents, row: int) -> bytes:
         """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
@@ -51,12 +69,21 @@ class RemoteFiles:
             found.update(zip(here, self._local.read_each(extents, here), strict=True))
         there = [row for row in rows if is_url(extents.paths[row])]
         keys = self._keys(extents, there)
-        pendings = self._ask(keys, is_urgent=True)
         checks = zip(extents.crc32c[there].tolist(), extents.has_crc[there].tolist(), strict=True)
-        for row, key, pending, (checksum, has_crc) in zip(there, keys, pendings, checks, strict=True):
-            found[row] = self._checked(key, pending, checksum if has_crc else None)
-            if extents.prefixes is not None and isinstance(data := found[row], bytes):
-                found[row] = extents.prefixes[row] + data
+        wanted = {row: (key, crc if has_crc else None) for row, key, (crc, has_crc) in zip(there, keys, checks, strict=True)}
+        if self.cache is not None:
+            for row, (key, checksum) in wanted.items():
+                kept = self._kept(key, checksum)
+                if kept is not None:
+                    found[row] = kept
+        missing = {row: one for row, one in wanted.items() if row not in found}
+        pendings = self._ask([key for key, _ in missing.values()], is_urgent=True)
+        for (row, (key, checksum)), pending in zip(missing.items(), pendings, strict=True):
+            found[row] = self._checked(key, pending, checksum)
+        if extents.prefixes is not None:
+            for row in there:
+                if isinstance(data := found[row], bytes):
+                    found[row] = extents.prefixes[row] + data
         return [found[row] for row in rows]
 
     def will_need(self, extents: Extents) -> object:
@@ -64,21 +91,54 @@ class RemoteFiles:
         there = [row for row, path in enumerate(extents.paths) if is_url(path)]
         if len(there) < len(extents):
             self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
-        return self._ask(self._keys(extents, there), is_urgent=False)
+        keys = self._keys(extents, there)
+        if self.cache is not None:
+            self.cache.start()
+            keys = [key for key in keys if not self.cache.has(key[0])]
+        return self._ask(keys, is_urgent=False)
+
+    def take_network_ns(self) -> int:
+        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+        waited_ns: int = getattr(self._waited, "ns", 0)
+        self._waited.ns = 0
+        return waited_ns
+
+    def facts(self) -> StoreFacts:
+        """What is known at this moment. Raises LifecycleError in a forked child."""
+        shared, cache = self._requests(), self.cache
+        return StoreFacts(
+            rate=shared.window.rate,
+            p95_s=shared.window.p95_s,
+            limit=shared.window.limit,
+            num_under_way=shared.num_under_way,
+            cached=None if cache is None else (*cache.num_there(), cache.hits, cache.misses),
+            cache_place="" if cache is None else str(cache.directory.path),
+            missing_nbytes=0 if cache is None else cache.missing_nbytes(),
+        )
 
     def close(self) -> None:
         self._local.close()
+
+    def _kept(self, key: _Key, checksum: int | None) -> bytes | None:
+        """The bytes, where the cache of shards has them and they are intact."""
+        assert self.cache is not None
+        url, offset, nbytes = key
+        data = self.cache.read(url, offset, nbytes) if nbytes <= MAX_SAMPLE_NBYTES else None
+        if data is not None and checksum is not None and crc32c.crc32c(data) != checksum:
+            self.cache.reject(url)
+            return None
+        return data
 
     def _checked(self, key: _Key, pending: Pending | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
         """The bytes that were asked for, or what is wrong with them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
-        data = pending.wait()
+        data = self._wait(pending)
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
         again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
-        data = again.wait()
+        data = self._wait(again)
         if (differs := crc32c.crc32c(data)) == checksum:
             return data
         url, offset, nbytes = key
@@ -86,6 +146,15 @@ class RemoteFiles:
             f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
             "damaged; `datapipe verify` names all damage"
         )
+
+    def _wait(self, pending: Pending) -> bytes:
+        if pending.is_done:
+            return pending.wait()
+        start_ns = time.perf_counter_ns()
+        try:
+            return pending.wait()
+        finally:
+            self._waited.ns = getattr(self._waited, "ns", 0) + time.perf_counter_ns() - start_ns
 
     def _keys(self, extents: Extents, rows: Sequence[int]) -> list[_Key]:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()

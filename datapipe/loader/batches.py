@@ -227,7 +227,11 @@ class BatchMaker:
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)
-        self.observer(StageEvent(Stage.READ, step, start_ns, report.read_ns, num, report.nbytes))
+        network_ns = min(self.files.take_network_ns(), report.read_ns)
+        if network_ns:
+            self.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
+        read_ns = report.read_ns - network_ns
+        self.observer(StageEvent(Stage.READ, step, start_ns + network_ns, read_ns, num, report.nbytes))
         start_ns += report.read_ns
         if isinstance(batch.images, Fetched):
             num -= batch.images.num_given(rows)

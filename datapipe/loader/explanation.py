@@ -58,6 +58,7 @@ def explanation(loader: DataLoader) -> list[str]:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
     else:
         lines += _about_dali(choice.dali, threads, loader, device=choice.device)
+    lines += _about_store(loader)
     if kept := loader.kept_images():
         lines.append(f"cache     {described(kept)}")
     steps = loader.recipe.explain()
@@ -78,6 +79,8 @@ def _fields(loader: DataLoader) -> str:
     return ", ".join(named) + (f"; not loaded: {', '.join(others)}" if others else "")
 
 
+S3_REQUESTS_PER_S = 5_500  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
+
 _ORDERS = {
     "sequential": "in stored order",
     "shuffled": "shuffled in full",
@@ -94,6 +97,32 @@ def _order(loader: DataLoader) -> str:
         shares = ", ".join(f"{count / sum(mixture.counts):.1%}" for count in mixture.counts)
         return f"{kind}, {sum(mixture.counts)} an epoch" + (f" in shares of {shares}" if len(mixture.counts) > 1 else "")
     return _ORDERS.get(kind, kind)
+
+
+def _about_store(loader: DataLoader) -> list[str]:
+    """How samples are read from an object store, and what that comes to over all ranks; nothing for others."""
+    facts, ranks = loader.store_facts(), loader.world_size
+    if facts is None:
+        return []
+    lines = [
+        f"store     a request for each sample; {facts.num_under_way} under way now, {facts.limit} at once at most, "
+        f"latency of 95% below {1000 * facts.p95_s:.0f} ms"
+    ]
+    if facts.rate:
+        share = facts.rate * ranks / S3_REQUESTS_PER_S
+        total = f"{facts.rate:.0f} requests/s in this process, {facts.rate * ranks:.0f} over {ranks} ranks"
+        remedy = "; lower dp.Remote(requests=...), or keep shards" if share > 1 else ""
+        lines.append(f"          {total}: {share:.0%} of the {S3_REQUESTS_PER_S} that S3 allows for one prefix{remedy}")
+    if facts.cached is None:
+        return [*lines, "          no shards are kept: remote=datapipe.Remote(cache_dir=...) reads them once"]
+    num_there, num_all, hits, misses = facts.cached
+    share = hits / max(1, hits + misses)
+    lines.append(
+        f"          {num_there} of {num_all} shards are kept in {facts.cache_place}; {share:.0%} of the samples came from there"
+    )
+    if facts.missing_nbytes > 0:
+        lines.append(f"          a cache larger by {facts.missing_nbytes / 1e9:.1f} GB would hold all of them")
+    return lines
 
 
 def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, device: torch.device) -> list[str]:

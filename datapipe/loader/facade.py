@@ -14,6 +14,7 @@ from datapipe.datasets import Original, Unseen, see_through
 from datapipe.errors import OptionError
 from datapipe.fetch.cache.places import CacheOptions
 from datapipe.fetch.files import open_files
+from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
@@ -317,6 +318,15 @@ class DataLoader:
         if self._kept is None and self._cache is not None:
             self._kept = open_kept_images(self._cache, index=self.dataset.index, recipe=self.recipe)
         return self._kept
+
+    def store_facts(self) -> StoreFacts | None:
+        """How samples are read from an object store at this moment; None where none are."""
+        return self._files.facts() if isinstance(self._files, RemoteFiles) else None
+
+    @property
+    def world_size(self) -> int:
+        """Over how many ranks an epoch is shared out."""
+        return self._frozen_rank().world_size
 
     # -- what passes are made of ------------------------------------------------------------------
 

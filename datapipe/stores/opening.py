@@ -19,20 +19,21 @@ _MAX_IDLE = 512  # connections kept for the next requests, per host
 _CONNECT_S = 5
 _SILENCE_S = 10  # without a byte, after which an attempt is given up
 
-_stores: dict[tuple[str, str], ObjectStore] = {}
+_stores: dict[tuple[str, str, bool], ObjectStore] = {}
 _lock = threading.Lock()
 
 
-def open_store(location: Location) -> ObjectStore:
+def open_store(location: Location, *, for_uploads: bool = False) -> ObjectStore:
     """Return the client of the location's bucket or host: one for each in a process. Makes no request.
 
-    Clients do not retry: whoever uses them does. Raises DependencyError where `obstore`, or what a profile needs, is not
-    installed, and OptionError where the environment's settings make no sense to it.
+    `for_uploads`: one that lets the store be silent for as long as a large body is sent. Clients do not retry: whoever uses
+    them does. Raises DependencyError where `obstore`, or what a profile needs, is not installed, and OptionError where the
+    environment's settings make no sense to it.
     """
-    place = location.scheme, location.root
+    place = location.scheme, location.root, for_uploads
     with _lock:
         if place not in _stores:
-            _stores[place] = _opened(location)
+            _stores[place] = _opened(location, None if for_uploads else _SILENCE_S)
         return _stores[place]
 
 
@@ -42,7 +43,7 @@ def forget_stores() -> None:
         _stores.clear()
 
 
-def _opened(location: Location) -> ObjectStore:
+def _opened(location: Location, silence_s: float | None) -> ObjectStore:
     try:
         import obstore  # noqa: F401
     except ImportError as exc:
@@ -50,19 +51,20 @@ def _opened(location: Location) -> ObjectStore:
     from obstore.exceptions import BaseError
 
     try:
-        return _OPENERS[location.scheme](location)
+        return _OPENERS[location.scheme](location, silence_s)
     except (BaseError, ValueError) as exc:
         kind = type(exc).__name__  # not its text, which may quote the settings
         raise OptionError(f"{location}: the store's settings in the environment are not accepted ({kind}); check them") from None
 
 
-def _client(endpoint: str | None = None, *, headers: dict[str, str] | None = None) -> ClientConfig:
+def _client(endpoint: str | None, silence_s: float | None, *, headers: dict[str, str] | None = None) -> ClientConfig:
     config: ClientConfig = {
         "connect_timeout": timedelta(seconds=_CONNECT_S),
-        "read_timeout": timedelta(seconds=_SILENCE_S),
         "timeout": timedelta(hours=1),  # of a whole object; silence is what ends an attempt
         "pool_max_idle_per_host": str(_MAX_IDLE),
     }
+    if silence_s is not None:
+        config["read_timeout"] = timedelta(seconds=silence_s)
     if endpoint is not None and endpoint.startswith("http://"):
         config["allow_http"] = True
     if headers:
@@ -74,7 +76,7 @@ def _no_retries() -> Any:
     return {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 
 
-def _open_s3(location: Location) -> ObjectStore:
+def _open_s3(location: Location, silence_s: float | None) -> ObjectStore:
     from obstore.store import S3Store
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
@@ -84,7 +86,7 @@ def _open_s3(location: Location) -> ObjectStore:
         settings["region"] = region
     if _wants_profile():
         settings |= _profile(location, region)
-    return S3Store(location.root, client_options=_client(endpoint), retry_config=_no_retries(), **settings)
+    return S3Store(location.root, client_options=_client(endpoint, silence_s), retry_config=_no_retries(), **settings)
 
 
 def _wants_profile() -> bool:
@@ -118,29 +120,31 @@ def _profile(location: Location, region: str | None) -> dict[str, Any]:
     return found if region is not None or session.region_name is None else {**found, "region": session.region_name}
 
 
-def _open_gs(location: Location) -> ObjectStore:
+def _open_gs(location: Location, silence_s: float | None) -> ObjectStore:
     from obstore.store import GCSStore
 
-    return GCSStore(location.root, client_options=_client(os.environ.get("GOOGLE_BASE_URL")), retry_config=_no_retries())
+    return GCSStore(
+        location.root, client_options=_client(os.environ.get("GOOGLE_BASE_URL"), silence_s), retry_config=_no_retries()
+    )
 
 
-def _open_az(location: Location) -> ObjectStore:
+def _open_az(location: Location, silence_s: float | None) -> ObjectStore:
     from obstore.store import AzureStore
 
     endpoint = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
     local = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
-    client = _client("http://" if local else endpoint)
+    client = _client("http://" if local else endpoint, silence_s)
     return AzureStore(location.root, client_options=client, retry_config=_no_retries())
 
 
-def _open_http(location: Location) -> ObjectStore:
+def _open_http(location: Location, silence_s: float | None) -> ObjectStore:
     from obstore.store import HTTPStore
 
     url, token = http_url(location), os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else None
-    return HTTPStore.from_url(url, client_options=_client(url, headers=headers), retry_config=_no_retries())
+    return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=headers), retry_config=_no_retries())
 
 
-_OPENERS: dict[str, Callable[[Location], ObjectStore]] = {
+_OPENERS: dict[str, Callable[[Location, float | None], ObjectStore]] = {
     "s3": _open_s3, "gs": _open_gs, "az": _open_az, "http": _open_http, "https": _open_http, "hf": _open_http,
 }  # fmt: skip

@@ -292,7 +292,7 @@ def _opened(path: str, inode: int, size: int, mtime_ns: int) -> tuple[int, int, 
 
 
 def main() -> None:
-    """Serve a directory until standard input ends; the port is the first line of the output."""
+    """Serve a directory until standard input ends. Prints the port first, the CPU seconds and number of answers last."""
     import sys
 
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -303,7 +303,7 @@ def main() -> None:
         print(store.port, flush=True)
         sys.stdin.read()
     times = os.times()
-    print(f"{times.user + times.system:.3f}", flush=True)
+    print(f"{times.user + times.system:.3f} {store.num_requests}", flush=True)
 
 
 if __name__ == "__main__":

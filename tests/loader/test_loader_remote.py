@@ -38,6 +38,16 @@ def open_remote(**options: Any) -> dp.DataLoader:
     return dp.DataLoader(URL, **{**OPTIONS, "transform": RECIPE, **options})
 
 
+def wait_until_idle() -> None:
+    """Wait until no request is under way."""
+    from datapipe.stores.requests import requests
+
+    deadline_s = time.monotonic() + 10
+    while requests().num_under_way and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert requests().num_under_way == 0
+
+
 @pytest.fixture(scope="module")
 def expected(converted: Path) -> list[Any]:
     """The batches of the local set."""
@@ -171,6 +181,34 @@ def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) 
     assert time.monotonic() - start_s < 20  # one after the other its 37 samples alone would take 7.4 s, its indexes 0.8
 
 
+def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> None:
+    from datapipe.diagnostics.torch_stages.own_attribution import attribute_events
+    from datapipe.observe import StageEvent
+
+    def fault_of(loader: dp.DataLoader) -> tuple[str | None, set[str]]:
+        events: list[StageEvent] = []
+        loader.observe(events.append)
+        copies(loader)
+        return attribute_events(events).stage, {event.stage.value for event in events}
+
+    store.weather.latency_s = 0.2
+    fault, stages = fault_of(open_remote())
+    assert fault == "network"
+    assert "read" in stages
+    assert "network" not in fault_of(dp.DataLoader(str(converted), **OPTIONS, transform=RECIPE))[1]
+
+
+def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None:
+    from datapipe.loader.explanation import explanation
+
+    loader = open_remote(rank=0, world_size=4)
+    copies(loader)
+    told = "\n".join(explanation(loader))
+    assert "store     a request for each sample" in told
+    assert "no shards are kept: remote=datapipe.Remote(cache_dir=...)" in told
+    assert "store " not in "\n".join(explanation(dp.DataLoader(str(converted), **OPTIONS)))
+
+
 def test_throttling_is_heeded(store: FaultyStore) -> None:
     from datapipe.stores.requests import requests
 
@@ -199,6 +237,7 @@ def test_credentials_that_expire(store: FaultyStore) -> None:
     store.weather.faults = [Fault("status", status=400, code="ExpiredToken")]
     with pytest.raises(dp.StorageError, match="the credentials have expired; renew them, and resume from the saved state"):
         copies(loader)
+    wait_until_idle()
     store.weather.faults = []
     assert len(copies(loader)) == len(loader), "renewed, it goes on"
 
@@ -274,18 +313,13 @@ def test_fork_after_first_use(store: FaultyStore) -> None:
 
 
 def test_leaving_a_pass_early_gives_up_its_requests(store: FaultyStore) -> None:
-    from datapipe.stores.requests import requests
-
     loader = open_remote()
     store.weather.latency_s = 0.05
     for _ in range(3):
         iterator = iter(loader)
         next(iterator)
         del iterator
-    deadline_s = time.monotonic() + 10
-    while requests().num_under_way and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert requests().num_under_way == 0
+    wait_until_idle()
 
 
 @pytest.mark.parametrize("value", [{"requests": 0}, {"timeout_s": 0}, {"cache_nbytes": -1}])

@@ -1,0 +1,283 @@
+"""What reading from an object store costs beside reading the same shards from a disk.
+
+    python -m benchmarks.remote
+    python -m benchmarks.remote --dry-run      # tiny images, one round: does it run?
+
+The store is a server on the loopback interface, in a process of its own on the same cores, that answers after 50 ms. What CPU
+it takes is reported apart: on a machine of its own it would take nothing from the loader. Every variant runs once per round in
+a fresh process; the order rotates. `local-again` is the local set once more: how far its ratio is from 1 is the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.environment import ROOT
+from benchmarks.lock_sampling import offer, report_span, watch
+from benchmarks.ratios import ratio_of, rotated
+
+VARIANTS = ("local", "local-again", "ranges", "warm cache")
+_BUCKET, _SET, _MANY = "bench", "photos", "many"
+_BATCH = 128
+_WARMUP_BATCHES = 4
+
+
+def main() -> None:
+    arguments = _parse()
+    if arguments.once:
+        print(json.dumps(measure(**json.loads(arguments.once))))
+        return
+    if arguments.held:
+        offer()
+        found = measure(**json.loads(arguments.held))
+        report_span(**{name: found[name] for name in ("start_s", "end_s", "num_images")})
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
+        scratch = Path(name)
+        make_sets(scratch, arguments)
+        with serve(scratch / "served", arguments.latency) as server:
+            result = compare(scratch, arguments)
+            first = [first_batch(scratch, number) for number in range(arguments.rounds)]
+        cpu_s, num_answers = server()
+    result["server"] = {"cpu_s": cpu_s, "num_answers": num_answers, "cpu_us_per_answer": round(cpu_s / max(1, num_answers) * 1e6)}
+    result["first_batch_of_many_shards_s"] = {"median": round(statistics.median(first), 2), "highest": round(max(first), 2)}
+    print("\n".join(as_lines(result)))
+    if not arguments.dry_run:
+        harness.save("remote", "benchmarks.remote", result, results=arguments.results)
+
+
+def make_sets(scratch: Path, arguments: argparse.Namespace) -> None:
+    """Photographs in a few shards, and tiny images in very many."""
+    from converters import ConvertOptions, convert
+    from datapipe.samples import make_image_folder
+
+    served = scratch / "served" / _BUCKET
+    served.mkdir(parents=True)
+    scale = "small" if arguments.dry_run else "imagenet"
+    folder = make_image_folder(scratch / "folder", num_images=arguments.images, scale=scale)
+    convert(ConvertOptions(folder, served / _SET, shard_nbytes=100_000 if arguments.dry_run else 32 << 20))
+    tiny = make_image_folder(scratch / "tiny", num_images=4 * arguments.shards, scale="small")
+    convert(ConvertOptions(tiny, served / _MANY, shard_nbytes=10_000))
+
+
+def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Images/s of each variant, round by round, and how long each holds Python's lock."""
+    cache = scratch / "shards"
+    run = {"num_images": arguments.count, "num_threads": arguments.threads}
+    tasks = {
+        "local": {"source": str(scratch / "served" / _BUCKET / _SET), **run},
+        "local-again": {"source": str(scratch / "served" / _BUCKET / _SET), **run},
+        "ranges": {"source": f"s3://{_BUCKET}/{_SET}", **run},
+        "warm cache": {"source": f"s3://{_BUCKET}/{_SET}", "cache_dir": str(cache), **run},
+    }
+    _fill(tasks["warm cache"], cache)
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
+    for number in range(arguments.rounds):
+        for name in rotated(list(tasks), number):
+            found = _run("--once", tasks[name])
+            rounds[name].append(found)
+            print(f"round {number + 1}/{arguments.rounds}  {name:<12} {found['images_per_s']:8.0f} images/s", flush=True)
+    held = {name: [_held(tasks[name]) for _ in range(min(3, arguments.rounds))] for name in ("local", "ranges", "warm cache")}
+    return {
+        "settings": {
+            "num_images": arguments.count,
+            "dataset_images": arguments.images,
+            "many_shards": arguments.shards,
+            "latency_ms": round(1000 * arguments.latency),
+            "num_threads": arguments.threads,
+            "batch_size": _BATCH,
+            "num_rounds": arguments.rounds,
+        },
+        **summarise(rounds, held),
+    }
+
+
+def measure(source: str, num_images: int, num_threads: int, cache_dir: str | None = None) -> dict[str, Any]:
+    """Images/s in this process after a few batches, with the CPU that it takes per image."""
+    import datapipe as dp
+
+    loader = _loader(source, num_threads, cache_dir)
+    batches = _endless(loader)
+    for _ in range(_WARMUP_BATCHES):
+        next(batches)
+    done, cpu_s, start_s = 0, time.process_time(), time.perf_counter()
+    while done < num_images:
+        done += len(next(batches)[0])
+    end_s, cpu_s = time.perf_counter(), time.process_time() - cpu_s
+    batches.close()
+    del batches
+    assert isinstance(loader, dp.DataLoader)
+    return {
+        "images_per_s": done / (end_s - start_s),
+        "cpu_us_per_image": cpu_s / done * 1e6,
+        "num_images": done,
+        "start_s": start_s,
+        "end_s": end_s,
+    }
+
+
+def _loader(source: str, num_threads: int, cache_dir: str | None) -> Any:
+    import torch
+
+    import datapipe as dp
+
+    return dp.DataLoader(
+        source,
+        batch_size=_BATCH,
+        shuffle=True,
+        seed=0,
+        drop_last=True,
+        num_workers=num_threads,
+        device="cpu",
+        transform=[
+            dp.RandomResizedCrop(224),
+            dp.RandomHorizontalFlip(),
+            dp.ToDtype(torch.float32, scale=True),
+            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+        ],
+        remote=dp.Remote(cache_dir=cache_dir),
+    )
+
+
+def _endless(loader: Any) -> Any:
+    while True:
+        yield from loader
+
+
+def first_batch(scratch: Path, number: int) -> float:
+    """Seconds from the URL of a set of many shards to its first shuffled batch, in a fresh process with an empty cache."""
+    code = (
+        "import sys, time, torch, datapipe as dp, datapipe.loader, obstore\n"
+        "start = time.perf_counter()\n"
+        "loader = dp.DataLoader(sys.argv[1], batch_size=128, shuffle=True, seed=0, device='cpu', "
+        "transform=[dp.RandomResizedCrop(32)])\n"
+        "next(iter(loader))\n"
+        "print(time.perf_counter() - start)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(scratch / f"home-{number}")}
+    command = [sys.executable, "-c", code, f"s3://{_BUCKET}/{_MANY}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    return float(done.stdout)
+
+
+def _fill(task: dict[str, Any], cache: Path) -> None:
+    """Let a loader run until its cache has all shards."""
+    from datapipe.containers import open_index
+
+    num_shards, end_s = len(open_index(task["source"]).manifest.shards), time.monotonic() + 300
+    while time.monotonic() < end_s:
+        _run("--once", task)
+        if cache.is_dir() and sum(len(path.name) == 64 for path in cache.iterdir()) == num_shards:
+            return
+    raise SystemExit("the cache was not filled within 300 s")
+
+
+def _held(task: dict[str, Any]) -> float:
+    """Microseconds per image for which Python's lock was found held."""
+    command = [sys.executable, "-m", "benchmarks.remote", "--held", json.dumps(task)]
+    (span,) = watch(command, {**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+    return float(span["held"] * (span["end_s"] - span["start_s"]) / span["num_images"] * 1e6)
+
+
+def _run(mode: str, task: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.remote", mode, json.dumps(task)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        raise SystemExit(f"{task} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@contextlib.contextmanager
+def serve(root: Path, latency_s: float) -> Iterator[Any]:
+    """Serve a directory of buckets as s3:// in this process and its children; gives what tells, afterwards, CPU and answers."""
+    command = [sys.executable, "-m", "datapipe.testing.faulty_store", str(root), "--latency", str(latency_s)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        told: list[str] = []
+        os.environ |= {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "none",
+            "AWS_SECRET_ACCESS_KEY": "none",
+            "AWS_REGION": "us-east-1",
+            "XDG_CACHE_HOME": str(root.parent / "home"),
+        }
+        try:
+            yield lambda: (float(told[0].split()[0]), int(told[0].split()[1]))
+        finally:
+            server.stdin.close()
+            told.append(server.stdout.read())
+
+
+def summarise(rounds: dict[str, list[dict[str, float]]], held: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians by variant, and their ratios to the local set: of images/s, and of the CPU that an image takes."""
+    rates = {name: [one["images_per_s"] for one in of_one] for name, of_one in rounds.items()}
+    cpu = {name: [one["cpu_us_per_image"] for one in of_one] for name, of_one in rounds.items()}
+    variants = {
+        name: {
+            "images_per_s": round(statistics.median(rates[name]), 1),
+            "cpu_us_per_image": round(statistics.median(cpu[name])),
+            "to_local": dataclasses.asdict(ratio_of(rates[name], rates["local"])),
+            "to_local_by_cpu": dataclasses.asdict(ratio_of(cpu["local"], cpu[name])),
+            "rounds": [round(rate, 1) for rate in rates[name]],
+        }
+        for name in rounds
+    }
+    return {"variants": variants, "held_us_per_image": {name: round(statistics.median(found), 1) for name, found in held.items()}}
+
+
+def as_lines(result: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    lines = [f"{'':<12} {'images/s':>9} {'to local':>22} {'CPU us/image':>13} {'to local by CPU':>16} {'lock us':>8}"]
+    for name, found in result["variants"].items():
+        wall = "{ratio:.2f}x [{low:.2f}, {high:.2f}]".format(**found["to_local"])
+        lock = result["held_us_per_image"].get(name)
+        lines.append(
+            f"{name:<12} {found['images_per_s']:>9,.0f} {wall:>22} {found['cpu_us_per_image']:>13,} "
+            f"{found['to_local_by_cpu']['ratio']:>15.2f}x {'' if lock is None else f'{lock:.0f}':>8}"
+        )
+    server, first = result["server"], result["first_batch_of_many_shards_s"]
+    lines.append(f"the server took {server['cpu_us_per_answer']} us of CPU per answer, on the same cores")
+    shards, latency = result["settings"]["many_shards"], result["settings"]["latency_ms"]
+    lines.append(f"first batch from {shards:,} shards at {latency} ms: {first['median']:.2f} s ({first['highest']:.2f} at most)")
+    return lines
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.remote", description="Object stores against a disk.")
+    parser.add_argument("--images", type=int, help="photographs in the dataset (default: 3000; 64 with --dry-run)")
+    parser.add_argument("--count", type=int, help="images per measurement (default: 4096; 64 with --dry-run)")
+    parser.add_argument("--shards", type=int, help="of the set whose first batch is timed (default: 2500; 8 with --dry-run)")
+    parser.add_argument("--rounds", type=int, help="default: 7; 1 with --dry-run")
+    parser.add_argument("--threads", type=int, default=2, help="decoding threads")
+    parser.add_argument("--latency", type=float, default=0.05, help="of the server, in seconds")
+    parser.add_argument("--scratch", type=Path, help="directory for images, shards and caches (1 GB); default: the system's")
+    parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    parser.add_argument("--dry-run", action="store_true", help="tiny images, one round, nothing saved")
+    parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--held", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    for name, usual, dry in (("images", 3000, 160), ("count", 4096, 64), ("shards", 2500, 8), ("rounds", 7, 1)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, dry if arguments.dry_run else usual)
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The directory of a shard cache, shared by processes that know nothing of each other: bounded, and safe against SIGKILL.
+
+A shard lies in it under its name once it is whole and verified; `NAME.part` is one that is being fetched. One lock file is
+held for as long as it takes to count, evict and allocate; whoever fetches a part holds a lock on that, and whoever reads a
+shard a shared one on that. The kernel lets go of the locks of a process that ends, however it ends: a part whose lock is free
+is dead, a shard whose lock is free may be evicted. Nobody waits for a lock: who does not get one reads from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from datapipe.errors import StorageError
+from datapipe.private_files import open_private, private_directory
+
+PART_SUFFIX = ".part"
+_LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a cache directory holds."""
+
+    num_shards: int
+    nbytes: int  # of shards and of parts, which have their full size from the start
+
+
+class Part:
+    """A shard on its way into the cache. Its room is allocated, and its lock held until `commit` or `abandon`."""
+
+    def __init__(self, directory: Path, name: str, descriptor: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._place, self._descriptor = directory / name, descriptor
+        self._digest = hashlib.sha256()
+        self._done = 0
+
+    def write(self, piece: bytes | memoryview, offset: int) -> None:
+        """Write the next bytes. Raises OSError, and ValueError for others than the next."""
+        if offset != self._done or offset + len(piece) > self.nbytes:
+            raise ValueError(f"bytes {offset}..{offset + len(piece)} after {self._done} of {self.nbytes}")
+        self._digest.update(piece)
+        view = memoryview(piece)
+        while view:
+            written = os.pwrite(self._descriptor, view, self._done)
+            view, self._done = view[written:], self._done + written
+
+    def commit(self, sha256: str) -> bool:
+        """Give the shard its name, and let go of it; return False, and leave no shard, where its bytes differ."""
+        if self._done != self.nbytes or self._digest.hexdigest() != sha256:
+            self.abandon()
+            return False
+        os.fdatasync(self._descriptor)
+        os.rename(_part_of(self._place), self._place)
+        os.close(self._descriptor)
+        self._descriptor = -1
+        return True
+
+    def abandon(self) -> None:
+        """Remove it."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(_part_of(self._place))
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class CacheDirectory:
+    """A cache directory of at most `nbytes`; None: of what it holds and 80 % of the disk that is free. Thread-safe.
+
+    Raises StorageError where the directory cannot be made, belongs to another user, or is on a file system without locks.
+    """
+
+    def __init__(self, path: Path, nbytes: int | None) -> None:
+        self.path = path
+        try:
+            with private_directory(path) as opened:
+                lock = open_private(_LOCK_NAME, opened, where=path)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # another process has it, so there are locks
+            finally:
+                os.close(lock)
+        except OSError as exc:
+            raise StorageError(
+                exc.errno, f"{path}: cannot be a cache of shards ({exc.strerror}); choose a directory of your own on a local disk"
+            ) from exc
+        self.capacity = self.held().nbytes + _free_nbytes(path) * 8 // 10 if nbytes is None else nbytes
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Shards and parts with the bytes that they take, or will."""
+        try:
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode) and entry.name != _LOCK_NAME:
+                            yield entry.name, max(status.st_size, status.st_blocks * 512)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.EACCES):
+                raise
+
+    def held(self) -> Held:
+        """How many shards there are, and how many bytes they and parts take."""
+        files = list(self.sizes())
+        return Held(sum(not name.endswith(PART_SUFFIX) for name, _ in files), sum(nbytes for _, nbytes in files))
+
+    def names(self) -> set[str]:
+        """The shards that are there now."""
+        return {name for name, _ in self.sizes() if not name.endswith(PART_SUFFIX)}
+
+    def open_shard(self, name: str, nbytes: int) -> int | None:
+        """A descriptor of a shard, for the caller, which keeps it from being evicted; None where it is not there."""
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink and status.st_size == nbytes:
+                return descriptor
+        except OSError:  # it is being evicted
+            pass
+        os.close(descriptor)
+        return None
+
+    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> Part | None:
+        """Make room for a shard, and let the caller fetch it.
+
+        None where it is there, another process fetches it, there is no room even without those shards that may go, or
+        another process counts at this moment. `keep`: whether a shard is to stay, whoever reads it. Raises OSError where the
+        disk is full.
+        """
+        with self._alone() as has_lock:
+            if not has_lock or (self.path / name).exists():
+                return None
+            self._remove_dead_parts()
+            if _part_of(self.path / name).exists() or not self._make_room(nbytes, keep):
+                return None
+            return self._allocate(name, nbytes)
+
+    def remove(self, name: str) -> None:
+        """Remove a shard that turned out to be damaged; whoever reads it still has it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path / name)
+
+    def shrink(self) -> None:
+        """Evict what nobody reads until no more is held than may be: an earlier run may have been allowed more."""
+        with self._alone() as has_lock:
+            if has_lock:
+                self._remove_dead_parts()
+                self._make_room(0, lambda name: False)
+
+    def clear(self) -> int:
+        """Remove all that nobody uses; return how many bytes that were."""
+        before = self.held().nbytes
+        with self._alone() as has_lock:
+            if has_lock:
+                self._remove_dead_parts()
+                for name in sorted(self.names()):
+                    self._evict(name)
+        return before - self.held().nbytes
+
+    # -- under the lock ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Hold the cache's lock if it is free; whether it is held."""
+        descriptor = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(descriptor)
+
+    def _remove_dead_parts(self) -> None:
+        for name, _ in list(self.sizes()):
+            if name.endswith(PART_SUFFIX):
+                self._evict(name)
+
+    def _make_room(self, nbytes: int, keep: Callable[[str], bool]) -> bool:
+        """Evict what was read longest ago until there is room; whether there is."""
+        files = dict(self.sizes())
+        used = sum(files.values())
+        candidates = [name for name in files if not name.endswith(PART_SUFFIX) and not keep(name)]
+        if nbytes > self.capacity or used - sum(files[name] for name in candidates) + nbytes > self.capacity:
+            return False
+        for name in self._by_last_use(candidates):
+            if used + nbytes <= self.capacity:
+                break
+            if self._evict(name):
+                used -= files[name]
+        return used + nbytes <= self.capacity
+
+    def _by_last_use(self, names: Iterable[str]) -> list[str]:
+        times = {}
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = os.stat(self.path / name, follow_symlinks=False)
+                times[name] = max(status.st_atime_ns, status.st_mtime_ns)
+        return sorted(times, key=times.__getitem__)
+
+    def _evict(self, name: str) -> bool:
+        """Remove a file whose lock is free; whether that was so."""
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(self.path / name)
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+
+    def _allocate(self, name: str, nbytes: int) -> Part:
+        path = _part_of(self.path / name)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        part = Part(self.path, name, descriptor, nbytes)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if nbytes:
+                os.posix_fallocate(descriptor, 0, nbytes)
+        except BaseException:
+            part.abandon()
+            raise
+        return part
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + PART_SUFFIX)
+
+
+def _free_nbytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize

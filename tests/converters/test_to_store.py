@@ -1,0 +1,203 @@
+"""Conversions into a store: the bytes of a local conversion, resumable, the manifest last, and never two mixed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import convert, copies, make_folder
+from stand_in_stores import BUCKET, moto_store, needs_moto
+
+import datapipe as dp
+from converters import ConvertOptions, Part, to_store
+from converters.to_store import convert_to_store
+from datapipe.cli.main import main
+from datapipe.stores import uploads
+from datapipe.stores.location import Location, parse_location
+from datapipe.stores.objects import list_names, read_object
+from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.user_cache import STAGED, user_cache
+
+pytestmark = needs_moto
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyStore]:
+    with moto_store() as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield server
+    server.weather.faults.clear()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("source") / "folder", size=(40, 48))
+
+
+@pytest.fixture(scope="module")
+def local(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the conversion on a disk."""
+    made = convert(folder, tmp_path_factory.mktemp("local") / "set")
+    return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def options_of(folder: Path, **options: Any) -> ConvertOptions:
+    return ConvertOptions(folder, Path("unused"), **{"shard_nbytes": 12_000, "num_workers": 1, **options})
+
+
+def objects(location: Location) -> dict[str, bytes]:
+    return {name: read_object(location / name) for name in list_names(location)}
+
+
+def test_same_bytes_as_on_a_disk(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
+    place = parse_location(f"s3://{BUCKET}/plain")
+    convert_to_store(options_of(folder), place)
+    assert objects(place) == local
+    written = [line for line in store.log if line.startswith("PUT") and "/plain/" in line]
+    assert written[0].endswith("/.building")
+    assert written[-1].endswith("/dataset.json")
+    assert len(written) == len(local) + 1
+    assert not any(user_cache(STAGED).iterdir()), "nothing is left on the local disk"
+    store.log.clear()
+    assert convert_to_store(options_of(folder), place).compared
+    assert not [line for line in store.log if line.startswith(("PUT", "DELETE"))]
+    with pytest.raises(dp.OptionError, match=f"{place}: holds a finished dataset, made with other options"):
+        convert_to_store(options_of(folder, seed=9), place)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_stopped_around_each_put(
+    store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Every PUT of a conversion is where a run ends, one run after the other; no reader sees a dataset before the last one."""
+    place, put = parse_location(f"s3://{BUCKET}/stopped-{when}"), uploads._put
+    stopped: set[str] = set()
+
+    class StoppedError(BaseException):
+        pass
+
+    def put_or_stop(location: Location, contents: Any, *, overwrite: bool) -> None:
+        is_new = location.name not in stopped
+        stopped.add(location.name)
+        if is_new and when == "before":
+            raise StoppedError
+        put(location, contents, overwrite=overwrite)
+        if is_new:
+            raise StoppedError
+
+    monkeypatch.setattr(uploads, "_put", put_or_stop)
+    monkeypatch.setattr(to_store, "_AT_ONCE", 1)
+    expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=1_000_000).iterdir()}
+    for _ in range(len(expected) + 2):
+        try:
+            convert_to_store(options_of(folder, shard_nbytes=1_000_000), place)
+            break
+        except StoppedError:
+            if "dataset.json" not in stopped:
+                with pytest.raises(dp.MissingDataError):
+                    dp.DataLoader(str(place))
+    assert stopped == {".building", *expected}
+    assert objects(place) == expected
+
+
+def test_a_bad_network(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
+    place = parse_location(f"s3://{BUCKET}/bad-network")
+    store.weather.faults = [
+        Fault("reset", share=0.2, method="PUT", times=5),
+        Fault("status", share=0.2, method="PUT", times=5),
+        Fault("truncate", share=0.3, method="PUT", times=5),  # written, and the answer lost
+    ]
+    convert_to_store(options_of(folder), place)
+    assert objects(place) == local
+
+
+def test_two_conversions_into_one_place(
+    store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wins, whole, and the other says so, having written nothing."""
+    place, each = parse_location(f"s3://{BUCKET}/two"), to_store._each
+    losers: list[str] = []
+
+    def each_while_another_begins(jobs: Any, work: Any) -> None:
+        if not losers:
+            losers.append("began")
+            said = f"{place}: another conversion, of other options or another source, was begun there"
+            with pytest.raises(dp.StorageError, match=said):
+                convert_to_store(options_of(folder, seed=7), place)
+            losers.append("ended")
+        each(jobs, work)
+
+    monkeypatch.setattr(to_store, "_each", each_while_another_begins)
+    convert_to_store(options_of(folder), place)
+    assert losers == ["began", "ended"]
+    assert objects(place) == local
+    with pytest.raises(dp.OptionError, match="made with other options"):
+        convert_to_store(options_of(folder, seed=7), place)
+
+
+def test_other_objects_are_left_alone(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
+    place = parse_location(f"s3://{BUCKET}/strange")
+    (tmp_path / "x").write_bytes(b"not a shard")
+    uploads.upload(tmp_path / "x", place / "shard-000000.tar", overwrite=False)
+    with pytest.raises(dp.StorageError, match=f"{place}/shard-000000.tar: holds something else"):
+        convert_to_store(options_of(folder), place)
+    assert read_object(place / "shard-000000.tar") == b"not a shard"
+
+
+def test_the_manifest_is_written_once(
+    store: FaultyStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process finishes the same conversion just before."""
+    place, write = parse_location(f"s3://{BUCKET}/race"), to_store.upload
+
+    def write_after_another(path: Path, location: Location, *, overwrite: bool) -> bool:
+        if location.name == "dataset.json":
+            assert write(path, location, overwrite=False)
+        return write(path, location, overwrite=overwrite)
+
+    monkeypatch.setattr(to_store, "upload", write_after_another)
+    convert_to_store(options_of(folder), place)
+    assert "another process has finished the same conversion first" in caplog.text
+
+
+def test_overwriting_deletes_the_manifest_first(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
+    place = parse_location(f"s3://{BUCKET}/over")
+    convert_to_store(options_of(folder), place)
+    store.log.clear()
+    convert_to_store(options_of(folder, shard_nbytes=40_000, overwrite=True), place)
+    changes = [line for line in store.log if line.split()[0] in ("PUT", "DELETE", "POST")]
+    assert changes[0] == f"PUT /{BUCKET}/over/.building"
+    assert changes[1].startswith(("DELETE", "POST")), "the manifest goes before anything is replaced"
+    assert set(objects(place)) == {path.name for path in convert(folder, tmp_path / "set", shard_nbytes=40_000).iterdir()}
+
+
+def test_splits_and_the_command(store: FaultyStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"s3://{BUCKET}/split"
+    assert main(["convert", str(folder), url, "--to", "webdataset", "--split", "train=0.8,val=0.2", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"{url}/train: 31 samples" in said
+    assert "staged" not in said
+    assert (
+        main(["convert", str(folder), url, "--to", "webdataset", "--split", "train=0.8,val=0.2", "--workers", "1", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["destination"] == url
+    options: dict[str, Any] = {"batch_size": 5, "seed": 0, "shuffle": True}
+    assert len(copies(dp.DataLoader(f"{url}/val", **options))) == 2
+    assert main(["verify", f"{url}/train"]) == 0
+
+
+def test_places_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(dp.OptionError, match="cannot be written; choose a place in one of s3://, gs://, az://"):
+        convert_to_store(options_of(folder), parse_location("https://host/x"))
+    with pytest.raises(dp.OptionError, match="--part needs"):
+        convert_to_store(dataclasses.replace(options_of(folder), part=Part(1, 2)), parse_location("s3://b/x"))

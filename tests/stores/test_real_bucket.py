@@ -1,0 +1,40 @@
+"""The way of a dataset into a real store and out of it again, where DATAPIPE_TEST_URL names an empty prefix of one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+from fixtures import convert, copies, make_folder, same
+
+import datapipe as dp
+from converters import ConvertOptions
+from converters.to_store import convert_to_store
+from converters.verify_remote import verify_remote
+from datapipe.stores.location import parse_location
+from datapipe.stores.objects import list_names
+from datapipe.stores.uploads import delete
+
+URL = os.environ.get("DATAPIPE_TEST_URL", "")
+
+pytestmark = pytest.mark.skipif(not URL, reason="needs DATAPIPE_TEST_URL, an empty prefix of a bucket that may be written")
+
+
+def test_into_a_real_store_and_out_again(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "folder", size=(40, 48))
+    local = convert(folder, tmp_path / "set")
+    place = parse_location(URL) / secrets.token_hex(8)
+    try:
+        convert_to_store(ConvertOptions(folder, Path("unused"), shard_nbytes=12_000, num_workers=1), place)
+        assert verify_remote(place).problems == ()
+        options = {"batch_size": 8, "shuffle": True, "seed": 0}
+        here, there = dp.DataLoader(str(local), **options), dp.DataLoader(str(place), **options)
+        assert same(copies(here), copies(there))
+        cached = dp.DataLoader(str(place), **options, remote=dp.Remote(cache_dir=tmp_path / "shards"))
+        here.set_epoch(0)
+        assert same(copies(here), copies(cached))
+    finally:
+        for name in list_names(place):
+            delete(place / name)

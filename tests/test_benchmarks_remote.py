@@ -1,0 +1,31 @@
+"""The benchmark of object stores: its figures."""
+
+from __future__ import annotations
+
+from benchmarks import remote
+
+
+def test_variants_are_held_against_the_local_set() -> None:
+    def rounds(rate: float, cpu_us: float) -> list[dict[str, float]]:
+        return [{"images_per_s": rate, "cpu_us_per_image": cpu_us}] * 5
+
+    result = remote.summarise(
+        {
+            "local": rounds(1000, 1000),
+            "local-again": rounds(1000, 1000),
+            "ranges": rounds(800, 1250),
+            "warm cache": rounds(990, 1000),
+        },
+        {"local": [10.0, 12.0, 11.0], "ranges": [50.0, 52.0, 51.0]},
+    )
+    assert result["variants"]["ranges"]["to_local"]["ratio"] == 0.8
+    assert result["variants"]["ranges"]["to_local_by_cpu"]["ratio"] == 0.8
+    assert result["held_us_per_image"] == {"local": 11.0, "ranges": 51.0}
+    result |= {
+        "server": {"cpu_us_per_answer": 180},
+        "first_batch_of_many_shards_s": {"median": 1.5, "highest": 2.0},
+        "settings": {"many_shards": 2500, "latency_ms": 50},
+    }
+    lines = remote.as_lines(result)
+    assert lines[3].split()[:3] == ["ranges", "800", "0.80x"]
+    assert lines[-1] == "first batch from 2,500 shards at 50 ms: 1.50 s (2.00 at most)"
