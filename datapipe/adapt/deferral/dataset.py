@@ -103,6 +103,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         again = self._finish(fetch, blocks)
         for number in again:
             made[number] = _plainly(calls[number])
+            blocks = []  # whose rows are told by ids: those of tensors that are gone come again
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
         tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
