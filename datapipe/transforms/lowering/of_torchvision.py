@@ -63,6 +63,7 @@ def _antialias(kind: Kind, antialias: bool | None) -> Any:
 def random_resized_crop(
     kind: Kind, *, size: Any, scale: Any, ratio: Any, interpolation: Any, antialias: bool | None = True
 ) -> Lowered:
+    """Convert RandomResizedCrop."""
     antialias = _antialias(kind, antialias)
     return Lowered((RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=interpolation, antialias=antialias),))
 
