@@ -2,7 +2,7 @@
 #
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
 #   make test    the test suite
-#   make lint    ruff            make types      mypy --strict
+#   make lint    ruff, format    make types      mypy --strict
 #   make bench   all benchmarks and the README's table (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
 #   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute or two)
@@ -43,6 +43,7 @@ test: $(VENV)/.installed-dev
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

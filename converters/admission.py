@@ -1,4 +1,4 @@
-"""May this conversion write into that destination? Questions asked before anything is written."""
+"""Check that a conversion may write to its destination, before anything is written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from converters.planning import Plan, PlannedShard
 from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
-_SAMPLE_OVERHEAD = 512  # bytes: of the index
-_FIELD_OVERHEAD = 1024  # bytes per sample: header and padding
+_SAMPLE_OVERHEAD = 512  # bytes per sample in the index
+_FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding
 _MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
 
 
 def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
-    """The manifests of a dataset that was made with these options; None if there is something to do.
+    """Return the manifests of a dataset that was made with these options; None if there is something to do.
 
     Raises OptionError for a destination that is in use, naming the options if it was converted with others.
     """
@@ -28,24 +28,24 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
         raise OptionError(f"{destination}: is not a directory; choose another destination")
     outer = next((parent for parent in destination.absolute().parents if (parent / MANIFEST_NAME).is_file()), None)
     if outer is not None:
-        raise OptionError(f"{destination}: lies within the dataset {outer}, whose files are known; choose a place outside it")
+        raise OptionError(f"{destination}: lies within the dataset {outer}; choose a place outside it")
     if options.part is not None and options.overwrite:
         raise OptionError(
-            "--overwrite with --part: no part could tell the old dataset from the new; delete the destination first"
+            "--overwrite with --part: the parts cannot distinguish the old dataset from the new; delete the destination first"
         )
     is_building = (destination / BUILDING_NAME).is_dir()
     was_swept = not is_building and finalise.sweep(destination)
     sets = find_sets(destination) if holds_dataset(destination) else []
     manifests = [(found.name, found.manifest) for found in sets]
     changed = _changed_options(manifests, options)
-    if was_swept and sets and not changed:  # with --overwrite, too: the run that was killed had only to clear up
+    if was_swept and sets and not changed:  # with --overwrite, too: the killed run only had to clean up
         return manifests
     if is_building and (destination / BUILDING_NAME / finalise.FINAL_NAME).exists():
         return None
     if sets and not options.overwrite:
         if is_building:
             raise OptionError(
-                f"{destination}: a conversion with --overwrite was interrupted there; pass --overwrite again to go on"
+                f"{destination}: a conversion with --overwrite was interrupted there; pass --overwrite again to resume"
             )
         if changed:
             raise OptionError(
@@ -61,7 +61,7 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
 
 
 def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOptions) -> list[str]:
-    """How `options` differ from those that the datasets were made with."""
+    """Return how `options` differ from those of the existing datasets."""
     if not manifests:
         return []
     asked, had = options.as_typed(), manifests[0][1].options
@@ -73,9 +73,9 @@ def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOpti
 
 
 def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Path) -> str:
-    """What of a finished dataset and its source was found to be as it was.
+    """Return which properties of a finished dataset and its source were found unchanged.
 
-    Raises IntegrityError if a shard is missing or cut, or if the source changed.
+    Raises IntegrityError if a shard is missing or truncated, or if the source changed.
     """
     for name, manifest in manifests:
         for shard in manifest.shards:
@@ -83,21 +83,21 @@ def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSumm
             found = path.stat().st_size if path.exists() else None
             if found != shard.nbytes:
                 state = "is missing" if found is None else f"has {found} bytes, {shard.nbytes} were written"
-                raise IntegrityError(f"{path}: {state}; `datapipe verify` tells more; pass --overwrite to convert it anew")
+                raise IntegrityError(f"{path}: {state}; `datapipe verify` shows details; pass --overwrite to convert again")
     known = {manifest.source_digest for _, manifest in manifests}
     if known == {""}:
-        return "with the same options; the source was not compared, as the dataset does not tell what it was made of"
+        return "with the same options; the source was not compared, since the dataset does not record it"
     if known != {listing.digest}:
         num = sum(manifest.num_slots for _, manifest in manifests)
         raise IntegrityError(
             f"{destination}: holds a finished dataset, made of {num} samples; {source} now has {listing.num_samples}, or other"
-            " names, sizes or labels; pass --overwrite to convert it anew, or choose another place"
+            " names, sizes or labels; pass --overwrite to convert again, or choose another place"
         )
     return "with the same options, and from files of the same names, sizes and labels"
 
 
 def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:
-    """Under "fail", raise StorageError for places that could not be listed, DecodeError for samples known to be bad."""
+    """Raise StorageError, under "fail", for places that could not be listed, and DecodeError for samples known to be bad."""
     if options.on_error is not OnError.FAIL:
         return
     if plan.problems:
@@ -117,7 +117,7 @@ def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:
 
 
 def refuse_changed_options(plan: Plan, options: ConvertOptions, destination: Path) -> None:
-    """Raise OptionError, naming them, for options other than the unfinished conversion's."""
+    """Raise OptionError, naming them, for options that differ from those of the unfinished conversion."""
     asked = options.as_typed()
     changed = [
         f"{name} was {plan.options.get(name)!r}, now {asked[name]!r}"
@@ -127,12 +127,12 @@ def refuse_changed_options(plan: Plan, options: ConvertOptions, destination: Pat
     if changed:
         raise OptionError(
             f"{destination}: a conversion with other options is unfinished there: {'; '.join(changed)};"
-            f" pass the same options to resume, or delete {destination / BUILDING_NAME} to begin anew"
+            f" pass the same options to resume, or delete {destination / BUILDING_NAME} to start over"
         )
 
 
 def refuse_changed_meaning(plan: Plan, fresh: Plan, destination: Path) -> None:
-    """Raise OptionError if the same samples would now have other fields or classes: a map or a header changed."""
+    """Raise OptionError if the same samples would now have other fields or classes, since a map or a header changed."""
     changed = []
     if plan.classes != fresh.classes:
         changed.append(f"classes were {len(plan.classes or ())}, now {len(fresh.classes or ())}, or other names")
@@ -141,19 +141,19 @@ def refuse_changed_meaning(plan: Plan, fresh: Plan, destination: Path) -> None:
         changed.append(f"fields were {was}, now {now}")
     if changed:
         raise OptionError(
-            f"{destination}: an unfinished conversion there saw another source: {'; '.join(changed)};"
-            f" restore it, or delete {destination / BUILDING_NAME} to begin anew"
+            f"{destination}: an unfinished conversion there had another source: {'; '.join(changed)};"
+            f" restore it, or delete {destination / BUILDING_NAME} to start over"
         )
 
 
 def needed_nbytes(shards: Iterable[PlannedShard], *, num_fields: int) -> int:
-    """Bytes on disk for `shards`, of samples of so many fields, if the images keep their bytes."""
+    """Return the bytes on disk for `shards`, whose samples have `num_fields` fields, if the images keep their bytes."""
     overhead = _SAMPLE_OVERHEAD + num_fields * _FIELD_OVERHEAD
     return sum(shard.nbytes + shard.num_slots * overhead for shard in shards)
 
 
 def free_nbytes(directory: Path) -> int:
-    """Free for this user where `directory` is or will be."""
+    """Return the bytes free for this user where `directory` is or will be."""
     directory = directory.absolute()
     while not directory.exists():
         directory = directory.parent

@@ -1,10 +1,9 @@
-"""Boxes on disk: how fields of the kind `boxes` are stored, in every format.
+"""The format of boxes on disk: how fields of the kind `boxes` are stored, in every container.
 
-A `.npy` file (version 1.0, little-endian, C order) of float32 (n, 5): x1, y1, x2, y2, label. Coordinates are pixels
-of the stored image, counted from the upper left corner of its upper left pixel, x to the right and y down; a box covers
-x1 <= x < x2 and y1 <= y < y2, so its width is x2 - x1, and pixel (row, column) covers (column, row, column + 1,
-row + 1). Labels are whole numbers: places in the dataset's classes. Float32 is exact for those below 2^24.
-An image without boxes has (0, 5).
+A `.npy` file (version 1.0, little-endian, C order) of float32 (n, 5): x1, y1, x2, y2, label. Coordinates are pixels of the
+stored image, from the upper left corner of its upper left pixel, x to the right and y down. A box covers x1 <= x < x2 and
+y1 <= y < y2, so its width is x2 - x1, and pixel (row, column) covers (column, row, column + 1, row + 1). Labels are whole
+numbers: positions in the dataset's classes. Float32 is exact for those below 2^24. An image without boxes has (0, 5).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SHAPE = "expected rows of [x1, y1, x2, y2, label]"
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a JSON value is a number, and one that a float can hold."""
+    """Return True if a JSON value is a number that a float can hold."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -33,27 +32,27 @@ def is_finite(value: Any) -> bool:
 
 
 def parse_boxes(text: str) -> bytes:
-    """JSON rows as they are stored. Raises DecodeError for what are no boxes."""
+    """Return JSON rows in stored form. Raises DecodeError for anything that is not boxes."""
     try:
         rows: Any = json.loads(text)
         table = np.array(rows, np.float64).reshape(len(rows), -1) if rows else np.empty((0, 5), np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-        raise DecodeError(f"{text[:40]!r} are no boxes, {_SHAPE}") from exc
+        raise DecodeError(f"{text[:40]!r} is not a list of boxes, {_SHAPE}") from exc
     return store_boxes(checked_boxes(table))
 
 
 def load_boxes(data: bytes) -> NDArray[np.float64]:
-    """(n, 5) of a stored field. Raises DecodeError for what is none."""
+    """Return (n, 5) boxes of a stored field. Raises DecodeError for anything that is not boxes."""
     return checked_boxes(read_npy_array(data))
 
 
 def checked_boxes(table: NDArray[Any]) -> NDArray[np.float64]:
-    """The same, if they are boxes; raises DecodeError otherwise."""
+    """Return the table as boxes; raises DecodeError if it is not boxes."""
     if table.dtype.kind not in "iuf" or table.ndim != 2 or table.shape[1] != 5:
-        raise DecodeError(f"an array of {table.dtype} {table.shape} are no boxes, {_SHAPE}")
+        raise DecodeError(f"an array of {table.dtype} {table.shape} is not a list of boxes, {_SHAPE}")
     boxes = table.astype(np.float64)
     if not np.isfinite(boxes).all():
-        raise DecodeError("boxes with coordinates that are no numbers")
+        raise DecodeError("boxes have coordinates that are not finite numbers")
     if (boxes[:, 2:4] < boxes[:, :2]).any():
         first = boxes[(boxes[:, 2:4] < boxes[:, :2]).any(axis=1)][0, :4].tolist()
         raise DecodeError(f"the box {first} ends before it begins, {_SHAPE}")
@@ -64,13 +63,13 @@ def checked_boxes(table: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def scale_boxes(boxes: NDArray[np.float64], *, height: float, width: float) -> NDArray[np.float64]:
-    """`boxes` on an image of so many times the height and the width."""
+    """Return the boxes after the image's height and width are multiplied by these factors."""
     scaled: NDArray[np.float64] = boxes * np.array([width, height, width, height, 1.0])
     return scaled
 
 
 def store_boxes(boxes: NDArray[np.float64]) -> bytes:
-    """(n, 5) as a `.npy` file of float32."""
+    """Return (n, 5) boxes as a `.npy` file of float32."""
     sink = io.BytesIO()
     np.lib.format.write_array(sink, np.ascontiguousarray(boxes, "<f4"), version=(1, 0), allow_pickle=False)
     return sink.getvalue()

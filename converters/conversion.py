@@ -1,7 +1,7 @@
-"""A whole conversion: plan or take up the plan, write what is missing, finish.
+"""Run a whole conversion: make or resume the plan, write the missing shards, finish.
 
-Nothing is kept in memory that another run would need: the plan, the notes of finished shards and the
-list of last steps are on disk, and each is there whole or not at all.
+No state that another run would need is kept only in memory: the plan, the notes of finished shards and the list of last steps
+are on disk, and each is there completely or not at all.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _PLAN_LOCK = "plan.lock"
 
 
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
-    """Convert a source, or go on with a conversion that was interrupted.
+    """Convert a source, or resume an interrupted conversion.
 
-    The result depends on the source and the options only, not on workers, parts or interruptions. A finished
-    dataset of the same options is left as it is, if its source still looks as it did.
-    Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too
-    many), IntegrityError (the source changed); whatever it raises, the same call resumes.
-    `on_progress` is called in the caller's thread.
+    The result depends only on the source and the options, not on workers, parts or interruptions. A finished dataset with
+    the same options is left unchanged if its source still looks the same.
+
+    Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too many), IntegrityError
+    (the source changed); whatever it raises, the same call resumes. `on_progress` is called in the caller's thread.
     """
     started = time.monotonic()
     destination = options.destination.absolute()
@@ -70,7 +70,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
             (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
             return _Conversion(options, destination, source, on_progress, started).run()
         except (LockGoneError, DatapipeError, OSError) as exc:
-            is_finished = not building.is_dir() and holds_dataset(destination)  # by another part, meanwhile
+            is_finished = not building.is_dir() and holds_dataset(destination)  # by another part in the meantime
             if not is_finished:
                 _raise_translated(destination, exc)
         manifests = [(found.name, found.manifest) for found in find_sets(destination)]
@@ -79,14 +79,14 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
 
 def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
     if isinstance(exc, LockGoneError):
-        raise StorageError(f"{destination}: another process gave up converting into it; run the same command again") from exc
+        raise StorageError(f"{destination}: another process stopped converting into it; run the same command again") from exc
     if isinstance(exc, OSError) and not isinstance(exc, DatapipeError):
         raise storage_error(destination, exc) from exc
     raise exc
 
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
-    """What `convert` would do; writes nothing into the destination."""
+    """Return what `convert` would do; writes nothing to the destination."""
     options, _ = resolved(options)
     source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
@@ -145,7 +145,7 @@ class _Conversion:
         return self.building / f"part-{part.index}-of-{part.count}.lock"
 
     def _take_up_plan(self) -> Plan:
-        """The plan of this destination: made now, or found and checked."""
+        """Return the plan of this destination: made now, or found and checked."""
         path = self.building / PLAN_NAME
         with hold(self.building / _PLAN_LOCK, wait=True):
             self._refuse_other_division()
@@ -161,7 +161,7 @@ class _Conversion:
         return plan
 
     def _make_plan(self, path: Path) -> Plan:
-        """A new plan; if none can be made, the destination is left as it was found."""
+        """Make a new plan; if that fails, leave the destination as it was found."""
         try:
             plan = _plan(path, self.options, self.source, self.on_progress)
             refuse_unreadable(plan, self.options)
@@ -173,11 +173,11 @@ class _Conversion:
         return plan
 
     def _refuse_other_division(self) -> None:
-        """Raise StorageError while runs that divide the shards otherwise are under way."""
+        """Raise StorageError while runs that divide the shards differently are in progress."""
         for path in sorted(self.building.glob("part-*.lock")):
             if not path.name.endswith(f"-of-{self.part.count}.lock") and is_held(path):
                 raise StorageError(
-                    f"{self.destination}: a run that divides the work otherwise is under way ({path.stem});"
+                    f"{self.destination}: a run that divides the work differently is in progress ({path.stem});"
                     " wait for it, or give every run the same N in --part I/N"
                 )
 
@@ -186,17 +186,17 @@ class _Conversion:
             fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.source, self.on_progress)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
-                difference = "other parts of it than before cannot be read"
+                difference = "the parts of it that cannot be read are not the same as before"
             if difference is None:
                 refuse_changed_meaning(plan, fresh, self.destination)
         if difference is not None:
             raise IntegrityError(
                 f"{self.options.source}: changed since the conversion began: {difference};"
-                f" restore it, or delete {self.building} to begin anew"
+                f" restore it, or delete {self.building} to start over"
             )
 
     def _write_shards(self, plan: Plan) -> tuple[int, int]:
-        """Write this part's missing shards; how many were written, and how many were there."""
+        """Write this part's missing shards; return the numbers of written and of existing ones."""
         refuse_unreadable(plan, self.options)
         missing: list[PlannedShard] = []
         num_errors = len(plan.problems)
@@ -226,7 +226,7 @@ class _Conversion:
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
 
     def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
-        """Not if bad samples were dealt with by another policy, or if somebody deleted the shard's files."""
+        """Return False if bad samples were treated by another policy, or if the shard's files were deleted."""
         is_same_policy = not done.errors or done.on_error is self.options.on_error
         return is_same_policy and all((self.building / name).exists() for name in shard_files(shard.stem, self.target))
 
@@ -252,11 +252,11 @@ class _Conversion:
         if limit is not None and num_errors > limit.of(plan.num_samples):
             raise DecodeError(
                 f"{self.options.source}: {num_errors} bad samples exceed --max-errors {limit} of {plan.num_samples};"
-                " look at the source, or run again with a higher limit"
+                " check the source, or run again with a higher limit"
             )
 
     def _finish_if_complete(self, plan: Plan, num_written: int, num_resumed: int) -> Report:
-        """Whoever finds every shard done finishes the dataset; the lock lets one do so."""
+        """Finish the dataset if every shard is done; the lock lets only one run do so."""
         with hold(self.building / _PLAN_LOCK, wait=True):
             done: dict[int, DoneShard] = {}
             for shard in plan.shards:
@@ -282,7 +282,7 @@ def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnPr
 
 
 def _telling(on_progress: OnProgress) -> Callable[[int], None]:
-    """Hears how many samples were listed so far, and tells how many came."""
+    """Return a function that takes the number of samples listed so far and reports the increase."""
     num_told = 0
 
     def on_samples(num_samples: int) -> None:

@@ -1,4 +1,4 @@
-"""SQLite files that conversions keep: built once, then read; large ones sort on disk, so memory stays flat."""
+"""SQLite files of a conversion: built once, then read. Large ones sort on disk, so memory stays constant."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 from datapipe import regular_files
 from datapipe.errors import IntegrityError, StorageError
 
-_CACHE_KIB = 8192  # per database; also the size of a sorted run
+_CACHE_KIB = 8192  # cache per database; also the size of a sorted run
 
 
 @contextlib.contextmanager
 def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqlite3.Connection]:
-    """Open a database for building: no journal, since an unfinished one is thrown away.
+    """Open a database for building: no journal, since an unfinished one is discarded.
 
-    `temporary`: where sorting spills to. Translates sqlite's errors into StorageError.
+    `temporary`: directory that sorting spills to. Translates sqlite's errors into StorageError.
     """
     connection = sqlite3.connect(path, isolation_level=None)
     directory = None if temporary is None else os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", f"cache_size=-{_CACHE_KIB}"):
             connection.execute(f"PRAGMA {pragma}")
-        if directory is not None:  # deprecated by sqlite, yet the only way that works after its initialisation
-            connection.execute(f"PRAGMA temp_store_directory = '/proc/self/fd/{directory}'")  # its name may be no UTF-8
+        if directory is not None:  # deprecated by sqlite, but the only way that works after its initialisation
+            connection.execute(f"PRAGMA temp_store_directory = '/proc/self/fd/{directory}'")  # its name may not be UTF-8
         yield connection
     except sqlite3.OperationalError as exc:
         raise StorageError(f"{path.parent}: the plan cannot be written ({exc}); free space or check permissions") from exc
@@ -41,7 +41,7 @@ def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqli
 
 @contextlib.contextmanager
 def open_scratch(scratch: Path, name: str) -> Iterator[sqlite3.Connection]:
-    """A database in the directory `scratch` that is deleted in the end, within one transaction."""
+    """Open a database in the directory `scratch`, within one transaction, and delete it at the end."""
     path = scratch / f"{name}.{os.getpid()}.db"
     path.unlink(missing_ok=True)
     try:
@@ -54,7 +54,7 @@ def open_scratch(scratch: Path, name: str) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def attached(connection: sqlite3.Connection, scratch: Path, name: str) -> Iterator[None]:
-    """A second database, known as `name` within `connection`, that is deleted in the end; one transaction over both."""
+    """Attach a second database as `name` to `connection`, with one transaction over both, and delete it at the end."""
     path = scratch / f"{name}.{os.getpid()}.db"
     path.unlink(missing_ok=True)
     connection.execute(f"ATTACH ? AS {name}", (os.fsencode(path),))

@@ -1,8 +1,8 @@
-"""Runs shard jobs on this machine: in this process, or in workers of its own.
+"""Run shard jobs on this machine: in this process, or in its own workers.
 
-A worker is a fresh interpreter (`converters.worker`) that reads jobs as JSON lines and answers in
-JSON lines. It imports neither the caller's main module nor torch, starts in about 0.2 s, works when
-the caller is a notebook or a script without a main guard, and dies with its parent.
+A worker is a fresh interpreter (`converters.worker`) that reads jobs as JSON lines and answers in JSON lines. It imports
+neither the caller's main module nor torch, starts in about 0.2 s, works when the caller is a notebook or a script without a
+main guard, and dies with its parent.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker process and what it has said so far."""
+    """A worker process and its output so far."""
 
     process: subprocess.Popen[bytes]
     building: Path
@@ -99,12 +99,12 @@ class _Worker:
 
     def _say(self, line: str) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: reading its answers says so
+        with contextlib.suppress(BrokenPipeError):  # it died, and reading its answers reports that
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The answers that have arrived. Raises StorageError if the process is dead."""
+        """Return the answers that have arrived. Raises StorageError if the process is dead."""
         data = os.read(self.answers, 1 << 16)
         if not data:
             raise StorageError(
@@ -115,7 +115,7 @@ class _Worker:
         return map(json.loads, lines)
 
     def stop(self) -> None:
-        """End the process, whatever it is doing: what it was writing is not marked as done."""
+        """End the process at once: what it was writing is not marked as done."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -136,7 +136,7 @@ def _start(job: ShardJob) -> _Worker:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
-        cwd="/",  # the working directory comes first on a worker's path, and may hold anything
+        cwd="/",  # the working directory comes first on a worker's path and may contain anything
         start_new_session=True,  # Ctrl-C reaches this process only, which then stops its workers
     )
     assert process.stdout is not None
@@ -146,6 +146,7 @@ def _start(job: ShardJob) -> _Worker:
 
 
 def job_to_json(job: ShardJob) -> dict[str, Any]:
+    """Return a job as JSON for a worker."""
     treatment = job.treatment
     return {
         "building": os.fspath(job.building),
@@ -161,6 +162,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
 
 
 def job_from_json(value: dict[str, Any]) -> ShardJob:
+    """Return the job that `job_to_json` was given."""
     resize = None if value["resize"] is None else Resize.parse(value["resize"])
     treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]))
     return ShardJob(
@@ -175,14 +177,14 @@ def job_from_json(value: dict[str, Any]) -> ShardJob:
 
 
 def error_to_json(exc: BaseException) -> dict[str, Any]:
-    """An exception as a worker reports it."""
+    """Return an exception in the form that a worker reports."""
     if isinstance(exc, DatapipeError):
         return {"error": type(exc).__name__, "message": str(exc)}
     return {"error": "", "message": "".join(traceback.format_exception(exc))}
 
 
 def _rebuilt(answer: dict[str, Any]) -> Exception:
-    """The exception that a worker reported; one that is not ours is a bug and keeps its traceback as text."""
+    """Return the exception that a worker reported; one that is not ours is a bug and keeps its traceback as text."""
     if answer["error"]:
         kind: type[Exception] = getattr(errors, answer["error"])
         return kind(answer["message"])
@@ -190,7 +192,7 @@ def _rebuilt(answer: dict[str, Any]) -> Exception:
 
 
 def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
-    """The life of a worker: the first line is the job, every further one the number of a shard."""
+    """Run a worker: the first line is the job, each further one the number of a shard."""
     job = job_from_json(json.loads(next(jobs)))
     shards = read_plan(job.building / PLAN_NAME).shards
     target = TARGETS[job.target]

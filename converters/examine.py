@@ -1,6 +1,6 @@
-"""The fields of one sample, from the bytes that were read to those that are stored: looked at, resized, encoded.
+"""Turn the bytes read for a sample into its stored fields: check, resize, encode.
 
-What a field's bytes are is decided by its kind and its contents, never by a file's name.
+A field's bytes are interpreted by its kind and their contents, never by a file's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENCODINGS = {Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTE
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """How every sample of a conversion is looked at and stored."""
+    """The checks and the storage format of a conversion's samples."""
 
     check: Check
     resize: Resize | None
@@ -34,14 +34,14 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What is stored of a sample."""
+    """The stored form of a sample."""
 
     fields: dict[str, StoredField]
-    size: tuple[int, int]  # (height, width) of the image as stored; (0, 0) where there is none
+    size: tuple[int, int]  # (height, width) of the image as stored; (0, 0) without an image
 
 
 def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
-    """Raise OptionError for resizing or encoding that fields of these kinds do not allow."""
+    """Raise OptionError for resizing or encoding that these kinds of fields do not allow."""
     if not options.transcodes or any(field.kind is Kind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
@@ -51,10 +51,10 @@ def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> 
 def examine(
     contents: Mapping[str, bytes], fields: tuple[FieldSpec, ...], treatment: Treatment, *, size: tuple[int, int] | None = None
 ) -> Examined:
-    """The stored fields of a sample. `contents`: bytes by field; `size`: what its image must have, if that is known.
+    """Return the stored fields of a sample. `contents`: bytes by field; `size`: required size of its image, if known.
 
-    Masks must have the size of the image. With `treatment.resize` masks and boxes follow the image; texts, arrays and
-    other fields stay as they are. Raises DecodeError for a bad sample, naming the field unless it is the image.
+    Masks must have the size of the image. With `treatment.resize`, masks and boxes follow the image; texts, arrays and other
+    fields do not change. Raises DecodeError for a bad sample, naming the field unless it is the image.
     """
     image = main_image(fields)
     stored: dict[str, StoredField] = {}
@@ -78,23 +78,23 @@ def examine(
 
 
 def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
-    """The field whose size is the sample's: `image`, or the first that is an image."""
+    """Return the field whose size is the sample's: `image`, or the first that is an image."""
     images = [field.name for field in fields if field.kind is Kind.IMAGE]
     return IMAGE_FIELD.name if IMAGE_FIELD.name in images else next(iter(images), None)
 
 
 def encode_value(kind: Kind, text: str) -> bytes:
-    """A value that the source told as text, as the contents of a field. Raises DecodeError."""
+    """Return a text value of the source as the contents of a field. Raises DecodeError."""
     if kind is Kind.BOXES:
         return parse_boxes(text)
     try:
         return text.encode()
     except UnicodeEncodeError as exc:
-        raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half a character, which UTF-8 cannot hold") from exc
+        raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half of a surrogate pair, which UTF-8 cannot encode") from exc
 
 
 def _examined(kind: Kind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
-    """A field that is not the sample's image, which was `before` and is `after` pixels high and wide."""
+    """Return the stored form of a field other than the main image, whose size was `before` and is `after`."""
     if kind is Kind.IMAGE:
         data, header = _treated(data, _header(data), treatment)
         return StoredField(header.encoding, data)
@@ -117,14 +117,14 @@ def _examined(kind: Kind, data: bytes, treatment: Treatment, before: tuple[int, 
 def _header(data: bytes) -> ImageHeader:
     header = probe(data)
     if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut off: its end marker is missing")
+        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
     return header
 
 
 def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
     stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
     if treatment.check is Check.DECODE and stored is data:
-        decoder("pillow")(data, header)  # the strictest: what passes here passes wherever it is loaded
+        decoder("pillow")(data, header)  # the strictest decoder: what passes here loads everywhere
     return stored, stored_header
 
 
@@ -148,7 +148,7 @@ def _check_text(data: bytes) -> str:
 
 
 def _check_json(data: bytes) -> None:
-    """UTF-8 is asked for, as json.loads would take UTF-16 and half characters as well, and other readers do not."""
+    """Check JSON. UTF-8 is required: json.loads would accept UTF-16 and lone surrogates as well, which other readers do not."""
     text = _check_text(data).removeprefix("\ufeff")
     try:
         json.loads(text)
@@ -161,7 +161,7 @@ def _by(size: tuple[int, int]) -> str:
 
 
 class _naming:  # noqa: N801  # used as a function
-    """Says which field a DecodeError is about, unless it is the image."""
+    """Adds the field's name to a DecodeError, unless it is the image."""
 
     def __init__(self, field: str) -> None:
         self._field = field

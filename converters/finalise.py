@@ -1,7 +1,7 @@
-"""The last act: shards move from the building directory into place, the manifest follows, the marker goes.
+"""Finish a conversion: move shards from the building directory into place, write the manifest, remove the marker.
 
-Every step can be repeated, and the first one writes down what the others do, so a run that finds
-`final.json` continues wherever another one was killed. Readers refuse the directory until the end.
+Every step can be repeated, and the first one records what the others do, so a run that finds `final.json` continues where
+another one was killed. Readers refuse the directory until the end.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _REMOVED_NAME = "old-removed"
 
 
 def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target, options: dict[str, Any]) -> None:
-    """Decide what the finished destination will be, and write it down.
+    """Decide the final contents of the destination, and record them.
 
-    `done`: by shard number, all of them. `options`: as the manifests shall tell.
+    `done`: by shard number, all of them. `options`: as recorded in the manifests.
     """
     sets = []
     for planned in plan.sets:
@@ -42,7 +42,7 @@ def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target
 
 
 def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target) -> list[tuple[str, Manifest]]:
-    """Carry out what `prepare` wrote down; the manifests by set."""
+    """Execute what `prepare` recorded; return the manifests by set."""
     building = destination / BUILDING_NAME
     final = _read_final(destination, building / FINAL_NAME)
     _remove_old(destination, building, final.remove)
@@ -64,7 +64,7 @@ def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target:
             _write_errors(building / ERRORS_NAME, errors)
             os.replace(building / ERRORS_NAME, directory / ERRORS_NAME)
         atomic.sync_directory(directory)
-        write_manifest(building, manifest)  # not in place: a temporary file would be left there by a kill
+        write_manifest(building, manifest)  # not in place, since a kill would leave a temporary file there
         atomic.move(building / MANIFEST_NAME, directory / MANIFEST_NAME)
         manifests.append((name, manifest))
     for name, _ in manifests:
@@ -82,14 +82,14 @@ class _FinalSet(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Final(msgspec.Struct, forbid_unknown_fields=True):
-    """What `prepare` wrote down."""
+    """The record that `prepare` wrote."""
 
     sets: list[_FinalSet]
     remove: list[str]
 
 
 def _read_final(destination: Path, path: Path) -> _Final:
-    """Raises FormatError for what `prepare` did not write, and for a name that leads out of the destination."""
+    """Read the record. Raises FormatError for a file that `prepare` did not write, and for a name outside the destination."""
     try:
         final = msgspec.convert(json.loads(regular_files.read_bytes(path)), _Final)
     except FormatError:
@@ -104,7 +104,7 @@ def _read_final(destination: Path, path: Path) -> _Final:
 
 
 def sweep(destination: Path) -> bool:
-    """Delete what a finished conversion leaves behind; whether there was anything."""
+    """Delete what a finished conversion leaves behind; return True if there was anything."""
     leftover = destination / FINISHED_NAME
     if not leftover.is_dir():
         return False
@@ -128,7 +128,7 @@ def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Ta
 
 
 def _remove_old(destination: Path, building: Path, names: list[str]) -> None:
-    """Delete the dataset that is being replaced, its manifest first; once only, as new files take its names."""
+    """Delete the replaced dataset, its manifest first; only once, since new files take its names."""
     if not names or (building / _REMOVED_NAME).exists():
         return
     for name in sorted(names, key=lambda name: os.path.basename(name) != MANIFEST_NAME):
@@ -138,13 +138,13 @@ def _remove_old(destination: Path, building: Path, names: list[str]) -> None:
         else:
             path.unlink(missing_ok=True)
     for folder in {os.path.dirname(name) for name in names} - {""}:
-        with contextlib.suppress(OSError):  # of a split: goes if it is empty
+        with contextlib.suppress(OSError):  # the folder of a split, removed if it is empty
             (destination / folder).rmdir()
     atomic.write_json(building / _REMOVED_NAME, True)
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename unless an earlier run did it. Raises FileNotFoundError if the file is in neither place."""
+    """Rename unless an earlier run did. Raises FileNotFoundError if the file is in neither place."""
     try:
         os.replace(source, target)
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _move_quarantine(source: Path, target: Path) -> None:
 
 
 def _errors_of(plan: Plan, set_name: str, done: list[DoneShard]) -> list[SampleError]:
-    """Directories that could not be listed first, then bad samples by id."""
+    """Return directories that could not be listed first, then bad samples by id."""
     planned = next(planned for planned in plan.sets if planned.name == set_name)
     unlisted = [SampleError(source, None, reason) for source, reason in planned.problems]
     return unlisted + sorted((error for shard in done for error in shard.errors), key=lambda error: error.id or 0)

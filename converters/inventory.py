@@ -1,4 +1,4 @@
-"""What lies in a destination: datasets, their files, and files that belong to none."""
+"""The contents of a destination: datasets, their files, and files that belong to none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_docum
 from datapipe.regular_files import path_inside
 
 ERRORS_NAME = "errors.jsonl"
-FINISHED_NAME = ".finished"  # what the building directory is renamed to once the dataset is complete
+FINISHED_NAME = ".finished"  # new name of the building directory when the dataset is complete
 _IGNORED = frozenset((BUILDING_NAME, FINISHED_NAME))
 
 
@@ -26,14 +26,14 @@ class FoundSet:
     manifest: Manifest
 
     def files(self) -> list[str]:
-        """The names that may lie in its directory; whether they do is for `verify`."""
+        """Return the names that its directory may contain; `verify` checks which exist."""
         target = target_of(self.manifest)
         names = [name for shard in self.manifest.shards for name in shard_files(stem_of(shard.name, target), target)]
         return [*names, ERRORS_NAME, MANIFEST_NAME]
 
 
 def target_of(manifest: Manifest) -> Target:
-    """The format of a converted dataset. Raises FormatError for one that this program does not write."""
+    """Return the format of a converted dataset. Raises FormatError for one that this program does not write."""
     for target in TARGETS.values():
         if target.container == manifest.container:
             return target
@@ -42,18 +42,19 @@ def target_of(manifest: Manifest) -> Target:
 
 
 def stem_of(shard_name: str, target: Target) -> str:
+    """Return a shard's file name without its suffix."""
     return shard_name.removesuffix(target.suffix)
 
 
 def holds_dataset(directory: Path) -> bool:
-    """Whether `directory` is or contains a finished dataset; reads no manifest."""
+    """Return True if `directory` is or contains a finished dataset; reads no manifest."""
     return any((place / MANIFEST_NAME).exists() for place in (directory, *_folders(directory)))
 
 
 def find_sets(directory: Path) -> list[FoundSet]:
-    """The datasets in `directory`: itself, or its splits; also beside the marker of a conversion under way.
+    """Return the datasets in `directory`: itself, or its splits; also next to the marker of a running conversion.
 
-    Raises FormatError for a manifest that does not parse, and for a split that is a link to some other place.
+    Raises FormatError for a manifest that does not parse, and for a split that is a link to another place.
     """
     if (directory / MANIFEST_NAME).exists():
         return [FoundSet("", directory, read_document(directory))]
@@ -64,7 +65,7 @@ def find_sets(directory: Path) -> list[FoundSet]:
 
 
 def strange_files(directory: Path, sets: list[FoundSet]) -> list[str]:
-    """Paths relative to `directory` of what belongs to none of `sets`."""
+    """Return the paths, relative to `directory`, of files that belong to none of `sets`."""
     strange: list[str] = []
     known_here: set[str] = set()
     for found in sets:

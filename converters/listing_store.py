@@ -1,10 +1,9 @@
-"""The source's listing in a database: sorted on disk, so memory does not grow with the number of samples.
+"""The source's listing in a database, sorted on disk, so memory does not grow with the number of samples.
 
-SQLite (standard library) sorts in runs that spill into temporary files. Tables: `directories(directory, path)`,
-numbered in the order of their paths, and `listing`, a row per sample, numbered in listing order from 0. A row tells
-whose fields the sample has as bits of `fields` (bit k is field k of the table `fields`), and where their bytes lie: a sample
-that is one whole file, called as the sample is, needs nothing but that file's size and `mtime_ns`; of any other, `details`
-are JSON.
+SQLite (standard library) sorts in runs that spill to temporary files. Tables: `directories(directory, path)`, numbered in
+the order of their paths, and `listing`, one row per sample, numbered in listing order from 0. The bits of `fields` say which
+fields the sample has (bit k is field k of the table `fields`). A sample that is one whole file of the same name needs only
+that file's size and `mtime_ns`; for any other, `details` holds the location of its bytes as JSON.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from datapipe.errors import OptionError
 from datapipe.manifest import Kind
 
 _ROWS_AT_ONCE = 4096
-_MAX_REMEMBERED = 4096  # directories; a source that comes back to older ones lists them again
+_MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
 _COLUMNS = "name BLOB, label INTEGER, nbytes INTEGER, mtime_ns INTEGER, problem TEXT, fields INTEGER, details TEXT"
 _MAX_FIELDS = 62  # bits of an integer in SQLite
-_NUM_NAMED = 3  # unreadable samples
+_NUM_NAMED = 3  # unreadable samples to name
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Samples that are known to be bad from the listing alone."""
+    """Samples known to be bad from the listing alone."""
 
     num: int
     first: tuple[tuple[str, str], ...]  # (source, reason)
@@ -42,7 +41,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class ListingSummary:
-    """What a scan found."""
+    """The result of a scan."""
 
     num_samples: int
     nbytes: int
@@ -50,7 +49,7 @@ class ListingSummary:
     facts: SourceFacts
     field_order: tuple[str, ...]  # by bit of `fields`
     unreadable: Unreadable
-    digest: str  # of every sample's name, size, label and fields, in listing order; not of times and places
+    digest: str  # over every sample's name, size, label and fields, in listing order; without times and places
 
 
 def write_listing(
@@ -58,7 +57,7 @@ def write_listing(
 ) -> ListingSummary:
     """Scan `source` into the tables `directories` and `listing` of `connection`.
 
-    `scratch`: a directory for files that are gone when this returns. `on_samples` hears how many samples were listed so
+    `scratch`: a directory for files that are deleted before this returns. `on_samples` gets the number of samples listed so
     far.
     """
     notes = ScanNotes()
@@ -80,7 +79,7 @@ def write_listing(
 
 
 class _Inserting:
-    """Writes samples as they come."""
+    """Writes samples as they arrive."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.bits: dict[str, int] = {}  # by field
@@ -106,7 +105,7 @@ class _Inserting:
             self._flush()
 
     def finish(self) -> int:
-        """The number of samples."""
+        """Write the rest and return the number of samples."""
         self._flush()
         return self._num
 
@@ -127,7 +126,7 @@ class _Inserting:
 
 
 def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> None:
-    """Blobs compare byte by byte, which is the listing's order."""
+    """Sort the scan into the listing's order: blobs compare byte by byte."""
     connection.execute("CREATE TABLE directories (directory INTEGER PRIMARY KEY, path BLOB)")
     connection.execute(f"CREATE TABLE listing (ordinal INTEGER PRIMARY KEY, directory INTEGER, {_COLUMNS})")
     connection.execute("CREATE TABLE scan.ranks (id INTEGER PRIMARY KEY, directory INTEGER)")
@@ -149,7 +148,7 @@ def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> N
 
 
 def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
-    """(mtime_ns, details): one of them, or neither where there is nothing to read."""
+    """Return (mtime_ns, details): one of them, or neither if there is nothing to read."""
     if not sample.values and sample.size is None:
         if not sample.origins:
             return None, None
@@ -172,15 +171,15 @@ def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a sample is made of."""
+    """The location and values of a sample's fields."""
 
     origins: dict[str, Origin]  # by field
     values: dict[str, str]  # by field
-    size: tuple[int, int] | None  # that its image must have
+    size: tuple[int, int] | None  # required size of its image
 
 
 def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], field_order: tuple[str, ...]) -> Contents:
-    """Of the columns nbytes, mtime_ns, fields and details of a row whose sample is called `source`."""
+    """Return the contents from the columns nbytes, mtime_ns, fields and details of the row of the sample `source`."""
     nbytes, mtime_ns, fields, text = row
     if mtime_ns is not None:
         return Contents({field_order[fields.bit_length() - 1]: Origin.whole(source, nbytes, mtime_ns)}, {}, None)
@@ -197,7 +196,7 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
 
 
 def missing_fields(facts_fields: tuple[tuple[str, Kind], ...], has: frozenset[str], label: int) -> str | None:
-    """What to say of a sample that lacks one of the set's fields; None if it has them all."""
+    """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
     lacks = [name for name, kind in facts_fields if (name not in has if kind is not Kind.LABEL else label < 0)]
     if not lacks:
         return None
@@ -224,9 +223,9 @@ def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: 
 
 
 def _digest(connection: sqlite3.Connection, order: tuple[str, ...]) -> str:
-    """SHA-256 of the listing, the same wherever and whenever its files are listed; in hex."""
+    """Return the SHA-256 of the listing in hex, the same wherever and whenever its files are listed."""
     digest = hashlib.sha256()
-    names: dict[int, list[str]] = {}  # by the bits of `fields`, whose order is that in which they were met
+    names: dict[int, list[str]] = {}  # by the bits of `fields`, which are in the order of first occurrence
     for row in connection.execute(_IN_ORDER):
         path, name, nbytes, _, problem, label, fields, details = row
         if fields not in names:
@@ -249,9 +248,9 @@ _Row = tuple[bytes, bytes, int, int | None, str | None, int, int, str | None]
 
 
 def first_difference(planned: Path, fresh: Path) -> str | None:
-    """How the listing in the database `fresh` first differs from that in `planned`; None if it does not.
+    """Return how the listing in the database `fresh` first differs from that in `planned`; None if it does not.
 
-    Names one sample and what became of it.
+    The text names one sample and its change.
     """
     with open_read_only(planned) as before, open_read_only(fresh) as now:
         for old, new in itertools.zip_longest(before.execute(_IN_ORDER), now.execute(_IN_ORDER)):
@@ -275,7 +274,7 @@ def _explain(old: _Row | None, new: _Row | None, before: sqlite3.Connection, now
 
 
 def _holds(connection: sqlite3.Connection, row: _Row) -> bool:
-    """Whether a listing has a sample of that name."""
+    """Return True if a listing has a sample of that name."""
     found = connection.execute(
         "SELECT 1 FROM listing JOIN directories USING (directory) WHERE name = ? AND path = ? LIMIT 1", (row[1], row[0])
     )

@@ -1,7 +1,7 @@
-"""Locks between processes that share a destination, also across machines where the file system can.
+"""Locks between processes that share a destination, also across machines if the file system supports it.
 
-The kernel holds them (`flock`), so a killed process leaves none behind. Unlike lock libraries this
-never creates the directory of the lock: a destination that has been finished must not come half alive.
+The kernel holds them (`flock`), so a killed process leaves none behind. Unlike lock libraries, this never creates the
+directory of the lock: a finished destination must not be partly created again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from datapipe.errors import StorageError
 
 
 class LockGoneError(Exception):
-    """The lock's directory was removed: whoever held it finished the work."""
+    """The lock's directory was removed: its holder has finished the work."""
 
 
 @contextlib.contextmanager
 def hold(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock at `path` for the block; False, without waiting, if another process has it and not `wait`.
+    """Hold the lock at `path` for the block; yield False at once if another process has it and `wait` is False.
 
-    Raises LockGoneError if the directory is not there (any more).
+    Raises LockGoneError if the directory does not exist, or no longer exists.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -45,6 +45,6 @@ def hold(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock at `path` at this moment."""
+    """Return True if some process holds the lock at `path` at this moment."""
     with hold(path, wait=False) as is_free:
         return not is_free

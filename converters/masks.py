@@ -1,4 +1,4 @@
-"""Masks of a source: looked at, and resized with their image: labels are never mixed, and stored without loss."""
+"""Check masks of a source and resize them with their image: labels are never mixed, and storage is lossless."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from datapipe.masks import nearest_sources, open_mask
 from datapipe.npy import check_npy, read_npy_array
 from datapipe.probe import encoding_of, probe
 
-_MODES = ("1", "L", "P", "I;16", "LA", "RGB", "RGBA")  # that PNG has, and numpy too
+_MODES = ("1", "L", "P", "I;16", "LA", "RGB", "RGBA")  # supported by PNG and numpy
 
 
 def mask_size(data: bytes) -> tuple[str, tuple[int, int]]:
-    """(encoding, (height, width)) of a mask: any image, or a `.npy` of (height, width) whole numbers.
+    """Return (encoding, (height, width)) of a mask: any image, or a `.npy` of (height, width) whole numbers.
 
-    Raises DecodeError for what is neither, or is cut off.
+    Raises DecodeError for any other or truncated data.
     """
     if encoding_of(data) == "npy":
         header = check_npy(data)
         if len(header.shape) != 2 or header.dtype.kind not in "biu":
-            raise DecodeError(f"an array of {header.dtype} {header.shape} is no mask, expected (height, width) whole numbers")
+            raise DecodeError(f"an array of {header.dtype} {header.shape} is not a mask, expected (height, width) whole numbers")
         return "npy", (header.shape[0], header.shape[1])
     image = probe(data)
     if not image.complete:
-        raise DecodeError(f"{image.encoding} of {len(data)} bytes is cut off: its end marker is missing")
+        raise DecodeError(f"{image.encoding} of {len(data)} bytes is truncated: its end marker is missing")
     return image.encoding, (image.height, image.width)
 
 
 def resize_mask(data: bytes, size: tuple[int, int]) -> tuple[str, bytes]:
-    """(encoding, bytes) of the mask at (height, width), every pixel one of the source's, by the rule of `datapipe.masks`.
+    """Return (encoding, bytes) of the mask at (height, width); each pixel is one of the source's, by `datapipe.masks`' rule.
 
-    An image becomes a PNG of the same mode, palette included; an array stays one. Raises DecodeError.
+    An image becomes a PNG of the same mode, palette included; an array stays an array. Raises DecodeError.
     """
     sink = io.BytesIO()
     if encoding_of(data) == "npy":

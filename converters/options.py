@@ -1,4 +1,4 @@
-"""What a conversion is asked to do, parsed and checked once."""
+"""The options of a conversion, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datapipe.errors import OptionError
 from datapipe.probe import MAX_PIXELS
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
-FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # of sources
+FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # forms of sources
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip
@@ -25,34 +25,34 @@ for _power, _prefix in enumerate("KMGT", 1):
 
 
 class Check(enum.Enum):
-    """How closely each image is looked at."""
+    """The depth of the check of each image."""
 
     HEADER = "header"  # the header parses and the end marker is there
-    DECODE = "decode"  # and the whole image decodes
+    DECODE = "decode"  # in addition, the whole image decodes
 
 
 class OnError(enum.Enum):
-    """What becomes of a bad sample."""
+    """The policy for bad samples."""
 
     FAIL = "fail"
     SKIP = "skip"
-    QUARANTINE = "quarantine"  # skipped, and the file copied aside
+    QUARANTINE = "quarantine"  # skipped, and the file is copied to a separate folder
 
 
 class ClassFrom(enum.Enum):
-    """What of a file's place in a folder names its class."""
+    """The part of a file's path that names its class."""
 
-    FOLDER = "folder"  # the folder of the source that it lies in, however deep: as torchvision's ImageFolder
-    PARENT = "parent"  # the name of the folder that it lies in
+    FOLDER = "folder"  # the top-level folder of the source that contains it, at any depth, as in torchvision's ImageFolder
+    PARENT = "parent"  # the name of the folder that contains it
     PATH = "path"  # the path of that folder, relative to the source
     NONE = "none"  # nothing: there are no labels
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChoice:
-    """What the user says of one column, suffix or annotation of the source."""
+    """The user's choice of a kind for one column, suffix or annotation of the source."""
 
-    name: str  # as the source calls it
+    name: str  # its name in the source
     kind: str  # one of FIELD_KINDS
 
     @classmethod
@@ -70,10 +70,10 @@ class FieldChoice:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Resizing before storage. `mode` "shorter" or "longer" scale that side to `size`; "exact" gives `size` x `width`."""
+    """Resizing before storage. `mode` "shorter" or "longer" scales that side to `size`; "exact" gives `size` x `width`."""
 
     mode: str
-    size: int  # pixels; the height where the mode is exact
+    size: int  # pixels; the height if the mode is exact
     width: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """How images are stored. "keep" copies the bytes as they are."""
+    """The storage format of images. "keep" copies the bytes unchanged."""
 
     form: str  # "keep", "jpeg", "png", "raw"
     quality: int | None = None  # of jpeg, 1..100
@@ -121,7 +121,7 @@ class Split:
 
     @classmethod
     def parse_all(cls, text: str) -> tuple[Split, ...]:
-        """`train=0.9,val=0.1`: shares of 1, in all 1."""
+        """Parse `train=0.9,val=0.1`: shares that add up to 1."""
         splits = []
         for part in text.split(","):
             match = re.fullmatch(r"\s*([A-Za-z0-9_-]+)\s*=\s*(\d*\.?\d+)\s*", part)
@@ -139,7 +139,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many bad samples are bearable: a count, or a share of all."""
+    """The accepted number of bad samples: a count, or a share of all."""
 
     count: int | None = None
     percent: Fraction | None = None
@@ -153,7 +153,7 @@ class Limit:
         raise OptionError(f"--max-errors {text!r} is neither a count nor a percentage, such as 100 or 0.1%")
 
     def of(self, num_samples: int) -> int:
-        """The number of bad samples that is still accepted."""
+        """Return the number of bad samples that is still accepted."""
         return self.count if self.count is not None else int((self.percent or Fraction(0)) * num_samples / 100)
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class Part:
 
 
 def parse_nbytes(text: str) -> int:
-    """`256MB` (10^6), `256MiB` (2^20), `1.5GB` or plain bytes."""
+    """Parse `256MB` (10^6), `256MiB` (2^20), `1.5GB` or plain bytes."""
     match = re.fullmatch(r"(\d*\.?\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS or (nbytes := int(Fraction(match[1]) * _UNITS[match[2].upper()])) < 1:
         raise OptionError(f"--shard-size {text!r} is not a size; for example --shard-size 256MB")
@@ -191,16 +191,16 @@ def parse_nbytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """A conversion. Paths may be relative to the working directory."""
+    """The options of a conversion. Paths may be relative to the working directory."""
 
     source: Path
     destination: Path
     to: str = "webdataset"
     form: str = "auto"  # of the source, one of FORMS
     fields: tuple[FieldChoice, ...] = ()
-    class_from: ClassFrom | None = None  # None: "folder", or "none" where files are paired
-    root: Path | None = None  # what a manifest's paths are relative to; None: its own folder
-    shard_nbytes: int = 256_000_000  # of source bytes: a target, not a limit
+    class_from: ClassFrom | None = None  # None: "folder", or "none" for paired files
+    root: Path | None = None  # base of a manifest's relative paths; None: its own folder
+    shard_nbytes: int = 256_000_000  # source bytes per shard: a target, not a limit
     resize: Resize | None = None
     encode: Encode = Encode("keep")
     num_workers: int | None = None  # None: the cores this process may use
@@ -229,18 +229,18 @@ class ConvertOptions:
         if self.num_workers is not None and self.num_workers < 1:
             raise OptionError(f"--workers is {self.num_workers}; it must be at least 1")
         if self.max_errors is not None and self.on_error is OnError.FAIL:
-            raise OptionError("--max-errors means nothing with --on-error fail, which stops at the first; add --on-error skip")
+            raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
         source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
         if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
             raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
 
     @property
     def transcodes(self) -> bool:
-        """Whether images may be stored as other bytes than the source's."""
+        """True if images may be stored as other bytes than the source's."""
         return self.resize is not None or self.encode.form != "keep"
 
     def as_typed(self) -> dict[str, Any]:
-        """What decides about the bytes that are written: JSON-safe, without paths and workers."""
+        """Return the options that determine the written bytes: JSON-safe, without paths and workers."""
         return {
             "to": self.to,
             "from": self.form,

@@ -1,9 +1,9 @@
-"""The plan of a conversion: which sample goes where, kept in `plan.db` while shards are built.
+"""The plan of a conversion: the destination of each sample, kept in `plan.db` while shards are built.
 
-The listing numbers the source's files; a hash of (seed, number) assigns each to a split; within a
-split samples are numbered again, and these numbers are the ids. The write order is a recorded
-permutation of the ids; shards are cut from it so that each holds about as many source bytes. The plan
-is written once, beside, and renamed: a run either finds all of it or none.
+The listing numbers the source's files; a hash of (seed, number) assigns each to a split; within a split samples are numbered
+again, and these numbers are the ids. The write order is a recorded permutation of the ids; shards are cut from it so that
+each holds about the same number of source bytes. The plan is written once to a temporary file and renamed: a run finds
+either all of it or none.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from datapipe.order import Permutation
 from datapipe.regular_files import path_inside
 
 PLAN_NAME = "plan.db"
-WHOLE = "shard"  # what shards are called where there is no split
-_SHUFFLE_PURPOSE = 0x73687566  # keeps the write order's key apart from those of epochs
+WHOLE = "shard"  # name of shards without a split
+_SHUFFLE_PURPOSE = 0x73687566  # makes the write order's key different from those of epochs
 _SPLIT_OPERATION = 0x73706C74
 _BATCH = 1 << 14
-MAX_SHARD_SAMPLES = 1 << 15  # what is known of a shard's samples is held in memory while it is written, 1.5 KB of each
+MAX_SHARD_SAMPLES = 1 << 15  # a shard's metadata is in memory while it is written, 1.5 KB per sample
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """One dataset that comes out: all of the source, or one split of it."""
+    """One dataset of the result: all of the source, or one split of it."""
 
     name: str  # "" for the whole
     num_slots: int
@@ -75,11 +75,11 @@ class PlannedSample:
     slot: int
     id: int
     label: int
-    source: bytes  # what it is called: a path relative to the source's root
-    problem: str | None  # why it cannot be read, known from the listing
+    source: bytes  # its name: a path relative to the source's root
+    problem: str | None  # why it cannot be read, if the listing shows that
     origins: Mapping[str, Origin]  # by field
     values: Mapping[str, str]  # by field: text, or JSON text
-    size: tuple[int, int] | None = None  # (height, width) that its image must have
+    size: tuple[int, int] | None = None  # required (height, width) of its image
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Of all source files."""
+        """The size of all source files."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
@@ -115,10 +115,10 @@ class Plan:
 
 
 def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_samples: Callable[[int], None]) -> Plan:
-    """Scan the source and write the plan to `path`, whole or not at all.
+    """Scan the source and write the plan to `path`, completely or not at all.
 
     Raises MissingDataError for a source without samples, OptionError for a split that gets none or a treatment that the
-    fields do not allow, StorageError where the plan cannot be written, and what the source raises.
+    fields do not allow, StorageError if the plan cannot be written, and what the source raises.
     """
     temporary = path.with_name(path.name + atomic.TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)
@@ -140,13 +140,13 @@ def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_sample
 
 
 def list_source(path: Path, source: Source, *, on_samples: Callable[[int], None]) -> ListingSummary:
-    """Scan the source into a database at `path` that is of no further use; what there is. Raises what the source raises."""
+    """Scan the source into a temporary database at `path` and return the summary. Raises what the source raises."""
     with open_database(path, temporary=path.parent) as connection:
         return write_listing(connection, source, scratch=path.parent, on_samples=on_samples)
 
 
 def split_of(ordinals: NDArray[np.int64], *, seed: int, shares: tuple[Fraction, ...]) -> NDArray[np.int64]:
-    """(n,) the split of each place in the listing: a hash decides, so it depends on nothing else."""
+    """Return (n,) the split of each listing position, decided by a hash, so it depends on nothing else."""
     uniform = Draws(seed, 0, ordinals).uniform(_SPLIT_OPERATION, 1)[:, 0]
     edges = [float(sum(shares[: number + 1])) for number in range(len(shares) - 1)]
     return np.searchsorted(np.array(edges), uniform, side="right").astype(np.int64)
@@ -178,7 +178,7 @@ def _batches(count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], *, scratch: Path) -> None:
-    """`slots(position, ordinal, id, nbytes)`: the write order, the sets one after the other."""
+    """Write `slots(position, ordinal, id, nbytes)`: the write order, one set after the other."""
     connection.execute("CREATE TABLE slots (position INTEGER PRIMARY KEY, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
     with attached(connection, scratch, "staged"):
         connection.execute("CREATE TABLE staged.slots (position INTEGER, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
@@ -202,7 +202,7 @@ def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: 
 
 
 def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet]) -> None:
-    """Cut each set where its bytes, counted along the write order, pass an equal share of its total, or samples are enough."""
+    """Cut each set where its bytes, summed in write order, pass an equal share of the total, or where samples are enough."""
     connection.execute(
         "CREATE TABLE shards (number INTEGER PRIMARY KEY, stem TEXT, set_name TEXT,"
         " first_position INTEGER, first_slot INTEGER, num_slots INTEGER, nbytes INTEGER)"
@@ -259,12 +259,12 @@ def _write_facts(
 
 
 def read_plan(path: Path) -> Plan:
-    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged, FormatError for names that lead out."""
+    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged, FormatError for names that lead outside."""
     try:
         return _read_plan(path)
     except DatapipeError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as exc:  # values of other types than were written
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as exc:  # values of unexpected types
         raise IntegrityError(f"{path}: the plan is damaged ({exc!r:.80}); delete {path.parent} and convert again") from exc
 
 
@@ -301,7 +301,7 @@ def _read_facts(connection: sqlite3.Connection) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[PlannedSample]]]:
-    """Open the plan at `path` and hand out a function that lists a shard's samples in write order."""
+    """Open the plan at `path` and yield a function that lists a shard's samples in write order."""
     with open_read_only(path) as connection:
         order = tuple(_read_facts(connection)["field_order"])
 

@@ -1,4 +1,4 @@
-"""What a conversion tells: while it runs, in the end, and beforehand."""
+"""The output of a conversion: progress, report and preview."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from datapipe.containers.listing import told_of_loops
 
 
 class Phase(enum.Enum):
-    """What a conversion is at."""
+    """The phase of a conversion."""
 
-    SCAN = "scan"  # listing the source; the total is not known yet
+    SCAN = "scan"  # listing the source; the total is unknown
     WRITE = "write"  # writing shards
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Progress since the last one."""
+    """Progress since the previous one."""
 
     phase: Phase
     num_samples: int
@@ -32,7 +32,7 @@ OnProgress = Callable[[Advance], None]
 
 
 def ignore_progress(advance: Advance, /) -> None:
-    """Tell nobody."""
+    """Do nothing with the progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class SetReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a conversion ended."""
+    """The result of a conversion."""
 
     destination: Path
     sets: tuple[SetReport, ...]  # empty while other parts are still writing
-    num_classes: int | None  # None where labels have no names, or there are none
+    num_classes: int | None  # None if labels have no names, or there are none
     num_written: int  # shards that this run wrote
     num_resumed: int  # shards that an earlier run, or another part, had written
-    num_waiting: int  # shards that other parts have still to write; 0 once the dataset is complete
+    num_waiting: int  # shards that other parts still have to write; 0 when the dataset is complete
     warnings: tuple[str, ...]
     elapsed_s: float
-    compared: str | None = None  # of a dataset that was finished before: in what it is what was asked for
+    compared: str | None = None  # for a dataset that was already finished: what was found unchanged
 
     @property
     def is_finished(self) -> bool:
@@ -91,22 +91,22 @@ class SetPreview:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a conversion would do."""
+    """The expected result of a conversion."""
 
     sets: tuple[SetPreview, ...]
-    num_classes: int | None  # None where labels have no names, or there are none
-    fields: tuple[tuple[str, str], ...]  # (name, kind) of every sample's
+    num_classes: int | None  # None if labels have no names, or there are none
+    fields: tuple[tuple[str, str], ...]  # (name, kind) of each sample's fields
     nbytes: int  # of the source files
-    needed_nbytes: int | None  # on disk; None where images are encoded anew
+    needed_nbytes: int | None  # on disk; None if images are encoded again
     free_nbytes: int
     problems: tuple[tuple[str, str], ...]  # (source, reason) of directories that could not be listed
-    num_unreadable: int  # samples that are bad by the listing alone; others turn out to be when they are read
+    num_unreadable: int  # samples that are bad by the listing alone; reading may find more
     unreadable: tuple[tuple[str, str], ...]  # (source, reason) of the first of them
     warnings: tuple[str, ...]
 
 
 def warnings_of(plan: Plan) -> tuple[str, ...]:
-    """What is odd about a source, though not wrong."""
+    """Return what is unusual about a source, though not wrong."""
     warnings = list(plan.warnings)
     if plan.empty_classes:
         shown = ", ".join(plan.empty_classes[:5]) + (", ..." if len(plan.empty_classes) > 5 else "")

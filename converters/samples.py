@@ -1,4 +1,4 @@
-"""One planned sample to one stored: its bytes read, looked at, stored as asked; or found bad, with a reason."""
+"""Turn planned samples into stored ones: read, check and encode their bytes, or find them bad, with a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from datapipe.manifest import FieldSpec
 from datapipe.probe import MAX_SAMPLE_NBYTES
 from datapipe.regular_files import open_descriptor, path_inside
 
-_OPEN_AHEAD = 16  # samples whose files are opened before their turn, so that the disk reads them meanwhile
+_OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
 _PLAN = "the plan of the conversion"
 
 
@@ -32,7 +32,7 @@ class BadSample:
 
 @dataclass(slots=True)
 class _Opened:
-    """A sample whose turn is to come: its open files, or why there are none."""
+    """A sample waiting for its turn: its open files, or why there are none."""
 
     planned: PlannedSample
     files: dict[bytes, int] = field(default_factory=dict)  # descriptors by path
@@ -52,10 +52,10 @@ def read_samples(
     *,
     check: Callable[[StoredSample], None],
 ) -> Iterator[tuple[PlannedSample, StoredSample | BadSample]]:
-    """The samples of a shard, in order, each with what was planned for it.
+    """Yield the samples of a shard, in order, each with its plan.
 
-    `fields`: those that every sample must have. `check` raises DecodeError for what could not be written.
-    Raises IntegrityError if a file is no longer what the plan saw.
+    `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
+    Raises IntegrityError if a file has changed since it was planned.
     """
     wanted = tuple((field.name, field.kind) for field in fields)
     kinds = dict(wanted)
@@ -82,7 +82,7 @@ def read_samples(
 
 
 def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
-    """Each sample with its open files. The receiver closes."""
+    """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_Opened] = deque()
     try:
         for sample in planned:
@@ -100,7 +100,7 @@ def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Open
 
 
 def _open(root: bytes, opened: _Opened) -> None:
-    """Open every file of a sample, once, or note why it cannot be."""
+    """Open every file of a sample, once, or record why it cannot be opened."""
     origins = opened.planned.origins
     nbytes = sum(origin.nbytes for origin in origins.values())
     if nbytes > MAX_SAMPLE_NBYTES:
@@ -108,11 +108,11 @@ def _open(root: bytes, opened: _Opened) -> None:
         return
     for origin in origins.values():
         if origin.path not in opened.files:
-            path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # listed so
+            path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
                 opened.files[origin.path], _ = open_descriptor(path)
             except FileNotFoundError as exc:
-                raise IntegrityError(f"{path}: is gone since the source was listed; {_CHANGED}") from exc
+                raise IntegrityError(f"{path}: was removed after the source was listed; {_CHANGED}") from exc
             except FormatError as exc:
                 raise IntegrityError(f"{path}: changed since the source was listed; {_CHANGED}") from exc
             except OSError as exc:
@@ -125,7 +125,7 @@ _CHANGED = "restore it, or delete the destination's .building folder and convert
 
 
 def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | None:
-    """Put what can be read of a sample's files into `contents`; why not all of it. Raises IntegrityError."""
+    """Put the readable contents of a sample's files into `contents`; return why some are missing. Raises IntegrityError."""
     if opened.problem is not None:
         return opened.problem
     for name, origin in opened.planned.origins.items():
@@ -137,19 +137,19 @@ def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | Non
 
 
 def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
-    """The bytes of a field. Raises IntegrityError if its file is not as planned."""
+    """Return the bytes of a field. Raises IntegrityError if its file is not as planned."""
     status = os.fstat(descriptor)
     if (status.st_size, status.st_mtime_ns) != (origin.file_nbytes, origin.mtime_ns):
         raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
     data = os.pread(descriptor, origin.nbytes, origin.offset)
-    while len(data) < origin.nbytes:  # network file systems may hand out less at a time
+    while len(data) < origin.nbytes:  # network file systems may return less at a time
         more = os.pread(descriptor, origin.nbytes - len(data), origin.offset + len(data))
         if not more:
-            raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: became shorter while it was read; {_CHANGED}")
+            raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: became shorter during the read; {_CHANGED}")
         data += more
     return data
 
 
 def _name(sample: PlannedSample, origin: Origin) -> str:
-    """The file, if it is not the one that the sample is called by."""
+    """Return the file's name, unless the sample has the same name."""
     return "" if origin.path == sample.source else f"{os.fsdecode(origin.path)}: "

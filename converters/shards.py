@@ -1,8 +1,8 @@
-"""One shard from plan to disk: its bytes, its index, and a note that it is done.
+"""Write one shard from plan to disk: its bytes, its index, and a note that it is done.
 
-Everything lies in the building directory. The shard is written under a name that no other process
-uses, flushed and renamed; then its sidecar, its companions, and at last the note in `done/`. A shard
-without a note is written again, so a process may die anywhere.
+Everything is in the building directory. The shard is written under a name that no other process uses, flushed and renamed;
+then its sidecar, its companions, and last the note in `done/`. A shard without a note is written again, so a process may die
+at any point.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class SampleError:
 
 @dataclass(frozen=True, slots=True)
 class DoneShard:
-    """What is noted of a finished shard."""
+    """The note of a finished shard."""
 
     info: ShardInfo
     errors: tuple[SampleError, ...]
     on_error: OnError  # the policy that left the bad samples out
-    image_sizes: tuple[tuple[int, int], ...]  # (height, width) of its images: two of them where they differ, else one or none
+    image_sizes: tuple[tuple[int, int], ...]  # (height, width) of its images: two if they differ, else one or none
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What every shard of a run has in common."""
+    """The settings shared by all shards of a run."""
 
     building: Path
     root: Path  # of the source
@@ -63,7 +63,7 @@ class ShardJob:
     treatment: Treatment
     on_error: OnError
     fields: tuple[FieldSpec, ...]  # of every sample
-    classes: tuple[str, ...] | None  # names by label, where labels are classes
+    classes: tuple[str, ...] | None  # names by label, if labels are classes
 
 
 def build_shard(
@@ -74,10 +74,10 @@ def build_shard(
     *,
     on_samples: Callable[[int, int], None],
 ) -> DoneShard:
-    """Write `shard` and note it as done. `on_samples` hears (samples, errors) since its last call.
+    """Write `shard` and note it as done. `on_samples` gets (samples, errors) since its last call.
 
-    Raises DecodeError for a bad sample under the policy "fail", IntegrityError for a source that
-    changed, StorageError where the operating system refuses.
+    Raises DecodeError for a bad sample under the policy "fail", IntegrityError for a source that changed, StorageError if the
+    operating system refuses.
     """
     name = shard.stem + target.suffix
     temporary = job.building / f"{name}.{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
@@ -86,7 +86,7 @@ def build_shard(
     skipped: list[int] = []
     sizes: set[tuple[int, int]] = set()
     with _translating(job.building):
-        temporary.unlink(missing_ok=True)  # of a killed process that had this number
+        temporary.unlink(missing_ok=True)  # left by a killed process with the same id
         writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
             since = bad_since = 0
@@ -132,7 +132,7 @@ def build_shard(
 
 
 def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
-    """The note of a finished shard, or None. Raises FormatError for one that no conversion wrote."""
+    """Return the note of a finished shard, or None. Raises FormatError for a file that no conversion wrote."""
     path = _note_path(building, shard)
     try:
         return msgspec.convert(json.loads(regular_files.read_bytes(path)), DoneShard)
@@ -145,18 +145,18 @@ def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
 
 
 def forget_done(building: Path, shard: PlannedShard) -> None:
-    """Drop the note, so that the shard is written again."""
+    """Delete the note, so that the shard is written again."""
     _note_path(building, shard).unlink(missing_ok=True)
 
 
 def clear_leftovers(building: Path, shard: PlannedShard) -> None:
-    """Delete what killed processes left of a shard that is not done."""
+    """Delete what killed processes left of an unfinished shard."""
     for path in building.glob(f"*{shard.stem}*{atomic.TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def shard_files(stem: str, target: Target) -> tuple[str, ...]:
-    """The names of all files that belong to a shard."""
+    """Return the names of all files that belong to a shard."""
     name = stem + target.suffix
     return (name, name + SIDECAR_SUFFIX, *(stem + suffix for suffix in target.companion_suffixes))
 
@@ -175,7 +175,7 @@ def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) 
     if job.on_error is OnError.FAIL:
         raise DecodeError(
             f"{os.fsdecode(root)}/{source}: bad sample: {bad.reason};"
-            f" run again with --on-error skip or quarantine; or repair it, delete {job.building} and begin anew"
+            f" run again with --on-error skip or quarantine; or repair it, delete {job.building} and start over"
         )
     if job.on_error is OnError.QUARANTINE:
         for name, data in bad.contents.items():
@@ -188,13 +188,13 @@ def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) 
 
 
 def _confined(path: bytes) -> bytes:
-    """`path` without anything that would lead out of the folder that it is put in, as keys in a tar may."""
+    """Return `path` without parts that would lead out of its folder, as keys in a tar may have."""
     return b"/".join(b"_" if part in (b"", b".", b"..") else part for part in path.split(b"/"))
 
 
 @contextlib.contextmanager
 def _translating(building: Path) -> Iterator[None]:
-    """Turn what the operating system says about the destination into a StorageError with a remedy."""
+    """Turn an OSError about the destination into a StorageError with a remedy."""
     try:
         yield
     except DatapipeError:
@@ -204,14 +204,14 @@ def _translating(building: Path) -> Iterator[None]:
 
 
 def storage_error(destination: Path, exc: OSError) -> StorageError:
-    """What to tell the user about a refused write."""
+    """Return the error for a refused write, with its remedy."""
     remedies = {
         errno.ENOSPC: "free space there",
         errno.EDQUOT: "free space within the quota",
         errno.EACCES: "check its permissions",
         errno.EROFS: "choose a file system that is not read-only",
     }
-    remedy = remedies.get(exc.errno or 0, "see to it")
+    remedy = remedies.get(exc.errno or 0, "resolve that")
     where = f" ({exc.filename})" if exc.filename else ""
     what = f"cannot be written: {exc.strerror or exc}{where}"
     return StorageError(f"{destination}: {what}; {remedy} and run the same command again: it resumes")

@@ -1,4 +1,4 @@
-"""Images to other bytes: resized with Pillow's antialiased bilinear filter, encoded anew.
+"""Store images as other bytes: resized with Pillow's antialiased bilinear filter, and encoded again.
 
 EXIF and colour profiles are dropped; EXIF orientation is not applied, as in torchvision's loaders.
 """
@@ -20,19 +20,19 @@ from datapipe.probe import MAX_PIXELS, ImageHeader, probe
 if TYPE_CHECKING:
     from datapipe.decode import Decoder
 
-_RESIZED_QUALITY = 90  # of JPEG where --encode keep meets --resize
+_RESIZED_QUALITY = 90  # of JPEG for --encode keep with --resize
 
 
 @functools.cache
 def decoder(name: str = "auto") -> Decoder:
-    """This process's decoder of that name: converters decode in one thread."""
+    """Return this process's decoder of that name: converters decode in one thread."""
     from datapipe.decode import open_decoder
 
     return open_decoder(name)
 
 
 def resized_size(resize: Resize, height: int, width: int) -> tuple[int, int]:
-    """(height, width) after resizing; torchvision's rounding (down) of the side that follows."""
+    """Return (height, width) after resizing; the other side is rounded down, as in torchvision."""
     if resize.mode == "exact":
         return resize.size, resize.width or resize.size
     scaled, other = (min, max) if resize.mode == "shorter" else (max, min)
@@ -41,11 +41,10 @@ def resized_size(resize: Resize, height: int, width: int) -> tuple[int, int]:
 
 
 def transcode(data: bytes, header: ImageHeader, *, resize: Resize | None, encode: Encode) -> tuple[bytes, ImageHeader]:
-    """The bytes to store for an image, and their header.
+    """Return the bytes to store for an image, and their header.
 
-    `encode` "keep" keeps the bytes of an image that has its size already, and otherwise stores JPEG of
-    quality 90, or PNG if the source is PNG. Raises DecodeError if the image does not decode, or would become larger than
-    an image may be.
+    `encode` "keep" keeps the bytes of an image that already has the right size; otherwise it stores JPEG of quality 90, or PNG
+    if the source is PNG. Raises DecodeError if the image does not decode, or would exceed the size limit of images.
     """
     size = (header.height, header.width)
     wanted = size if resize is None else resized_size(resize, *size)
@@ -70,7 +69,7 @@ def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def encode_image(pixels: NDArray[np.uint8], encode: Encode) -> bytes:
-    """(h, w, 3) uint8 RGB to bytes: "jpeg" (4:2:0), "png", or "raw", which is a version 1 .npy file."""
+    """Encode (h, w, 3) uint8 RGB as "jpeg" (4:2:0), "png", or "raw", which is a version 1 .npy file."""
     sink = io.BytesIO()
     if encode.form == "raw":
         np.lib.format.write_array(sink, np.ascontiguousarray(pixels), version=(1, 0), allow_pickle=False)

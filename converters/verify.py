@@ -1,7 +1,6 @@
-"""Checks a converted dataset against its manifest: every byte, and nothing beside.
+"""Check a converted dataset against its manifest: every byte, and no extra files.
 
-Shards are hashed as a whole; where a hash differs, the checksums of single fields name the samples
-that are damaged.
+Shards are hashed as a whole; if a hash differs, the checksums of single fields identify the damaged samples.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from datapipe.manifest import ShardInfo, read_manifest, refuse_unfinished
 from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
 
 _READ_NBYTES = 4 << 20
-_MAX_NAMED = 20  # damaged samples that are named per shard
+_MAX_NAMED = 20  # damaged samples to name per shard
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as the manifest says."""
+    """A difference from the manifest."""
 
     path: str
     what: str
@@ -43,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check found."""
+    """The result of a check."""
 
     num_samples: int
     num_shards: int
@@ -57,9 +56,8 @@ def verify(
 ) -> VerifyReport:
     """Check the dataset in `directory`, or all of its splits.
 
-    `on_bytes` hears how many bytes were read since its last call, from several threads, one at a time.
-    Raises MissingDataError where there is no dataset, UnfinishedError for a half-made one, FormatError
-    for a manifest that does not parse.
+    `on_bytes` gets the number of bytes read since its last call, from several threads, one at a time. Raises MissingDataError
+    if there is no dataset, UnfinishedError for an unfinished one, FormatError for a manifest that does not parse.
     """
     started = time.monotonic()
     path_name(directory, "the directory")
@@ -177,12 +175,12 @@ def _damaged_fields(path: Path, sidecar: Sidecar) -> Iterator[str]:
                 data = os.pread(file.fileno(), int(sizes[row]), int(offsets[row]))
                 if len(data) < sizes[row] or crc32c(data) != checksums[row]:
                     source = sidecar.source(row).decode(errors="backslashreplace")
-                    what = "is cut off" if len(data) < sizes[row] else "differs (crc32c)"
+                    what = "is truncated" if len(data) < sizes[row] else "differs (crc32c)"
                     yield f"sample {sidecar.ids[row]} ({source}): field {name!r} {what}"
 
 
 def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> list[Problem]:
-    """The files beside a shard, for other readers, must be those that belong to it."""
+    """Check that a shard's additional files, for other readers, belong to it."""
     target = target_of(found.manifest)
     if not target.companion_suffixes:
         return []
@@ -195,7 +193,7 @@ def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> li
         path = found.directory / (stem_of(shard.name, target) + suffix)
         try:
             if regular_files.read_bytes(path) != contents:
-                problems.append(Problem(str(path), "does not fit its shard; convert again"))
+                problems.append(Problem(str(path), "does not match its shard; convert again"))
         except FileNotFoundError:
             problems.append(Problem(str(path), "missing"))
         except FormatError as exc:
@@ -204,7 +202,7 @@ def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> li
 
 
 def _check_errors(found: FoundSet) -> list[Problem]:
-    """errors.jsonl must name as many bad samples as the shards left out."""
+    """Check that errors.jsonl names as many bad samples as the shards left out."""
     num_skipped = found.manifest.num_slots - found.manifest.num_samples
     path = found.directory / ERRORS_NAME
     if not path.exists():

@@ -1,7 +1,7 @@
 """A worker process of `converters.engine`: jobs on standard input, answers on standard output.
 
-Standard output is kept for answers; whatever a library prints there goes to standard error instead.
-When standard input ends, the parent has died, and the process ends at once, in mid-shard.
+Standard output is kept for answers; what a library prints there goes to standard error instead. When standard input ends,
+the parent has died, and the process ends at once, even within a shard.
 """
 
 from __future__ import annotations

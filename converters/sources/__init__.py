@@ -1,8 +1,8 @@
-"""What conversions read: one module per form of source, found by `--from`.
+"""The sources of conversions: one module per form of source, chosen by `--from`.
 
-A module offers `open_source(options) -> Source`. A source lists its samples as a stream and then says which fields
-and classes they have. Where the bytes of a sample's fields lie is part of the listing, so everything else about a
-conversion (sorting, plan, resuming, reading, checks) is the same for all of them.
+A module provides `open_source(options) -> Source`. A source lists its samples as a stream and then reports their fields and
+classes. The listing includes the location of each field's bytes, so everything else about a conversion (sorting, plan,
+resuming, reading, checks) is the same for all forms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from converters.writers import NO_LABEL
 from datapipe.containers.listing import ScanNotes
 from datapipe.manifest import FieldSpec
 
-NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy where a folder is expected
+NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MODULES = {
     "image-folder": "converters.sources.image_folder",
     "manifest": "converters.sources.manifest",
@@ -30,8 +30,8 @@ _MODULES = {
 }
 
 
-class Origin(NamedTuple):  # made by the million, as samples are: a dataclass takes three times as long
-    """A stretch of a file that makes up one field, and what the file was like when it was listed."""
+class Origin(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
+    """The range of a file that holds one field, and the file's size and time when it was listed."""
 
     path: bytes  # relative to the source's root
     offset: int  # bytes
@@ -41,7 +41,7 @@ class Origin(NamedTuple):  # made by the million, as samples are: a dataclass ta
 
     @classmethod
     def whole(cls, path: bytes, nbytes: int, mtime_ns: int) -> Origin:
-        """All of a file."""
+        """Return the range of a whole file."""
         return cls(path, 0, nbytes, nbytes, mtime_ns)
 
     @property
@@ -58,32 +58,32 @@ class ListedSample(NamedTuple):
     label: int = NO_LABEL
     origins: Mapping[str, Origin] = MappingProxyType({})  # by field
     values: Mapping[str, str] = MappingProxyType({})  # by field: text, or JSON text
-    size: tuple[int, int] | None = None  # (height, width) that the image must have
+    size: tuple[int, int] | None = None  # required (height, width) of the image
     problem: str | None = None  # why it cannot be read, known without opening a file
 
     @property
     def source(self) -> bytes:
-        """What the sample is called."""
+        """The sample's name."""
         return join(self.directory, self.name)
 
     @property
     def nbytes(self) -> int:
-        """To be read, in all."""
+        """The number of bytes to read, in total."""
         nbytes = sum([origin.nbytes for origin in self.origins.values()])
         return nbytes + sum(map(len, self.values.values())) if self.values else nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What is known of a source once all of it was listed."""
+    """The properties of a source, known after all of it was listed."""
 
     fields: tuple[FieldSpec, ...]  # of every sample
-    classes: tuple[str, ...] | None  # names by label, where labels are classes
+    classes: tuple[str, ...] | None  # names by label, if labels are classes
     labels: Mapping[int, int] | None = None  # listed label -> label; None: the listed ones are final
     empty_classes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # what is odd about it, though not wrong
-    nothing: str = "no samples"  # what to say where there is none,
-    remedy: str = "check the path of the source"  # and what to do then
+    warnings: tuple[str, ...] = ()  # what is unusual about it, though not wrong
+    nothing: str = "no samples"  # message if there are no samples,
+    remedy: str = "check the path of the source"  # and its remedy
 
 
 class Source(Protocol):
@@ -91,31 +91,31 @@ class Source(Protocol):
 
     @property
     def root(self) -> Path:
-        """What paths in the listing are relative to."""
+        """The base of relative paths in the listing."""
 
     def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
-        """The samples, in any order; memory does not grow with their number.
+        """Yield the samples, in any order; memory does not grow with their number.
 
-        `notes` hears what is no sample; `scratch` is a directory for files that are gone in the end. Raises
-        MissingDataError, StorageError, FormatError or OptionError for what cannot be listed at all.
+        `notes` gets what is not a sample; `scratch` is a directory for files that are deleted at the end. Raises
+        MissingDataError, StorageError, FormatError or OptionError if nothing can be listed.
         """
 
     def facts(self) -> SourceFacts:
-        """To be asked when `scan` is exhausted."""
+        """Return the facts, after `scan` is exhausted."""
 
 
 def open_source(options: ConvertOptions) -> Source:
-    """The source that `options` name; its form must be known. Raises what can be told without listing it."""
+    """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
     source: Source = importlib.import_module(_MODULES[options.form]).open_source(options)
     return source
 
 
 def join(directory: bytes, name: bytes) -> bytes:
-    """A path relative to the root."""
+    """Return the path relative to the root."""
     return directory + b"/" + name if directory else name
 
 
 def divide(path: bytes) -> tuple[bytes, bytes]:
-    """(directory, name) of a path relative to the root."""
+    """Return (directory, name) of a path relative to the root."""
     directory, _, name = path.rpartition(b"/")
     return directory, name

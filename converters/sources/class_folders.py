@@ -1,4 +1,4 @@
-"""A tree of files, one sample each, whose folders may name classes: what image folders and folders of arrays share."""
+"""A tree of files, one sample each, whose folders may name classes; shared by image folders and folders of arrays."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _NO_FOLDER = "lies in no folder that names its class; move it into one, or conve
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """Which files are samples."""
+    """The kind of files that are samples."""
 
-    field: FieldSpec  # that each file is
+    field: FieldSpec  # the field that each file holds
     is_wanted: Callable[[bytes], bool]  # by name
     plural: str  # for messages
     suffixes: str  # for messages
 
 
 class FolderSource:
-    """Files under a folder. In mode FOLDER the classes are its folders, empty ones included; otherwise those met."""
+    """Files under a folder. In mode FOLDER the classes are its folders, empty ones included; otherwise those that occur."""
 
     def __init__(self, options: ConvertOptions, form: FileForm) -> None:
         """Raises MissingDataError, StorageError, or OptionError for several sets in one folder or a map that does not fit."""
@@ -83,16 +83,16 @@ class FolderSource:
             labels=None if self._census is None else self._census.labels(),
             empty_classes=tuple(os.fsdecode(folder) for folder in self._folders if folder not in self._populated),
             nothing=nothing,
-            remedy=f"{what} are told by suffix: {self._form.suffixes}",
+            remedy=f"{what} are recognised by suffix: {self._form.suffixes}",
         )
 
     def _scan_class(self, folder: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-        if self._form.is_wanted is is_image_name:  # the very listing that the folder is indexed by, so that ids agree
+        if self._form.is_wanted is is_image_name:  # the same listing that indexes the folder, so that ids agree
             return scan_class(self.root, folder, notes)
         return walk(self.root, folder, notes, self._form.is_wanted)
 
     def _class_of(self, file: ListedFile) -> tuple[int, str | None]:
-        """(label, problem)"""
+        """Return (label, problem)."""
         if self._census is None:
             return NO_LABEL, None
         folder = class_name(file.directory, self._class_from)
@@ -105,7 +105,7 @@ class FolderSource:
 
 
 def class_name(directory: bytes, class_from: ClassFrom) -> str | None:
-    """The class of what lies in `directory` (relative to the root); None where no folder names one."""
+    """Return the class of files in `directory` (relative to the root); None if no folder names one."""
     if not directory or class_from is ClassFrom.NONE:
         return None
     if class_from is ClassFrom.FOLDER:
@@ -116,15 +116,15 @@ def class_name(directory: bytes, class_from: ClassFrom) -> str | None:
 
 
 def refuse_field_choices(options: ConvertOptions) -> None:
-    """Raise OptionError if fields were chosen for a source that has but one."""
+    """Raise OptionError if fields were chosen for a source that has only one."""
     if options.fields:
         raise OptionError(
-            f"--field {options.fields[0]}: means nothing with --from {options.form}, whose samples are one file each"
+            f"--field {options.fields[0]}: has no effect with --from {options.form}, whose samples are one file each"
         )
 
 
 def refuse_class_map(options: ConvertOptions) -> None:
-    """Raise OptionError if classes were given to a set without labels."""
+    """Raise OptionError if classes were given for a set without labels."""
     if options.class_map is not None:
         raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
 
@@ -137,10 +137,10 @@ def _class_folders(root: Path) -> list[bytes]:
 
 
 def _refuse_several_sets(options: ConvertOptions, folders: list[bytes]) -> None:
-    """Raise OptionError, with the commands to give instead, for a folder of `train/` and `val/`."""
+    """Raise OptionError, with the commands to use instead, for a folder of `train/` and `val/`."""
     names = [os.fsdecode(name) for name in held_apart(options.source, folders)]
     if names:
         command = "`datapipe convert {source} DST/{name} --to {to}`"
         commands = " and ".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)
         shown = " and ".join(f"{name}/" for name in names)
-        raise OptionError(f"{options.source}: holds {shown}, which are sets of their own; run {commands}")
+        raise OptionError(f"{options.source}: holds {shown}, which are separate sets; run {commands}")

@@ -1,8 +1,8 @@
-"""COCO: images with the boxes that an annotation file gives them, and what else it says of each box.
+"""COCO: images with the boxes of an annotation file, and other members of the annotations.
 
-Samples are sorted by the id of their image, as torchvision's `CocoDetection` has them. Boxes are kept as
-`datapipe`'s kind `boxes` (see `converters.boxes`); their labels are places in the list of categories, sorted by id.
-Any other member of an annotation is kept on request as a JSON list, in the order of the boxes.
+Samples are sorted by the id of their image, as in torchvision's `CocoDetection`. Boxes become `datapipe`'s kind `boxes` (see
+`converters.boxes`); their labels are positions in the list of categories, sorted by id. Any other member of an annotation is
+kept on request as a JSON list, in the order of the boxes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from datapipe.manifest import FieldSpec, Kind
 
 BOXES_FIELD = FieldSpec("boxes", Kind.BOXES)
 IMAGE_ID_FIELD = FieldSpec("image_id", Kind.JSON)
-_COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # that resizing would make wrong
+_COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # resizing would make these wrong
 _ARRAYS = frozenset(("images", "annotations", "categories"))
 
 
@@ -48,7 +48,7 @@ class CocoSource:
     """An annotation file and a folder of images."""
 
     def __init__(self, options: ConvertOptions) -> None:
-        """Raises MissingDataError for a folder that is not there, OptionError for choices that cannot be honoured."""
+        """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
         self._path = options.source
         self.root = options.root or options.source.parent
         refuse_class_from(options)
@@ -159,7 +159,7 @@ class CocoSource:
 
     def _whole(self, value: dict[str, Any], name: str, what: str) -> int:
         number = value.get(name)
-        if isinstance(number, str) and number.isdecimal() and len(number) < 19:  # some tools write ids as texts
+        if isinstance(number, str) and number.isdecimal() and len(number) < 19:  # some tools write ids as text
             number = int(number)
         if not isinstance(number, int) or isinstance(number, bool) or abs(number) >= 1 << 63:
             raise FormatError(f"{self._path}: `{name}` of {what} {value!r:.60} is {number!r:.30}, expected a whole number")
@@ -192,7 +192,7 @@ class CocoSource:
         return ListedSample(directory, file, place, origins=origins, values=values, size=size, problem=problem)
 
     def _box(self, annotation: dict[str, Any]) -> tuple[list[float], str | None]:
-        """([x1, y1, x2, y2, label], what is wrong with it) of COCO's [x, y, width, height]."""
+        """Return ([x1, y1, x2, y2, label], problem) for COCO's [x, y, width, height]."""
         where, box, category = f"annotation {annotation.get('id')}", annotation.get("bbox"), annotation.get("category_id")
         is_box = isinstance(box, list) and len(box) == 4 and all(is_finite(value) for value in box)
         if not is_box or box[2] < 0 or box[3] < 0:  # type: ignore[index]
@@ -205,5 +205,5 @@ class CocoSource:
 
 
 def open_source(options: ConvertOptions) -> CocoSource:
-    """See `CocoSource`."""
+    """Open the source; see `CocoSource`."""
     return CocoSource(options)

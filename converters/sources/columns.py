@@ -1,4 +1,4 @@
-"""What the columns of a manifest are: files, values, the label; by the user's word, their names, or what they hold."""
+"""Assign roles to the columns of a manifest (files, values, label), by the user's choice, their names, or their contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datapipe.containers.listing import is_image_name
 from datapipe.errors import OptionError
 from datapipe.manifest import FieldSpec, Kind
 
-# Of several columns of images, the first of these is the image.
+# If several columns hold images, the first of these names is the image.
 _IMAGE_NAMES = (
     "image", "image_path", "image_file", "img", "img_path", "path", "file", "file_name", "filename", "filepath", "file_path",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")  # as JSON has th
 
 @dataclass(slots=True)
 class Census:
-    """What a column holds, over all rows."""
+    """Counts of a column's contents, over all rows."""
 
     num: int = 0  # cells that are not empty
     num_texts: int = 0
@@ -41,7 +41,7 @@ class Census:
     are_numbers: bool = True
 
     def count(self, cell: Any) -> None:
-        """Look at one more cell: a text, or a value of JSON."""
+        """Count one more cell: a text, or a JSON value."""
         if cell is None or cell == "":
             return
         self.num += 1
@@ -65,12 +65,12 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column that is kept."""
+    """One column to keep."""
 
     name: str  # in the manifest
     field: FieldSpec
     is_path: bool = False  # its cells name files that hold the field
-    number: str = ""  # "int" or "float" where every cell must be such a number, or empty
+    number: str = ""  # "int" or "float" if every cell must be such a number, or empty
 
     @property
     def is_label(self) -> bool:
@@ -79,7 +79,7 @@ class Column:
 
 @dataclass(slots=True)
 class _Draft:
-    """A column whose role is being found."""
+    """A column whose role is not decided yet."""
 
     name: str
     census: Census
@@ -94,9 +94,9 @@ class _Draft:
 
 
 def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: bool) -> tuple[Column, ...]:
-    """The columns that are kept. `is_typed`: the cells are JSON values, not texts.
+    """Return the columns to keep. `is_typed`: the cells are JSON values, not texts.
 
-    Raises OptionError where it cannot be told which column is what, or for a choice that cannot be honoured.
+    Raises OptionError if the roles of columns are not clear, or for a choice that is not possible.
     """
     drafts = [_Draft(name, census, choices.take(name)) for name, census in found.items()]
     choices.refuse_unmet(where, found)
@@ -117,7 +117,7 @@ def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: 
 
 
 def _choose(draft: _Draft, *, is_typed: bool) -> None:
-    """Kind and role by the user's word, or by what the cells hold."""
+    """Set kind and role by the user's choice, or by the contents of the cells."""
     census, choice = draft.census, draft.choice
     if choice == "label":
         draft.kind = Kind.LABEL
@@ -146,7 +146,7 @@ def _guess_label(where: str, drafts: list[_Draft]) -> None:
             return
         if draft is not None and draft.number == "float":
             raise OptionError(
-                f"{where}: the column {draft.name!r} holds numbers that are not whole, which no class can have; say"
+                f"{where}: the column {draft.name!r} holds numbers that are not whole, so they are not classes; pass"
                 f" --field {draft.name}=float to keep them as values, or write whole ones"
             )
 

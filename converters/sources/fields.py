@@ -1,4 +1,4 @@
-"""The fields of a source: their order, and what the user says of them."""
+"""The fields of a source: their order, and the user's choices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datapipe.manifest import FieldSpec, Kind
 
 
 def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:
-    """The image first, then masks, boxes, and the others by name; the label last.
+    """Return the image first, then masks, boxes, and the others by name; the label last.
 
     Raises OptionError for two of one name.
     """
@@ -21,7 +21,7 @@ def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:
 
 
 class Choices:
-    """The user's `--field NAME=KIND`s, taken one after the other as a source meets the names."""
+    """The user's `--field NAME=KIND` options, taken one by one as a source encounters the names."""
 
     def __init__(self, choices: tuple[FieldChoice, ...]) -> None:
         self._kinds = {choice.name: choice.kind for choice in choices}
@@ -31,7 +31,7 @@ class Choices:
         return bool(self._kinds)
 
     def take(self, name: str) -> str | None:
-        """What the user chose for what the source calls `name`; None where nothing was chosen."""
+        """Return the user's choice for the source's `name`; None if there is none."""
         self._left.discard(name)
         return self._kinds.get(name)
 
@@ -43,6 +43,6 @@ class Choices:
 
     @staticmethod
     def refuse_kind(name: str, kind: str, allowed: Iterable[str]) -> None:
-        """Raise OptionError unless `kind` is one that the source can make of `name`."""
+        """Raise OptionError unless the source can make `kind` of `name`."""
         if kind not in allowed:
             raise OptionError(f"--field {name}={kind}: not possible here; choose one of: {', '.join(allowed)}")

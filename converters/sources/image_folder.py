@@ -1,4 +1,4 @@
-"""A folder of images: a folder per class as torchvision's `ImageFolder` reads it, or deeper, or without classes."""
+"""A folder of images: one folder per class as torchvision's `ImageFolder` reads it, or deeper, or without classes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _IMAGES = FileForm(IMAGE_FIELD, is_image_name, "images", ".jpg, .jpeg, .png, ...
 
 
 def open_source(options: ConvertOptions) -> FolderSource:
-    """See `FolderSource`."""
+    """Open the source; see `FolderSource`."""
     return FolderSource(options, _IMAGES)

@@ -1,4 +1,4 @@
-"""Large JSON files, element by element: an object whose arrays are read one member at a time."""
+"""Read large JSON files element by element: an object whose arrays are read one member at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DECODER = json.JSONDecoder()
 
 
 def array_elements(path: Path, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """(key, element) for every element of the arrays that the object in `path` holds under `keys`, in the file's order.
+    """Yield (key, element) for every element of the arrays that the object in `path` holds under `keys`, in the file's order.
 
-    An array is announced by (key, None) even if it is empty. Other members are passed over. Memory holds one element
-    (of another member: all of it). Raises MissingDataError, StorageError, or FormatError for what is not such an object.
+    (key, None) announces an array even if it is empty. Other members are skipped. Memory holds one element (of a skipped
+    member: all of it). Raises MissingDataError, StorageError, or FormatError for a file that is not such an object.
     """
     try:
         with regular_files.open_file(path) as file:
@@ -38,7 +38,7 @@ def _members(text: _Text, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
     while True:
         key = text.value()
         if not isinstance(key, str):
-            raise text.error("a name in quotes belongs here")
+            raise text.error("expected a name in quotes")
         text.expect(":")
         if key in keys:
             yield key, None
@@ -56,7 +56,7 @@ def _members(text: _Text, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """What is left of the file, as much of it as was needed so far."""
+    """The rest of the file, as far as it has been read."""
 
     def __init__(self, path: Path, blocks: Iterator[bytes]) -> None:
         self._path = path
@@ -64,23 +64,23 @@ class _Text:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self._at = 0
-        self._num_before = 0  # characters that were dropped from the front
+        self._num_before = 0  # characters dropped from the front
         self._has_ended = False
 
     def peek(self) -> str:
-        """The next character that is no space. Raises FormatError at the end."""
+        """Return the next character that is not a space. Raises FormatError at the end."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in _SPACE:
                     return self._text[self._at]
                 self._at += 1
             if not self._more():
-                raise self.error("it ends here: was it cut?")
+                raise self.error("unexpected end: is the file truncated?")
 
     def take_one_of(self, marks: str) -> str:
         mark = self.peek()
         if mark not in marks:
-            raise self.error(f"{' or '.join(map(repr, marks))} belongs here, found {mark!r}")
+            raise self.error(f"expected {' or '.join(map(repr, marks))}, found {mark!r}")
         self._at += 1
         return mark
 
@@ -88,7 +88,7 @@ class _Text:
         self.take_one_of(mark)
 
     def value(self) -> Any:
-        """The next JSON value."""
+        """Return the next JSON value."""
         self.peek()
         while True:
             try:
@@ -97,15 +97,15 @@ class _Text:
                 if self._more():
                     continue
                 raise self.error(str(exc)) from exc
-            if end < len(self._text) or not self._more():  # a number at the end of what was read may go on
+            if end < len(self._text) or not self._more():  # a number at the end of the text read so far may continue
                 self._at = end
                 return value
 
     def error(self, what: str) -> FormatError:
-        return FormatError(f"{self._path}: not the JSON that was expected, at character {self._num_before + self._at}: {what}")
+        return FormatError(f"{self._path}: unexpected JSON at character {self._num_before + self._at}: {what}")
 
     def _more(self) -> bool:
-        """Read on, at least as much as is there already; False at the end."""
+        """Read at least as many characters as are left; return False at the end."""
         if self._has_ended:
             return False
         left = self._text[self._at :]

@@ -1,4 +1,4 @@
-"""Labels: numbers for the names of classes, by their order or by a map that the user gives."""
+"""Labels: numbers for the names of classes, by their order or by the user's map."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from datapipe import regular_files
 from datapipe.errors import MissingDataError, OptionError, StorageError
 
-MAX_CLASSES = 1 << 20  # more different labels than these are no classes
+MAX_CLASSES = 1 << 20  # with more different labels, they are not classes
 _NUMBER = re.compile(r"0|[1-9]\d{0,17}")  # not 007, which is a name
-_NO_CLASS = re.compile(r"-\d+|-?\d+\.\d*")  # a number that no class has: as a name it would be sorted as a text
+_NO_CLASS = re.compile(r"-\d+|-?\d+\.\d*")  # not a class number; as a name it would be sorted as text
 
 
 class LabelCensus:
-    """Numbers labels as they are met; in the end, either they are class numbers themselves, or names to be sorted.
+    """Numbers labels in order of occurrence; at the end they are either class numbers themselves, or names to be sorted.
 
-    Where every label is a whole number in plain decimal, the numbers are the labels and the classes have no names,
-    unless `is_named` or there is a map. Names are sorted as the bytes of the file system.
+    If every label is a whole number in plain decimal, the numbers are the labels and the classes have no names, unless
+    `is_named` or there is a map. Names are sorted as the bytes of the file system.
     """
 
     def __init__(self, class_map: Path | None = None, *, is_named: bool = False) -> None:
@@ -30,15 +30,15 @@ class LabelCensus:
         self._met: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """A number that stands for this label until all are known.
+        """Return a number that stands for this label until all are known.
 
-        Raises OptionError where the map lacks it, or for a number below 0 or with a point.
+        Raises OptionError if the map lacks it, or for a number below 0 or with a decimal point.
         """
         met = self._met.get(text)
         if met is None:
             if self._map is None and not self._is_named and _NO_CLASS.fullmatch(text):
                 raise OptionError(
-                    f"the label {text!r} is a number that no class can have: they are whole, from 0; number the labels"
+                    f"the label {text!r} is not a class number: these are whole, from 0; number the labels"
                     " with --class-map, or keep them as values with --field NAME=float"
                 )
             if self._map is not None and text not in self._map:
@@ -56,13 +56,13 @@ class LabelCensus:
         return bool(self._met)
 
     def classes(self) -> tuple[str, ...] | None:
-        """Names by label; None where the labels are numbers."""
+        """Return names by label; None if the labels are numbers."""
         if self._map is not None:
             return tuple(sorted(self._map, key=self._map.__getitem__))
         return None if self._is_numbers() else tuple(sorted(self._met, key=os.fsencode))
 
     def labels(self) -> dict[int, int]:
-        """What `number` gave -> label."""
+        """Return result of `number` -> label."""
         if self._map is None and self._is_numbers():
             return {met: int(text) for text, met in self._met.items()}
         table: Mapping[str, int] = self._map or {name: label for label, name in enumerate(self.classes() or ())}
@@ -73,7 +73,7 @@ class LabelCensus:
 
 
 def place_labels(names: Iterable[str], class_map: Path | None, where: str) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Labels by name, and names by label, of classes that are known in order: by their place, or by the map.
+    """Return labels by name, and names by label, for classes in a known order: by position, or by the map.
 
     Raises OptionError for a map that lacks one.
     """
@@ -89,9 +89,9 @@ def place_labels(names: Iterable[str], class_map: Path | None, where: str) -> tu
 
 
 def read_class_map(path: Path) -> dict[str, int]:
-    """A JSON object {class: index}, or lines of `class index`.
+    """Read a JSON object {class: index}, or lines of `class index`.
 
-    Indices must be 0..n-1, each once: they are labels, and a class list has no holes.
+    Indices must be 0..n-1, each once: they are labels, and a class list has no gaps.
     """
     try:
         text = os.fsdecode(regular_files.read_bytes(path))

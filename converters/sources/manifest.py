@@ -1,6 +1,6 @@
-"""A manifest: a CSV or JSON-lines file with a row per sample that names its files, its label and further values.
+"""A manifest: a CSV or JSON-lines file with one row per sample that names its files, its label and further values.
 
-A sample's id is its row's place. The manifest is read twice: once to learn what its columns hold, once to list.
+A sample's id is its row's position. The manifest is read twice: once to find the contents of its columns, once to list.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ManifestSource:
     """The rows of a manifest."""
 
     def __init__(self, options: ConvertOptions) -> None:
-        """Reads all of the manifest once.
+        """Read all of the manifest once.
 
-        Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError where it cannot be
-        told which column is what.
+        Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError if the roles of columns are
+        not clear.
         """
         self._path = options.source
         self.root = options.root or options.source.parent
@@ -43,7 +43,7 @@ class ManifestSource:
         self._census = LabelCensus(options.class_map)
         self._label = next((column for column in self._columns if column.is_label), None)
         if self._label is None and options.class_map is not None:
-            raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; say which with --field COLUMN=label")
+            raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; choose it by --field COLUMN=label")
 
     def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
         for place, row in enumerate(read_rows(self._path)):
@@ -121,12 +121,12 @@ class ManifestSource:
         try:
             os.fsencode(cell)
         except UnicodeEncodeError as exc:
-            raise _BadCell(f"{column.name!r} is {_shown(cell)}, which has half a character in it") from exc
+            raise _BadCell(f"{column.name!r} is {_shown(cell)}, which contains half of a surrogate pair") from exc
         return self._census.number(cell)
 
 
 class _BadCell(Exception):  # noqa: N818  # never leaves this module
-    """Why a row is a bad sample, and what it is called if that is known."""
+    """The reason why a row is a bad sample, and its name if known."""
 
     def __init__(self, reason: str, path: bytes = b"") -> None:
         super().__init__(reason)
@@ -134,7 +134,7 @@ class _BadCell(Exception):  # noqa: N818  # never leaves this module
 
 
 def _value(column: Column, cell: Any, *, is_typed: bool) -> str:
-    """What the plan keeps of a cell: a text, or JSON text. Raises _BadCell."""
+    """Return the plan's form of a cell: text, or JSON text. Raises _BadCell."""
     if column.number and not _is_number(column.number, cell, is_typed=is_typed):
         raise _BadCell(f"{column.name!r} is {_shown(cell)}, not {'a whole' if column.number == 'int' else 'a'} number")
     if column.field.kind is Kind.TEXT:
@@ -170,13 +170,13 @@ def _shown(cell: Any) -> str:
 
 
 def refuse_class_from(options: ConvertOptions) -> None:
-    """Raise OptionError if classes should come from folders, in a source that tells labels itself."""
+    """Raise OptionError if classes should come from folders, for a source that provides labels itself."""
     if options.class_from not in (None, ClassFrom.NONE):
         raise OptionError(
-            f"--class-from {options.class_from.value}: means nothing with --from {options.form}, which tells labels itself"
+            f"--class-from {options.class_from.value}: has no effect with --from {options.form}, which provides the labels"
         )
 
 
 def open_source(options: ConvertOptions) -> ManifestSource:
-    """See `ManifestSource`."""
+    """Open the source; see `ManifestSource`."""
     return ManifestSource(options)

@@ -1,4 +1,4 @@
-"""The rows of a manifest: CSV with a header, or a JSON object per line. Errors name file and line."""
+"""Read the rows of a manifest: CSV with a header, or a JSON object per line. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_BOM = b"\xef\xbb\xbf"
-MAX_LINE_NBYTES = 16 << 20  # held in memory, a few times over
+MAX_LINE_NBYTES = 16 << 20  # held in memory several times
 _DELIMITERS = (",", "\t", ";")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
@@ -22,24 +22,24 @@ CSV_SUFFIXES = (".csv", ".tsv")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample's row."""
+    """The row of one sample."""
 
-    line: int  # in the file, from 1: the last line of a row of several
+    line: int  # in the file, from 1; the last line of a row of several lines
     cells: dict[str, Any]  # by column: texts in CSV, JSON values otherwise; absent keys are left out
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether the manifest is read as JSON lines, by its name."""
+    """Return True if the manifest's name says that it is JSON lines."""
     return path.suffix.lower() in JSON_SUFFIXES
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows, as a stream. Raises MissingDataError, StorageError or FormatError, which names the line."""
+    """Yield the rows. Raises MissingDataError, StorageError or FormatError, which names the line."""
     return _json_rows(path) if is_json_lines(path) else _csv_rows(path)
 
 
 def read_header(path: Path) -> list[str]:
-    """The columns of a CSV, in order. Raises as `read_rows` does."""
+    """Return the columns of a CSV, in order. Raises as `read_rows` does."""
     lines = _lines(path)
     try:
         return next(_parsed(path, lines))[1]
@@ -71,7 +71,7 @@ def _check_header(path: Path, columns: list[str]) -> None:
 
 
 def _parsed(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) by Python's csv module, strict about quotes; the delimiter is the one that the header uses."""
+    """Yield (line, cells) by Python's csv module, strict about quotes; the delimiter is the one that the header uses."""
     first = next(lines, None)
     if first is None:
         return
@@ -108,16 +108,16 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {max(names, key=names.count)!r} comes twice")
+        raise ValueError(f"the key {max(names, key=names.count)!r} occurs twice")
     return value
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON; write null")
+    raise ValueError(f"{text} is not JSON; write null")
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines with their ends, in UTF-8."""
+    """Yield the lines with their ends, in UTF-8."""
     try:
         with regular_files.open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_NBYTES + 1), b""), 1):

@@ -1,4 +1,4 @@
-"""Files that somebody names in a list: found under the root, or why not."""
+"""Find files that a list names under the root, or the reason why not."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from converters.sources import Origin
 from datapipe.errors import MissingDataError
 from datapipe.regular_files import is_within
 
-_MAX_FOLDERS = 4096  # whose real paths are remembered
+_MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
 
 
 class NamedFiles:
-    """Looks up files by the names that a list gives. Nothing outside `root` is ever named in an answer."""
+    """Looks up files by the names in a list. A result never names anything outside `root`."""
 
     def __init__(self, root: Path, listed_in: Path) -> None:
-        """Raises MissingDataError where `root` is no folder."""
+        """Raises MissingDataError if `root` is not a folder."""
         if not root.is_dir():
             raise MissingDataError(f"{root}: no such folder; check --root")
         self._root = root
@@ -30,10 +30,10 @@ class NamedFiles:
         self._has_found = False
 
     def find(self, text: str) -> tuple[bytes, Origin | None, str | None]:
-        """(path relative to the root, where its bytes are, why they are not): the last two exclude each other.
+        """Return (path relative to the root, location of its bytes, problem); either the location or the problem is None.
 
-        `text`: relative to the root, or absolute within it. Raises MissingDataError when the first names of a list
-        all turn out to be missing.
+        `text`: relative to the root, or absolute within it. Raises MissingDataError if the first names of a list are all
+        missing.
         """
         try:
             name = os.path.normpath(os.fsencode(text))
@@ -62,7 +62,7 @@ class NamedFiles:
         return name, Origin.whole(name, status.st_size, status.st_mtime_ns), None
 
     def refuse_wrong_root(self) -> None:
-        """Raise MissingDataError if files were named and none is there."""
+        """Raise MissingDataError if files were named and none exists."""
         if self._num_missing and not self._has_found:
             raise MissingDataError(
                 f"{self._listed_in}: none of the first {self._num_missing} files is there; the first is {self._first_missing!r},"

@@ -10,5 +10,5 @@ _ARRAYS = FileForm(FieldSpec("array", Kind.ARRAY), lambda name: name.lower().end
 
 
 def open_source(options: ConvertOptions) -> FolderSource:
-    """See `FolderSource`."""
+    """Open the source; see `FolderSource`."""
     return FolderSource(options, _ARRAYS)

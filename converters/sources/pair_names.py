@@ -1,4 +1,4 @@
-"""Which files of a folder belong together, by their names alone."""
+"""Find the files of a folder that belong together, by their names alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from datapipe.manifest import Kind
 
 IMAGE = "image"
 MASK = "mask"
-KINDS = {b".txt": Kind.TEXT, b".json": Kind.JSON, b".npy": Kind.ARRAY}  # of files that are no images, by suffix
-_BESIDE = {Kind.TEXT: "txt", Kind.JSON: "json", Kind.ARRAY: "array"}  # the field that such a file beside an image is
+KINDS = {b".txt": Kind.TEXT, b".json": Kind.JSON, b".npy": Kind.ARRAY}  # of files that are not images, by suffix
+_BESIDE = {Kind.TEXT: "txt", Kind.JSON: "json", Kind.ARRAY: "array"}  # the field of such a file next to an image
 _IMAGE_FOLDERS = frozenset(
     (b"images", b"image", b"imgs", b"img", b"jpegimages", b"photos", b"pictures", b"inputs", b"input", b"rgb")
 )
@@ -23,22 +23,22 @@ _MASK_ENDING = re.compile(rb"(?i)(.+)[_-](masks?|seg|segmentation|labels?|gt|mat
 
 @dataclass(frozen=True, slots=True)
 class PairedFile:
-    """A file and the sample that it is part of."""
+    """A file and the sample that it belongs to."""
 
     directory: bytes  # of the sample: relative to the root, or to the folder of its role
     stem: bytes  # of the sample
-    field: str  # IMAGE, MASK, or what the folder or the suffix is called
+    field: str  # IMAGE, MASK, or a name from the folder or the suffix
     kind: Kind
-    other_stem: bytes | None  # whose mask it may be: if there is such an image (IMAGE), if there is none of `stem` (MASK)
+    other_stem: bytes | None  # the image it may mask: if there is such an image (IMAGE), if there is none of `stem` (MASK)
 
 
 def is_pair_name(name: bytes) -> bool:
-    """Whether a file of this name may be part of a sample."""
+    """Return True if a file of this name may be part of a sample."""
     return is_image_name(name) or os.path.splitext(name)[1].lower() in KINDS
 
 
 def role_folders(folders: list[bytes]) -> dict[bytes, str]:
-    """Field by folder, where the folders of a source hold one field each: one of them the images. Else empty."""
+    """Return field by folder, if each folder of a source holds one field and one of them the images; else empty."""
     images = [folder for folder in folders if folder.lower() in _IMAGE_FOLDERS]
     if len(images) != 1 or len(folders) < 2:
         return {}
@@ -51,7 +51,7 @@ def _field_of_folder(folder: bytes) -> str:
 
 
 def place_file(file: ListedFile, roles: dict[bytes, str]) -> PairedFile:
-    """Where a file belongs; `roles` as `role_folders` gives them."""
+    """Return the sample and field of a file; `roles` from `role_folders`."""
     stem, suffix = os.path.splitext(file.name)
     top, _, below = file.directory.partition(b"/")
     role, directory = (roles.get(top), below) if roles else (None, file.directory)
@@ -64,6 +64,6 @@ def place_file(file: ListedFile, roles: dict[bytes, str]) -> PairedFile:
     kind = KINDS[suffix.lower()]
     if role in (None, IMAGE):
         return PairedFile(directory, stem, _BESIDE[kind], kind, None)
-    if role == MASK and kind is not Kind.ARRAY:  # YOLO and others keep texts in a folder called "labels"
+    if role == MASK and kind is not Kind.ARRAY:  # YOLO and others keep texts in a folder named "labels"
         role = field_name(os.fsdecode(top))
     return PairedFile(directory, stem, role, Kind.MASK if role == MASK else kind, masked if role == MASK else None)

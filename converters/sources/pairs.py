@@ -1,8 +1,8 @@
 """Files that belong together by their names: an image and its mask, caption or description.
 
-Either folders of the source hold one field each (`imgs/a.jpg`, `masks/a.png`, `captions/a.txt`), or the files lie side by
-side (`a.jpg`, `a_mask.png` or `a.png`, `a.txt`, `a.json`, `a.npy`). A sample is all files of one stem; the set has
-every field that some sample has, and a sample that lacks one is bad.
+Either each folder of the source holds one field (`imgs/a.jpg`, `masks/a.png`, `captions/a.txt`), or the files are side by
+side (`a.jpg`, `a_mask.png` or `a.png`, `a.txt`, `a.json`, `a.npy`). A sample is all files of one stem; the set has every
+field that some sample has, and a sample that lacks one is bad.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datapipe.manifest import FieldSpec, Kind
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
 _COLUMNS = "directory BLOB, stem BLOB, field TEXT, kind TEXT, path BLOB, nbytes INTEGER, mtime_ns INTEGER, problem TEXT"
-# A file called like the mask of another: it is one if that other is there. A mask goes to the image of its own name first.
+# A file named like another's mask is one if the other file exists. A mask belongs first to the image of its own name.
 _RESOLVE = """
     INSERT INTO paired SELECT directory,
         CASE WHEN is_mask THEN other_stem ELSE stem END,
@@ -79,7 +79,7 @@ class PairedFiles:
     def facts(self) -> SourceFacts:
         if self._fields and len(self._fields) < 2:
             raise OptionError(
-                f"{self.root}: nothing is paired, there are files of one kind only ({', '.join(self._fields)});"
+                f"{self.root}: nothing to pair, there are files of one kind only ({', '.join(self._fields)});"
                 " convert them with --from image-folder"
             )
         fields = [FieldSpec(name, kind) for name, kind in self._fields.items()]
@@ -88,7 +88,7 @@ class PairedFiles:
             classes=self._census.classes() if self._census else None,
             labels=self._census.labels() if self._census else None,
             nothing="no files to pair",
-            remedy="images are told by suffix (.jpg, .png, ...), what belongs to them by .txt, .json, .npy or as their masks",
+            remedy="images are recognised by suffix (.jpg, .png, ...), their partners by .txt, .json, .npy or as masks",
         )
 
     def _row(self, file: ListedFile) -> tuple[object, ...]:
@@ -98,7 +98,7 @@ class PairedFiles:
         return (placed.directory, placed.stem, placed.field, placed.kind.value, *details)
 
     def _choose_fields(self, connection: sqlite3.Connection) -> dict[str, Kind]:
-        """The fields that there are, those that are left out removed."""
+        """Return the existing fields, without those that are left out."""
         fields: dict[str, Kind] = {}
         found = connection.execute("SELECT DISTINCT field, kind FROM paired ORDER BY field, kind").fetchall()
         doubled = connection.execute(
@@ -146,7 +146,7 @@ class PairedFiles:
 
 
 def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
-    """Of two images of one stem of which one is a .png, that is the mask; unless there is a mask."""
+    """Treat the .png of two images with one stem as the mask, if only one is a .png and there is no mask."""
     images = [row for row in rows if row[2] == IMAGE]
     pngs = [row for row in images if row[4].lower().endswith(b".png")]
     if len(images) != 2 or len(pngs) != 1 or any(row[2] == MASK for row in rows):
@@ -156,5 +156,5 @@ def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
 
 
 def open_source(options: ConvertOptions) -> PairedFiles:
-    """See `PairedFiles`."""
+    """Open the source; see `PairedFiles`."""
     return PairedFiles(options)

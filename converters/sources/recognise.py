@@ -1,4 +1,4 @@
-"""What a source is, where the user does not say: told from names, by a bounded look, and never guessed."""
+"""Recognise the form of a source from names, with a bounded look; if it is not clear, ask rather than guess."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from datapipe.containers.listing import held_apart, is_folder, is_image_name, is
 from datapipe.errors import FormatError, OptionError
 from datapipe.manifest import MANIFEST_NAME
 
-_MAX_NAMES = 2000  # that are looked at in a folder
-_MAX_FOLDERS = 20  # that are looked into
+_MAX_NAMES = 2000  # names read per folder
+_MAX_FOLDERS = 20  # folders opened
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
 _TITLES = {
     "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
@@ -29,7 +29,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Recognition:
-    """What a source was taken for, and why."""
+    """The form of a source, and the evidence for it."""
 
     form: str
     why: str
@@ -40,7 +40,7 @@ class Recognition:
 
 @dataclass(slots=True)
 class _Seen:
-    """What lies in a folder and the folders in it."""
+    """The contents of a folder and its subfolders."""
 
     num_images: int = 0
     num_images_deep: int = 0  # in folders
@@ -52,9 +52,9 @@ class _Seen:
 
 
 def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | None]:
-    """The options with the form of their source; what it was taken for, where they did not say.
+    """Return the options with the form of their source, and the recognition if they did not name it.
 
-    Raises OptionError where it may be several things, or none; MissingDataError or StorageError where it cannot be looked at.
+    Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
     """
     if options.form != "auto":
         return options, None
@@ -63,7 +63,7 @@ def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | Non
 
 
 def recognise(options: ConvertOptions) -> Recognition:
-    """What `options.source` is. Raises as `resolved` does."""
+    """Return the form of `options.source`. Raises as `resolved` does."""
     source = options.source
     return _of_file(source) if source.is_file() else _of_folder(options)
 
@@ -79,7 +79,7 @@ def _of_file(path: Path) -> Recognition:
             return Recognition("coco", "it has `images` and `annotations`")
         raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
     raise OptionError(
-        f"{path}: not known by its name; pass a folder, a .csv, .tsv, .jsonl, .tar or COCO's .json, or say --from what it is"
+        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar or COCO's .json, or choose --from"
     )
 
 
@@ -94,11 +94,11 @@ def _of_folder(options: ConvertOptions) -> Recognition:
     source = options.source
     folders = list_folders(source, otherwise=NO_FOLDER)
     if held_apart(source, folders) and options.class_from is not ClassFrom.NONE:
-        return Recognition("image-folder", "it has class folders")  # which then says what is wrong with it
+        return Recognition("image-folder", "it has class folders")  # its errors then explain the problem
     seen = _look(source, folders)
     if (source / MANIFEST_NAME).is_file() and not seen.num_tars:
         raise OptionError(
-            f"{source}: a converted dataset, and not of tars; of such, only tars are read; convert its source again"
+            f"{source}: a converted dataset, but not of tars; only those can be converted again; convert its source instead"
         )
     found: list[Recognition] = []
     roles = role_folders(folders)
@@ -123,12 +123,12 @@ def _of_folder(options: ConvertOptions) -> Recognition:
             " --from image-folder to take the classes from the folders"
         )
     if not found and folders and not seen.lists and not seen.annotations:
-        return Recognition("image-folder", "it has folders")  # empty ones: it says what is missing
+        return Recognition("image-folder", "it has folders")  # empty folders: its errors name what is missing
     return _only(found, source, seen)
 
 
 def _only(found: list[Recognition], source: Path, seen: _Seen | None = None) -> Recognition:
-    """The one thing that it can be. Raises OptionError if there are several, or none."""
+    """Return the only possible form. Raises OptionError if there are several, or none."""
     if len(found) == 1:
         return found[0]
     if found:
@@ -154,7 +154,7 @@ def _without_folders(source: Path, seen: _Seen) -> OptionError:
 
 
 def _look(source: Path, folders: list[bytes]) -> _Seen:
-    """A bounded look: some names of the folder, and of some folders in it, down to the first files."""
+    """Count some names of the folder, and of some folders in it, down to the first files."""
     seen = _Seen()
     top = os.fsencode(source)
     _count(top, seen, is_top=True)
@@ -167,7 +167,7 @@ def _look(source: Path, folders: list[bytes]) -> _Seen:
 
 
 def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
-    """Note what lies in `folder`; the folders in it."""
+    """Count the contents of `folder`; return its subfolders."""
     images: dict[bytes, bytes] = {}
     others: list[bytes] = []
     folders: list[bytes] = []
@@ -209,5 +209,5 @@ def _entries(folder: bytes) -> Iterator[os.DirEntry[bytes]]:
     try:
         with os.scandir(folder) as entries:
             yield from entries
-    except OSError:  # a real scan says so
+    except OSError:  # the real scan reports it
         return

@@ -1,7 +1,7 @@
-"""WebDataset tars that others wrote: every member of a sample becomes a field, named by its suffix.
+"""WebDataset tars written by other tools: every member of a sample becomes a field, named by its suffix.
 
-Tars are read in the order of their names, samples in the order of the tar. Nothing is extracted: a member's name is a
-key and a suffix, never a path to write to; links, devices and folders are passed over.
+Tars are read in the order of their names, samples in the order of the tar. Nothing is extracted: a member's name is a key and
+a suffix, never a path to write to; links, devices and folders are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from datapipe.printable import printable
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABELS = ("cls", "label")
 _MAX_LABEL_NBYTES = 1024
-_MAX_SUFFIXES = 1000  # different ones
+_MAX_SUFFIXES = 1000  # different suffixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class _Group:
 
     key: bytes
     members: list[tuple[str, Member]]  # by suffix, in order
-    is_again: bool  # members of that key came before
+    is_again: bool  # there were earlier members of that key
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A tar and what it was like when it was opened."""
+    """A tar, and its size and time when it was opened."""
 
     data: mmap.mmap
     nbytes: int
@@ -55,9 +55,9 @@ class TarSource:
     """A tar, or the tars of a folder."""
 
     def __init__(self, options: ConvertOptions) -> None:
-        """Of a converted dataset, kinds of fields and names of classes are those of its manifest.
+        """Open the tars. For a converted dataset, kinds of fields and names of classes come from its manifest.
 
-        Raises MissingDataError or StorageError where there are no tars, UnfinishedError for a half-made dataset.
+        Raises MissingDataError or StorageError if there are no tars, UnfinishedError for an unfinished dataset.
         """
         refuse_class_from(options)
         source = options.source
@@ -84,12 +84,12 @@ class TarSource:
 
     @staticmethod
     def _next(groups: Iterator[_Group], name: bytes, path: bytes, notes: ScanNotes) -> _Group | None:
-        """The next sample; None at the end, and where the tar is damaged, which is noted."""
+        """Return the next sample; None at the end, and where the tar is damaged, which is noted."""
         try:
             return next(groups, None)
         except FormatError as exc:
             reason = str(exc).removeprefix(f"{printable(os.fsdecode(path))}: ")
-            notes.problems.append(ScanProblem(name, f"{reason}; samples from there on are missing"))
+            notes.problems.append(ScanProblem(name, f"{reason}; samples after that are missing"))
             return None
 
     def facts(self) -> SourceFacts:
@@ -108,12 +108,12 @@ class TarSource:
             classes=(self._census.classes() or self._classes) if has_labels else None,
             labels=self._census.labels() if has_labels else None,
             nothing=f"no samples in {len(self._names)} tars",
-            remedy="samples are members called KEY.SUFFIX",
+            remedy="samples are members named KEY.SUFFIX",
         )
 
     def _listed(self, place: int, name: bytes, group: _Group, tar: _Mapped) -> ListedSample:
         origins: dict[str, Origin] = {}
-        problem = "its members are not consecutive: some came before; sort the tar by name" if group.is_again else None
+        problem = "its members are not consecutive: some were earlier; sort the tar by name" if group.is_again else None
         label, met = NO_LABEL, set()
         for suffix, member in group.members:
             field = self._field_of(suffix, member, tar.data)
@@ -128,7 +128,7 @@ class TarSource:
                 try:
                     label = self._census.number(text.decode())
                 except UnicodeDecodeError:
-                    problem = problem or f"its label {text[:20]!r} is no text"
+                    problem = problem or f"its label {text[:20]!r} is not text"
             else:
                 origins[field.name] = Origin(name, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns)
         return ListedSample(name, group.key, place, label, origins, problem=problem)
@@ -149,7 +149,7 @@ class TarSource:
 
 
 def _field_of(suffix: str, choice: str | None, head: bytes) -> FieldSpec | None:
-    """The field that members of a suffix are; None for those that are left out. `head`: the first bytes of one."""
+    """Return the field of members with a suffix; None for those left out. `head`: the first bytes of one."""
     if choice == "none":
         return None
     if choice == "label" or (choice is None and suffix in _LABELS):
@@ -164,7 +164,7 @@ def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:
 
 
 def _groups(data: mmap.mmap | bytes, where: str, notes: ScanNotes) -> Iterator[_Group]:
-    """The samples of a tar. Raises FormatError where it does not parse; the sample at hand is then dropped."""
+    """Yield the samples of a tar. Raises FormatError where it does not parse; the current sample is then dropped."""
     done: set[bytes] = set()
     current: bytes | None = None
     members: list[tuple[str, Member]] = []
@@ -198,7 +198,7 @@ def _tars_in(source: Path) -> list[bytes]:
 
 
 def _open_map(path: bytes) -> _Mapped:
-    """A tar in memory, to be closed. Raises MissingDataError, StorageError or FormatError."""
+    """Map a tar into memory; the caller closes it. Raises MissingDataError, StorageError or FormatError."""
     where = os.fsdecode(path)
     try:
         with regular_files.open_file(path) as file:
@@ -210,10 +210,10 @@ def _open_map(path: bytes) -> _Mapped:
         raise MissingDataError(f"{where}: no such file; check the path of the source") from exc
     except OSError as exc:
         raise StorageError(f"{where}: cannot be read ({exc.strerror}); check its permissions") from exc
-    data.madvise(mmap.MADV_RANDOM)  # headers alone are read: don't drag the images in
+    data.madvise(mmap.MADV_RANDOM)  # only headers are read: do not read the images ahead
     return _Mapped(data, status.st_size, status.st_mtime_ns)
 
 
 def open_source(options: ConvertOptions) -> TarSource:
-    """See `TarSource`."""
+    """Open the source; see `TarSource`."""
     return TarSource(options)

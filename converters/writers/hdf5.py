@@ -1,7 +1,7 @@
-"""HDF5 shards: each field's bytes in one contiguous dataset, so that h5py and `pread` read them alike.
+"""HDF5 shards: each field's bytes in one contiguous dataset, so that h5py and `pread` both read them.
 
-The images go to their final place as they come; what HDF5 has to know of them is put around them in the end. The bytes
-of further fields wait in a temporary file, as they follow the images. Memory does not grow with the shard's bytes.
+Images are written to their final place as they arrive; HDF5's metadata is written around them at the end. The bytes of
+further fields wait in a temporary file, since they follow the images. Memory does not grow with the shard's bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[s
 
 
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """None: HDF5 is its own index."""
+    """Return no files: HDF5 is its own index."""
     return {}
 
 
@@ -49,10 +49,10 @@ class Hdf5Shard:
         self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
         self._stream = ShardStream(path, start=form.DATA_START)
         others = list(self._columns)[1:]  # the first field's bytes are written in place
-        self._spools = {name: tempfile.TemporaryFile(dir=path.parent) for name in others}  # noqa: SIM115  # closed in the end
+        self._spools = {name: tempfile.TemporaryFile(dir=path.parent) for name in others}  # noqa: SIM115  # closed at the end
 
     def check(self, sample: StoredSample) -> None:
-        """HDF5 holds any."""
+        """Accept every sample: HDF5 holds any."""
 
     def append(self, sample: StoredSample) -> None:
         for name, column in self._columns.items():
@@ -104,7 +104,7 @@ class Hdf5Shard:
         )
 
     def _pixels(self, sizes: list[tuple[int, int]]) -> dict[str, Pixels]:
-        """The image, where all images are raw pixels of one size."""
+        """Return the image field, if all images are raw pixels of one size."""
         image = self._columns.get("image")
         if image is None or set(image.encodings) != {"npy"} or len(set(sizes)) != 1 or len(set(image.sizes)) != 1:
             return {}
@@ -128,7 +128,7 @@ class Hdf5Shard:
 
 @dataclass(slots=True)
 class _Column:
-    """What is known of one field's bytes, sample by sample."""
+    """The metadata of one field's bytes, sample by sample."""
 
     encodings: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # bytes
@@ -142,7 +142,7 @@ def _copy(source: IO[bytes], descriptor: int) -> None:
 
 
 def _sha256(descriptor: int) -> str:
-    """Of the whole file: its first bytes were written last, so it cannot be hashed as it comes."""
+    """Return the hash of the whole file: its first bytes are written last, so it cannot be hashed while it is written."""
     digest, buffer = hashlib.sha256(), bytearray(_READ_NBYTES)
     view = memoryview(buffer)
     os.lseek(descriptor, 0, os.SEEK_SET)

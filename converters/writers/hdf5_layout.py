@@ -1,8 +1,8 @@
-"""What HDF5 writes around a shard's data: made by h5py in memory, with room left where the data lie.
+"""HDF5's metadata around a shard's data: made by h5py in memory, with space left for the data.
 
-h5py is given a file that remembers what is written to it and where. The large datasets are allocated in it and
-never written, so what it remembers is the file's metadata and the small datasets: a few kilobytes and some 40 bytes
-per sample. Put into the shard's file at their places, around data that are there already, they make it an HDF5 file.
+h5py writes to a file object that records what is written to it and where. The large datasets are allocated in it and never
+written, so it records only the file's metadata and the small datasets: a few kilobytes and about 40 bytes per sample.
+Written to the shard's file at their offsets, around the data already there, they make it an HDF5 file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datapipe.containers import hdf5_format as form
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Raw images of one size, each behind a header."""
+    """Raw images of one size, each after a header."""
 
     shape: tuple[int, int, int]  # of one, (height, width, 3)
     header_nbytes: int  # before the pixels of each
@@ -27,9 +27,9 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A shard's samples, field by field."""
+    """The samples of a shard, field by field."""
 
-    offsets: Mapping[str, NDArray[np.int64]]  # by field but the label: (n + 1,) where each sample's bytes begin in its data
+    offsets: Mapping[str, NDArray[np.int64]]  # by field except the label: (n + 1,) where each sample's bytes begin in its data
     labels: NDArray[np.int64] | None  # (n,)
     keys: list[bytes]
     sizes: NDArray[np.int32]  # (n, 2) height, width
@@ -42,12 +42,12 @@ class Layout:
 
     nbytes: int  # of the whole file
     pieces: list[tuple[int, bytes]]  # (offset, bytes) to be written, in this order
-    data_offsets: dict[str, int]  # by field, where its data belong
-    label_offset: int | None  # of the first label; None where there are none
+    data_offsets: dict[str, int]  # by field, the offset of its data
+    label_offset: int | None  # of the first label; None without labels
 
 
 def lay_out(columns: Columns) -> Layout:
-    """The file that holds these columns; the data of the first field are at `hdf5_format.DATA_START`."""
+    """Return the file that holds these columns; the data of the first field start at `hdf5_format.DATA_START`."""
     memory = _Remembered()
     options = {"alignment_threshold": form.LEAST_DATA, "alignment_interval": form.DATA_START}
     with h5py.File(memory, "w", libver=form.VERSIONS, **options) as file:
@@ -66,7 +66,7 @@ def lay_out(columns: Columns) -> Layout:
 
 
 def _allocate(file: h5py.File, name: str, nbytes: int) -> int:
-    """Make the dataset of a field's bytes and leave it unwritten; its offset in the file."""
+    """Create the dataset of a field's bytes without writing it; return its offset in the file."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -78,19 +78,19 @@ def _allocate(file: h5py.File, name: str, nbytes: int) -> int:
 
 
 def _link_pixels(group: h5py.Group, num: int, pixels: Pixels) -> None:
-    """Add a view of the data as one array of all images, their headers left out."""
+    """Add a view of the data as one array of all images, without their headers."""
     nbytes = int(np.prod(pixels.shape))
     source = h5py.h5s.create_simple(group[form.DATA].shape)
     source.select_hyperslab((pixels.header_nbytes,), (num,), (pixels.header_nbytes + nbytes,), (nbytes,))
     view = h5py.h5s.create_simple((num, *pixels.shape))
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_obj_track_times(False)
-    creation.set_virtual(view, b".", f"{group.name}/{form.DATA}".encode(), source)  # "." is the file itself, whatever its name
+    creation.set_virtual(view, b".", f"{group.name}/{form.DATA}".encode(), source)  # "." is the file itself, under any name
     h5py.h5d.create(group.id, form.PIXELS.encode(), h5py.h5t.STD_U8LE, view, creation)
 
 
 class _Remembered:
-    """A file in memory that keeps what was written and where, and takes no room for the rest."""
+    """A file in memory that stores only what was written, and where."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, bytes]] = []
@@ -111,7 +111,7 @@ class _Remembered:
         return len(data)
 
     def read(self, nbytes: int) -> bytes:
-        """What was written; zeros where nothing was."""
+        """Return what was written, and zeros elsewhere."""
         start, end = self._position, self._position + nbytes
         found = bytearray(nbytes)
         for offset, data in self.pieces:
@@ -130,4 +130,4 @@ class _Remembered:
         return self.nbytes
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: nothing is buffered."""

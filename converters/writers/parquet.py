@@ -1,7 +1,7 @@
 """Parquet shards as Hugging Face's `datasets` writes and reads them, with each field's bytes in one piece.
 
-Samples are gathered until they fill a row group, which pyarrow then writes: memory does not grow with the shard. Where
-each value came to lie is read from the finished file, and held against the checksums.
+Samples are collected until they fill a row group, which pyarrow then writes, so memory does not grow with the shard. The
+offset of each value is read from the finished file and checked against the checksums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from datapipe.manifest import FieldSpec
 from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "int64"  # little-endian
-_ROW_NBYTES = 64  # what a row is taken to cost besides its fields: names, levels, labels
+_ROW_NBYTES = 64  # assumed size of a row besides its fields: names, levels, labels
 
 
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> ParquetShard:
@@ -39,7 +39,7 @@ def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[s
 
 
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """None: Parquet is its own index."""
+    """Return no files: Parquet is its own index."""
     return {}
 
 
@@ -53,7 +53,7 @@ class ParquetShard:
         self._sha256 = hashlib.sha256()
         self._stream = ShardStream(path, on_write=self._sha256.update)
         self._sink = _Sink(self._stream)
-        self._writer: pq.ParquetWriter | None = None  # opened with the first row group: its samples decide about the schema
+        self._writer: pq.ParquetWriter | None = None  # opened with the first row group, whose samples determine the schema
         self._group = _RowGroup(fields)
         self._stored: dict[str, list[tuple[str, int, int]]] = {spec.name: [] for spec in fields}  # encoding, nbytes, crc32c
         self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
@@ -87,7 +87,7 @@ class ParquetShard:
         return WrittenShard(self._stream.position, self._sha256.hexdigest(), rows, {})
 
     def abandon(self) -> None:
-        self._sink.is_lost = True  # pyarrow would end the file properly
+        self._sink.is_lost = True  # otherwise pyarrow would complete the file
         self._writer = None
         self._stream.abandon()
 
@@ -103,7 +103,7 @@ class ParquetShard:
                 write_statistics=[form.LABEL],
                 write_page_index=True,
                 data_page_size=form.PAGE_NBYTES,
-                write_batch_size=1,  # the size of a page is looked at after so many rows
+                write_batch_size=1,  # the size of a page is checked after this many rows
             )
         if len(self._group):
             self._writer.write_table(self._group.to_table(self._writer.schema), row_group_size=len(self._group))
@@ -118,14 +118,14 @@ class ParquetShard:
         return rows
 
     def _extents(self) -> dict[str, list[FieldExtent]]:
-        """By field, where each sample's value lies: read back from the file, and compared with what was to be written."""
+        """Return, by field, where each sample's value is: read back from the file and compared with what was to be written."""
         extents: dict[str, list[FieldExtent]] = {}
         with self._path.open("rb") as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
             data.madvise(mmap.MADV_RANDOM)
             for name, stored in self._stored.items():
                 found = list(_places(self._path, name, data))
                 if not _are_as_written(plain.fileno(), found, stored):
-                    raise FormatError(f"{self._path}: field {name!r} reads back other than it was written; {_NOT_AS_EXPECTED}")
+                    raise FormatError(f"{self._path}: field {name!r} differs when read back; {_NOT_AS_EXPECTED}")
                 extents[name] = [
                     FieldExtent(encoding, offset, nbytes, checksum)
                     for (encoding, nbytes, checksum), (offset, _) in zip(stored, found, strict=True)
@@ -140,11 +140,11 @@ def _are_as_written(descriptor: int, found: list[tuple[int, int]], stored: list[
     )
 
 
-_NOT_AS_EXPECTED = f"pyarrow {pa.__version__} writes pages otherwise, or the disk is damaged; convert to another format"
+_NOT_AS_EXPECTED = f"pyarrow {pa.__version__} writes pages differently, or the disk is damaged; convert to another format"
 
 
 def _places(path: Path, name: str, data: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """Offset and size of each value of a field."""
+    """Yield offset and size of each value of a field."""
     try:
         footer = read_footer(data)
         column = next(one for one in footer.columns if one.path in (name, f"{name}.{form.BYTES}"))
@@ -170,7 +170,7 @@ def _refuse_unfit(sample: StoredSample, spec: FieldSpec) -> None:
             stored.data.decode()
         except UnicodeDecodeError as exc:
             raise DecodeError(
-                f"field {spec.name!r} is no UTF-8 ({exc.reason} at byte {exc.start}), as a text in Parquet"
+                f"field {spec.name!r} is not UTF-8 ({exc.reason} at byte {exc.start}), as a text in Parquet"
                 " must be; leave it out, or convert to another format"
             ) from exc
 
@@ -180,9 +180,9 @@ def _refuse_unfit(sample: StoredSample, spec: FieldSpec) -> None:
 
 @dataclass(slots=True)
 class _Bytes:
-    """Byte strings on their way into an Arrow array: one behind the other, so that they are held once.
+    """Byte strings for an Arrow array, concatenated, so that they are held once.
 
-    Arrays are made of buffers, as `pa.array` would import pandas where that is installed.
+    Arrays are made of buffers, since `pa.array` would import pandas if it is installed.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -237,13 +237,13 @@ class _RowGroup:
 
 
 def _file_name(sample: StoredSample, stored: StoredField) -> bytes:
-    """The source file's name without its folders, with the suffix that the bytes ask for; bytes that are not UTF-8 escaped."""
+    """Return the source file's name without folders, with the suffix of the bytes; bytes that are not UTF-8 are escaped."""
     name = os.path.splitext(os.path.basename(sample.source))[0] or sample_key(sample.id).encode()
     return name.decode(errors="backslashreplace").encode() + b"." + suffix_of(stored.encoding).encode()
 
 
 class _Sink:
-    """What pyarrow takes for a file: hands on to the shard's stream until that fails or is abandoned."""
+    """A file object for pyarrow: passes writes to the shard's stream until that fails or is abandoned."""
 
     closed = False
 
@@ -256,7 +256,7 @@ class _Sink:
             try:
                 self._stream.put(data)
             except BaseException:
-                self.is_lost = True  # pyarrow goes on to write what belongs behind
+                self.is_lost = True  # pyarrow continues to write what follows
                 raise
         return len(data)
 
@@ -264,7 +264,7 @@ class _Sink:
         return self._stream.position
 
     def flush(self) -> None:
-        """The stream is flushed in the end."""
+        """Do nothing: the stream is flushed at the end."""
 
     def close(self) -> None:
-        """The stream is closed by the shard."""
+        """Do nothing: the shard closes the stream."""

@@ -1,4 +1,4 @@
-"""The schema of a Parquet shard: Arrow's types, and what Hugging Face's `datasets` reads of them in the metadata."""
+"""The schema of a Parquet shard: Arrow's types, and the metadata that Hugging Face's `datasets` reads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _IMAGE_TYPE = pa.struct([pa.field(form.BYTES, pa.binary()), pa.field(form.PATH, 
 
 
 def shard_schema(fields: Sequence[FieldSpec], classes: Sequence[str] | None, *, raw: set[str]) -> pa.Schema:
-    """Columns for `fields` in their order, and the key.
+    """Return columns for `fields` in their order, and the key.
 
-    `classes`: names by label, none where labels have none. `raw`: fields of images that are `.npy` files, which
-    Hugging Face's Image does not decode; to `datasets` they are bytes.
+    `classes`: names by label, none if labels have none. `raw`: fields of images that are `.npy` files, which Hugging Face's
+    Image does not decode; for `datasets` they are bytes.
     """
     types = {spec.name: _arrow_type(spec) for spec in fields}
     features = {spec.name: _feature(spec, classes, is_raw=spec.name in raw) for spec in fields}

@@ -1,4 +1,4 @@
-"""A shard's file while it is written from front to back: gathered, hashed, written, flushed to disk."""
+"""The file of a shard while it is written from front to back: buffered, hashed, written, flushed to disk."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-_WRITE_NBYTES = 4 << 20  # gathered before they are written
+_WRITE_NBYTES = 4 << 20  # buffered before they are written
 
 
 class ShardStream:
     """An open file that only grows. Not thread-safe; raises OSError as the file system does."""
 
     def __init__(self, path: Path, *, start: int = 0, on_write: Callable[[bytes], object] = lambda data: None) -> None:
-        """Create `path`, which must not exist; the first byte goes to `start`. `on_write` hears all that is written."""
+        """Create `path`, which must not exist; the first byte goes to `start`. `on_write` gets all that is written."""
         self.position = start  # where the next byte goes
         self._on_write = on_write
         self._parts: list[bytes] = []
@@ -22,7 +22,7 @@ class ShardStream:
         os.lseek(self.descriptor, start, os.SEEK_SET)
 
     def put(self, *parts: bytes) -> None:
-        """Add bytes to the end."""
+        """Append bytes."""
         nbytes = sum(map(len, parts))
         self._parts.extend(parts)
         self.position += nbytes
@@ -31,7 +31,7 @@ class ShardStream:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is gathered to the operating system."""
+        """Pass the buffered bytes to the operating system."""
         data = b"".join(self._parts)
         self._parts.clear()
         self._buffered = 0
@@ -39,7 +39,7 @@ class ShardStream:
         write_all(self.descriptor, data)
 
     def finish(self) -> None:
-        """Flush all of it to disk and close."""
+        """Flush everything to disk and close."""
         self.flush()
         os.fsync(self.descriptor)
         os.close(self.descriptor)
@@ -50,7 +50,7 @@ class ShardStream:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data` where the file stands."""
+    """Write all of `data` at the file's current position."""
     view = memoryview(data)
-    while view:  # a full disk takes a part first and fails at the next call
+    while view:  # a full disk accepts a part first and fails at the next call
         view = view[os.write(descriptor, view) :]

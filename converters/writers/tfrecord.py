@@ -1,4 +1,4 @@
-"""TFRecord shards: a `tf.train.Example` per sample, under the names that TensorFlow's users expect, DALI's index beside."""
+"""TFRecord shards: one `tf.train.Example` per sample, with the names that TensorFlow's users expect, and DALI's index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from datapipe.manifest import FieldSpec
 from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "varint"
-_AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of as many fields as a sample may have
+_AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of the maximum number of fields
 
 
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TFRecordShard:
@@ -26,7 +26,7 @@ def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[s
 
 
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """DALI's index of the shard; see `converters.writers.Target.companions`."""
+    """Return DALI's index of the shard; see `converters.writers.Target.companions`."""
     return {form.DALI_INDEX_SUFFIX: form.dali_index(scan_frames(shard))}
 
 

@@ -1,10 +1,10 @@
-"""WebDataset shards: a file per field of each sample, plain USTAR headers, DALI's index beside.
+"""WebDataset shards: one file per field of each sample, plain USTAR headers, and DALI's index.
 
-The image is `KEY.jpg` (or whatever it is), the label `KEY.cls`, and a further field NAME is `KEY.NAME.EXT`:
-webdataset takes all behind the first dot for the field's name and decodes by what is behind the last, so
-`000000007.mask.png` comes out as field `mask.png`, an image, and `000000007.caption.txt` as a text. A field that is
-called as its files are (`txt`, `json`) is not named twice, and bytes are called by nothing but their name
-(`000000007.mp4`), unless that says something else of them (`000000007.json.bin`).
+The image is `KEY.jpg` (or its own suffix), the label `KEY.cls`, and a further field NAME is `KEY.NAME.EXT`. webdataset
+takes everything after the first dot as the field's name and decodes by the part after the last dot, so `000000007.mask.png`
+becomes the field `mask.png`, an image, and `000000007.caption.txt` a text. A field named like its suffix (`txt`, `json`) is
+not named twice. Bytes have only their name (`000000007.mp4`), unless it would mean something else
+(`000000007.json.bin`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[s
 
 
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """DALI's index of the shard; see `converters.writers.Target.companions`."""
+    """Return DALI's index of the shard; see `converters.writers.Target.companions`."""
     return {DALI_INDEX_SUFFIX: dali_index(_members(sidecar), sidecar.num_samples)}
 
 
@@ -91,7 +91,7 @@ class TarShard:
 
 
 def _suffix(name: str, encoding: str) -> str:
-    """What follows the key's dot in the name of a member."""
+    """Return the part after the key's dot in the name of a member."""
     if name == LABEL_FIELD.name:
         return LABEL_SUFFIX
     if encoding == "bytes":

@@ -1,16 +1,16 @@
-"""Batches from host memory to the device, without anybody waiting.
+"""Move batches from host memory to the device without blocking the host.
 
-An upload runs on a copy stream of its own and ends in an event. Whoever takes the batch lets *its* stream
-wait for that event and goes on at once. What makes this safe, in the order it happens:
+An upload runs on its own copy stream and ends in an event. The consumer's stream waits for that event; the consumer itself
+does not. The order that makes this safe:
 
 1. a copy reads page-locked memory only: pageable tensors are staged in pinned slabs first;
-2. whatever a copy reads stays alive until the upload's event, checked in passing, has happened;
+2. what a copy reads stays alive until the upload's event, polled without waiting, has completed;
 3. the consumer's stream waits for the event before anything on it touches the batch;
-4. the batch's memory, which belongs to the copy stream, is told of the consumer's stream, so that it is not
-   used again while that one still reads it.
+4. the batch's memory, which belongs to the copy stream, is marked as used by the consumer's stream, so that it is not
+   reused while that stream still reads it.
 
-Neither the copy stream nor the host ever waits for the consumer's stream, except that tensors which lie on
-the device already are taken in the order of the stream that made them.
+Neither the copy stream nor the host ever waits for the consumer's stream, with one exception: for tensors already on the
+device, the copy stream waits for the stream that made them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Arrival:
         self._nest, self._tensors, self._event, self._runtime = nest, tensors, event, runtime
 
     def hand_over(self) -> Any:
-        """The batch, for use on the calling thread's current stream, which waits for it; the host does not.
+        """Return the batch for the calling thread's current stream, which waits for it; the host does not wait.
 
-        Once: raises LifecycleError the second time. An arrival may also be dropped; its copies then end unseen.
+        May be called once: raises LifecycleError the second time. An arrival may also be dropped; its copies then still complete.
         """
         if self._event is None:
-            raise LifecycleError("this batch was handed over before; it belongs to whoever took it then")
+            raise LifecycleError("this batch was already handed over; keep the result of the first call")
         stream = self._runtime.current_stream()
         self._runtime.wait_event(stream, self._event)
         for tensor in self._tensors:
@@ -60,10 +60,10 @@ class Arrival:
 
 
 class Uploader:
-    """Moves batches to a device on a copy stream. Thread-safe; make it where the batches are consumed.
+    """Moves batches to a device on a copy stream. Thread-safe; create it in the thread that consumes the batches.
 
-    `max_free`: pinned slabs kept for staging while unused. A slab holds the pageable tensors of one batch; as
-    many exist as there are batches whose copy has not been seen to end.
+    `max_free`: number of unused pinned staging slabs to keep. A slab holds the pageable tensors of one batch; there are as
+    many as batches whose copy is not known to have completed.
     """
 
     def __init__(self, runtime: DeviceRuntime, *, observer: Observer = null_observer, max_free: int = 4) -> None:
@@ -92,18 +92,17 @@ class Uploader:
         step: int = 0,
         num_samples: int = 0,
     ) -> Arrival:
-        """Begin to move a batch; returns once the copies are under way and `nest` may be dropped.
+        """Start to move a batch; return once the copies are queued. `nest` may then be dropped.
 
-        Tensors in host memory are copied, in their strides where they are dense, as `Tensor.to` would: page-locked
-        ones from where they lie (so do not write into them any more), others by way of a pinned slab. Objects with
-        a `.to(device, non_blocking=...)` of their own are moved by it. Tensors on the device pass through; the
-        copy stream waits for what the calling thread's current stream was given before. Everything else passes
-        through.
+        Tensors in host memory are copied, with their strides if they are dense, as `Tensor.to` would: page-locked ones directly
+        (so do not write to them any more), others through a pinned slab. Objects with their own
+        `.to(device, non_blocking=...)` are moved by it. Tensors on the device pass through; the copy stream waits for the
+        work queued so far on the calling thread's current stream. Everything else passes through.
 
-        `then`: done to the moved nest under the copy stream; must leave its result's tensors where `tensors_of`
-        finds them, and not use them on other streams. `keep`: held until the device is done with this batch.
-        `step`, `num_samples`: what the observer is told. Raises OptionError for tensors that are sparse, quantised or
-        on another device, LifecycleError after `close`, and what `then` raises.
+        `then`: called with the moved nest under the copy stream; must leave its result's tensors where `tensors_of` finds
+        them, and not use them on other streams. `keep`: held until the device has finished with this batch. `step`,
+        `num_samples`: passed to the observer. Raises OptionError for tensors that are sparse, quantised or on another device,
+        LifecycleError after `close`, and what `then` raises.
         """
         if self._is_closed:
             raise LifecycleError("upload after close(): this uploader's memory is released; make a new one")
@@ -116,7 +115,7 @@ class Uploader:
             with runtime.under(stream):
                 moved = map_nest(nest, passage.move, passage.let_move)
                 result = moved if then is None else then(moved)
-        finally:  # also after an error: copies may be under way
+        finally:  # also after an error, since copies may be in progress
             event = runtime.record_event(stream)
             runtime.pending.add(event, passage.kept)
         self._remember(passage.staged_nbytes)
@@ -127,26 +126,25 @@ class Uploader:
         return arrival
 
     def close(self) -> None:
-        """Release the memory that no copy needs any more, and take no more batches. May be called again.
+        """Release memory that no copy needs any more, and accept no more batches. May be called again.
 
-        What copies under way still read is held by the runtime, and released in passing by later uploads of whoever
-        uses the device.
+        The runtime holds what running copies still read, and later uploads to the same device release it.
         """
         self._is_closed = True
         self._pool = None
         self._runtime.pending.reap()
 
     def _lease(self, nbytes: int) -> NDArray[np.uint8]:
-        """A pinned slab of at least `nbytes`."""
+        """Return a pinned slab of at least `nbytes`."""
         return self._grown_pool(nbytes).lease()
 
     def _remember(self, nbytes: int) -> None:
-        """Let one slab of the next batches hold as much as this one needed."""
+        """Make the slabs for the next batches as large as this one needed."""
         if nbytes and not self._is_closed:
             self._grown_pool(nbytes)
 
     def _grown_pool(self, nbytes: int) -> SlabPool:
-        """The pool, made anew if its slabs are too small. Threads that do so at once use a pool each, and one stays."""
+        """Return the pool, replaced if its slabs are too small. Threads that do so at once use a pool each, and one remains."""
         pool = self._pool
         if pool is None or pool.nbytes < nbytes:
             pool = self._pool = self._runtime.pinned_slabs(_rounded(nbytes), max_free=self._max_free)
@@ -154,20 +152,20 @@ class Uploader:
 
 
 class _Passage:
-    """One upload: where its tensors are staged, and what must outlive it."""
+    """One upload: its staging memory, and what must outlive it."""
 
     def __init__(self, runtime: DeviceRuntime, stream: Stream, lease: Callable[[int], NDArray[np.uint8]]) -> None:
-        self.kept: list[object] = []  # until the device is done
+        self.kept: list[object] = []  # until the device has finished
         self.made_by_others: list[torch.Tensor] = []  # on the device, by an object's own `.to`
         self.nbytes = 0  # moved
         self.staged_nbytes = 0
         self._runtime, self._stream, self._lease = runtime, stream, lease
-        self._slab: NDArray[np.uint8] = np.empty(0, np.uint8)  # what is left of the latest
+        self._slab: NDArray[np.uint8] = np.empty(0, np.uint8)  # the unused part of the latest slab
         self._caller = runtime.current_stream()
         self._has_waited = False
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the device."""
+        """Return the tensor on the device."""
         if tensor.device == self._runtime.device:
             self._join(tensor)
             return tensor
@@ -182,7 +180,7 @@ class _Passage:
         return self._runtime.copy_in(source).requires_grad_(tensor.requires_grad)
 
     def let_move(self, mover: Any) -> Any:
-        """The object on the device by its own `.to`, of which the copies are made here."""
+        """Move the object with its own `.to`, and make its copies here."""
         if isinstance(mover, torch.Tensor):
             if mover.device == self._runtime.device:
                 self._join(mover)
@@ -192,14 +190,14 @@ class _Passage:
             return mover.to(self._runtime.device, non_blocking=True)
 
     def _join(self, tensor: torch.Tensor) -> None:
-        """Order the copy stream after what made a tensor that lies on the device, and keep the tensor."""
+        """Order the copy stream after the work that made a tensor on the device, and keep the tensor."""
         self.kept.append(tensor)
         if not self._has_waited:
             self._runtime.wait_event(self._stream, self._runtime.record_event(self._caller))
             self._has_waited = True
 
     def _staged(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        """A copy of it in pinned memory, dense."""
+        """Return a dense copy of the tensor in pinned memory."""
         nbytes = tensor.numel() * tensor.element_size()
         rounded = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         if len(self._slab) < rounded:
@@ -215,7 +213,7 @@ class _Passage:
 
 
 class _CopiesHere(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes the copies from host to device that an object's `.to` asks for, and notes what else it makes there."""
+    """Makes the host-to-device copies that an object's `.to` requests, and records its other tensors on the device."""
 
     def __init__(self, passage: _Passage) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -239,18 +237,18 @@ class _CopiesHere(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _check_movable(tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.device.type != "cpu":
         raise OptionError(
-            f"a batch holds a {tuple(tensor.shape)} tensor on {tensor.device}, to be moved to {device}; only tensors in host "
-            "memory are: leave it there in the loader"
+            f"a batch holds a {tuple(tensor.shape)} tensor on {tensor.device}, but only tensors in host memory can be moved "
+            f"to {device}: keep it in host memory in the loader"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise OptionError(
-            f"a batch holds a {kind} tensor; only dense ones are moved: make it dense in the loader (to_dense(), "
+            f"a batch holds a {kind} tensor; only dense ones can be moved: make it dense in the loader (to_dense(), "
             "dequantize()), or move it in the training loop, wrapped in an object without a .to"
         )
 
 
 def _rounded(nbytes: int) -> int:
-    """Up to three significant bits, so that batches a little larger than all before need no new slabs."""
+    """Round up to three significant bits, so that slightly larger batches need no new slabs."""
     unit = 1 << max(nbytes.bit_length() - 4, _ALIGNMENT.bit_length() - 1)
     return -(-nbytes // unit) * unit

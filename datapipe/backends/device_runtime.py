@@ -1,7 +1,6 @@
-"""The little of CUDA that moving batches needs, and its implementation on torch.
+"""The part of CUDA that moving batches needs, and its implementation on torch.
 
-None of these operations waits for the device. Whoever uses them through `DeviceRuntime` cannot either:
-there is nothing here to wait with.
+No operation of `DeviceRuntime` waits for the device, so its users cannot wait either.
 """
 
 from __future__ import annotations
@@ -25,56 +24,57 @@ Event: TypeAlias = Any  # torch.cuda.Event
 
 
 class DeviceRuntime(Protocol):
-    """What is asked of a device. Thread-safe; every method returns without waiting for the device."""
+    """The operations needed of a device. Thread-safe; every method returns without waiting for the device."""
 
     @property
     def device(self) -> torch.device:
-        """As tensors on it give it."""
+        """The device, in the form that its tensors report."""
 
     @property
     def pending(self) -> Pending:
-        """What must outlive operations under way; the same for all who use this device."""
+        """The objects that must outlive running operations; shared by all users of this device."""
 
     def new_stream(self) -> Stream: ...
 
     def current_stream(self) -> Stream:
-        """The stream to which the calling thread's operations go."""
+        """Return the stream of the calling thread's operations."""
 
     def enter_thread(self) -> None:
-        """Make the calling thread one that works on this device, for the rest of its life."""
+        """Make this the calling thread's device for the rest of the thread's life."""
 
     def under(self, stream: Stream) -> AbstractContextManager[None]:
-        """Let the calling thread's operations go to that stream meanwhile."""
+        """Make `stream` the calling thread's current stream within the context."""
 
     def record_event(self, stream: Stream) -> Event:
-        """An event that happens once the stream has done what was given to it so far."""
+        """Return an event that completes when the stream has finished the work queued so far."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
-        """Let what is given to the stream from now on begin only after the event."""
+        """Make later work on the stream start only after the event."""
 
     def is_done(self, event: Event) -> bool: ...
 
     def copy_in(self, host: torch.Tensor) -> torch.Tensor:
-        """A tensor on the device, of the same strides, that the current stream fills from `host`.
+        """Return a tensor on the device, with the same strides, that the current stream fills from `host`.
 
-        `host`: dense (its elements fill its memory, in whatever order) and in page-locked memory, and left alone
-        until the stream has come past.
+        `host`: dense (its elements fill its memory, in any order), in page-locked memory, and not written until the stream has
+        completed the copy.
         """
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """Let the tensor's memory, once freed, not be used again before the stream has come past that moment."""
+        """Prevent reuse of the tensor's memory, once freed, until the stream has completed the work queued before that moment."""
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor in host memory lies in page-locked memory."""
+        """Return True if a tensor in host memory is page-locked."""
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
-        """A pool of page-locked slabs."""
+        """Return a pool of page-locked slabs."""
 
 
 class Pending:
-    """What must stay alive until events of a device happen. Thread-safe, without a lock.
+    """Objects that must stay alive until events of a device complete. Thread-safe, without a lock.
 
-    A collection may run at any line here, and end an iterator, which waits for its threads; these may be adding.
+    A garbage collection may run at any line here and end an iterator, which waits for its threads, and these may be adding.
+    So a lock could deadlock.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -85,15 +85,15 @@ class Pending:
         return len(self._waiting)
 
     def add(self, event: Event, things: list[object]) -> None:
-        """Hold `things` until a `reap` finds that the event has happened."""
+        """Hold `things` until a `reap` finds that the event has completed."""
         self._waiting.append((event, things))
 
     def reap(self) -> None:
-        """Let go of what is no longer needed; never waits."""
+        """Release what is no longer needed; never waits."""
         for _ in range(len(self._waiting)):
             try:
                 entry = self._waiting.popleft()
-            except IndexError:  # another thread looks at the others
+            except IndexError:  # another thread examines the others
                 return
             if not self._is_done(entry[0]):
                 self._waiting.append(entry)
@@ -121,14 +121,14 @@ class CudaRuntime:
         return torch.cuda.current_stream(self._device)
 
     def enter_thread(self) -> None:
-        # A thread begins on device 0, and whatever sets that again makes a context there: half a gigabyte.
+        # A thread starts on device 0, and setting device 0 again creates a context there, of half a gigabyte.
         torch.cuda.set_device(self._device)
         tolerate_captures()
 
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:
-        # The device first. A thread begins on device 0, and leaving `stream` alone would go back there by a call
-        # that makes a context, half a gigabyte, on a device this process may have no part in.
+        # The device first: a thread starts on device 0, and leaving `stream` alone would return there with a call that
+        # creates a context, of half a gigabyte, on a device that this process may not use.
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             yield
 
@@ -158,15 +158,15 @@ class CudaRuntime:
 
 
 def tolerate_captures() -> None:
-    """Let CUDA calls of the calling thread leave captures of CUDA graphs by other threads alone.
+    """Keep CUDA calls of the calling thread from breaking captures of CUDA graphs by other threads.
 
     By default a query of an event from any thread breaks a capture in "global" mode, torch's default (pytorch#104555).
-    Raises BackendError where the driver refuses.
+    Raises BackendError if the driver refuses.
     """
     mode = ctypes.c_int(_CAPTURE_THREAD_LOCAL)
     error = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if error:
-        raise BackendError(f"CUDA's driver refuses a thread its capture mode (error {error}); see `datapipe doctor`")
+        raise BackendError(f"CUDA's driver refuses to set a thread's capture mode (error {error}); see `datapipe doctor`")
 
 
 @cache
@@ -175,32 +175,32 @@ def _cuda_runtime(index: int) -> CudaRuntime:
 
 
 def cuda_runtime(device: torch.device) -> CudaRuntime:
-    """The runtime of a CUDA device; without an index, of the calling thread's current device.
+    """Return the runtime of a CUDA device; without an index, of the calling thread's current device.
 
-    To be called in the consumer's thread, at first use: other threads begin on device 0.
+    Call it in the consumer's thread, at first use: other threads start on device 0.
     """
     return _cuda_runtime(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """The CPU or a CUDA device that is there; makes no CUDA context. Raises OptionError for any other."""
+    """Return the CPU or an available CUDA device; creates no CUDA context. Raises OptionError for any other."""
     try:
         checked = torch.device(device)
     except (RuntimeError, TypeError) as exc:
-        raise OptionError(f"device is {device!r}, which torch does not know ({exc}); pass 'cpu', 'cuda' or 'cuda:N'") from exc
+        raise OptionError(f"device is {device!r}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N'") from exc
     if checked.type == "cpu":
         return checked
     if checked.type != "cuda":
         raise OptionError(f"device is {str(checked)!r}; batches are moved to CUDA devices only: pass 'cuda', 'cuda:N' or 'cpu'")
     if not torch.cuda.is_available():
         raise OptionError(
-            f"device is {str(checked)!r}, and torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no "
-            "GPU; pass device='cpu', or install a torch built for CUDA and look at the driver with nvidia-smi"
+            f"device is {str(checked)!r}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no "
+            "GPU; pass device='cpu', or install a torch built for CUDA and check the driver with nvidia-smi"
         )
     num_devices = torch.cuda.device_count()
     if checked.index is not None and checked.index >= num_devices:
         raise OptionError(
-            f"device is {str(checked)!r}, and there {'is 1 GPU' if num_devices == 1 else f'are {num_devices} GPUs'}; pass "
+            f"device is {str(checked)!r}, but there {'is 1 GPU' if num_devices == 1 else f'are {num_devices} GPUs'}; pass "
             f"'cuda:N' with N below {num_devices}, or 'cuda' for this process's current one"
         )
     return checked

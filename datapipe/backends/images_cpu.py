@@ -1,8 +1,8 @@
 """Images on CPU threads: bytes of a block of samples in, finished rows of a batch out.
 
-The bytes of a block are read and its geometry is drawn at once, so that what Python and numpy take for that
-is shared by all of its samples. Pixels are worked on by fewer images at a time. Each worker thread has a
-`BlockWorker` of its own; the files and the recipe are shared and do not change.
+The bytes of a block are read, and its geometry is drawn, in one go, so that its samples share the overhead of Python and
+numpy. Pixel operations process fewer images at a time. Each worker thread has its own `BlockWorker`; the files and the
+recipe are shared and do not change.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from datapipe.transforms import Recipe
 from datapipe.transforms.execute import Row, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
 
-MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are worked on
-MAX_HELD_NBYTES = 8 << 20  # encoded, beyond which a block is worked on in parts
+MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are processed
+MAX_HELD_NBYTES = 8 << 20  # encoded bytes above which a block is processed in parts
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A sample that could not be had, and why."""
+    """A sample that could not be loaded, and the reason."""
 
     row: int  # within the block
     reason: DecodeError | IntegrityError
@@ -43,10 +43,10 @@ class BadRow:
 
 @dataclass(slots=True)
 class BlockReport:
-    """What became of a block, and where its time went."""
+    """The result of loading a block, and the time spent."""
 
     bad: list[BadRow] = field(default_factory=list)
-    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # (height, width) as stored, by row; none of a bad header
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # (height, width) as stored, by row; absent for a bad header
     nbytes: int = 0  # read
     read_ns: int = 0
     decode_ns: int = 0
@@ -54,22 +54,22 @@ class BlockReport:
 
 
 class EncodedSample(NamedTuple):
-    """A sample whose header and end were looked at."""
+    """A sample whose header and end marker were checked."""
 
     row: int  # within the block
     data: bytes
     header: ImageHeader
 
 
-Job = tuple[EncodedSample, tuple[RowCut, ...]]  # and its row of every Cuts of a chain
+Job = tuple[EncodedSample, tuple[RowCut, ...]]  # a sample and its row of every Cuts of a chain
 
 
 @dataclass(slots=True)
 class Found:
-    """What is known of a block from the images kept."""
+    """The cached images of a block."""
 
-    samples: list[EncodedSample] = field(default_factory=list)  # behind the recipe's front
-    gaps: dict[int, Gap] = field(default_factory=dict)  # by row, of the others
+    samples: list[EncodedSample] = field(default_factory=list)  # as the recipe's front left them
+    gaps: dict[int, Gap] = field(default_factory=dict)  # by row, for the other samples
 
     @property
     def rows(self) -> set[int]:
@@ -77,9 +77,9 @@ class Found:
 
 
 class BlockWorker:
-    """Loads blocks for one thread; keeps its decoder and a block of scratch memory.
+    """Loads blocks for one thread, with its own decoder and a block of scratch memory.
 
-    `kept`: where images behind the recipe's front are looked for and kept; they are those of the samples' ids.
+    `kept`: cache of images as the recipe's front leaves them, by the samples' ids.
     """
 
     def __init__(self, recipe: Recipe, files: Files, *, decoder: str = "auto", kept: KeptImages | None = None) -> None:
@@ -94,9 +94,8 @@ class BlockWorker:
     def load(self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor) -> BlockReport:
         """Load samples `rows` of `entries` into `out`.
 
-        `draws`: of those rows, in order. `out`: (n, h, w, 3), contiguous, of the recipe's dtype and size; rows
-        that the report calls bad are left with arbitrary pixels. Raises MissingDataError or StorageError
-        where a file cannot be read at all.
+        `draws`: of those rows, in order. `out`: (n, h, w, 3), contiguous, of the recipe's dtype and size; rows that the report
+        calls bad have arbitrary pixels. Raises MissingDataError or StorageError if a file cannot be read at all.
         """
         report = BlockReport()
         found = self._find(entries, rows, report)
@@ -110,7 +109,7 @@ class BlockWorker:
         return report
 
     def _load_cached(self, jobs: deque[Job], rows: slice, draws: Draws, out: torch.Tensor, report: BlockReport) -> None:
-        """Do the jobs of these rows of the block, which come first; `draws` and `out` are of the rows."""
+        """Do the jobs of these rows of the block, which come first; `draws` and `out` are those of the rows."""
         start_ns = time.perf_counter_ns()
         block, block_rows = (out, rows_of(out)) if out.dtype is torch.uint8 else self._scratch_rows(out.shape)
         while jobs and jobs[0][0].row < rows.stop:
@@ -124,7 +123,7 @@ class BlockWorker:
     def load_each(self, entries: Entries, rows: range, draws: Draws) -> tuple[list[Any], BlockReport]:
         """Load samples whose sizes may differ: a (h, w, 3) tensor each, None for a bad one.
 
-        Where the recipe ends in code of the user's: whatever that gives. Raises what it raises.
+        If the recipe ends in the user's code, each is what that returns, and what it raises is raised.
         """
         report = BlockReport()
         found = self._find(entries, rows, report)
@@ -153,9 +152,9 @@ class BlockWorker:
     def read(
         self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int] = (), first: int = 0
     ) -> list[EncodedSample]:
-        """Those samples `rows` of `entries` that are not bad by their bytes and header; `report` is told of the others.
+        """Return the samples `rows` of `entries` whose bytes and header are good; the others go to `report`.
 
-        `leave_out`: rows of the block that are not wanted. `first`: the number, within the block, of the first of `rows`.
+        `leave_out`: rows of the block to skip. `first`: the number, within the block, of the first of `rows`.
         """
         start_ns = time.perf_counter_ns()
         wanted: Sequence[int] = range(first, first + len(rows))
@@ -182,9 +181,9 @@ class BlockWorker:
     def cut(
         self, samples: Sequence[EncodedSample], chain: list[Cuts], rows: Mapping[int, NDArray[np.uint8]], report: BlockReport
     ) -> None:
-        """Decode samples and carry out the geometry, each into its (h, w, 3) array of `rows`.
+        """Decode samples and execute the geometry, each into its (h, w, 3) array of `rows`.
 
-        `chain`: that of these samples alone, in order. `report` is told of those that do not decode.
+        `chain`: that of these samples only, in order. Samples that do not decode go to `report`.
         """
         for sample, steps in _jobs_of(samples, chain):
             self._decode(sample, steps, rows[sample.row], report)
@@ -199,7 +198,7 @@ class BlockWorker:
     def _read_in_parts(
         self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int]
     ) -> Iterator[tuple[range, list[EncodedSample]]]:
-        """The block's rows and the samples in them, as a whole unless too many bytes would be held."""
+        """Yield the block's rows and their samples, in one part unless that would hold too many bytes."""
         first = held = 0
         samples: list[EncodedSample] = []
         for start in range(0, len(rows), MAX_CACHED):
@@ -211,7 +210,7 @@ class BlockWorker:
                 first, held, samples = stop, 0, []
 
     def _jobs(self, samples: list[EncodedSample], found: Found, part: range, draws: Draws) -> deque[Job]:
-        """What is to be done for the rows of a part of the block, in order."""
+        """Return the jobs for the rows of a part of the block, in order."""
         jobs: list[Job] = []
         shares = self._shares(samples, found, part)
         for recipe, share in shares:
@@ -221,7 +220,7 @@ class BlockWorker:
         return deque(jobs)
 
     def _find(self, entries: Entries, rows: range, report: BlockReport) -> Found:
-        """The images of the block that are kept."""
+        """Return the cached images of the block."""
         found = Found()
         if self._kept is None:
             return found
@@ -239,7 +238,7 @@ class BlockWorker:
         return found
 
     def _shares(self, samples: list[EncodedSample], found: Found, part: range) -> list[tuple[Recipe, list[EncodedSample]]]:
-        """The samples of a part of a block, in order of their rows, with what is to be done to them; keeps what is to be kept."""
+        """Return the samples of a part, in order of rows, with the recipe for each share; caches images that the cache admits."""
         if self._kept is None:
             return [(self._recipe, samples)] if samples else []
         from_the_start, behind_front = [], [sample for sample in found.samples if sample.row in part]
@@ -254,7 +253,7 @@ class BlockWorker:
         return [(recipe, share) for recipe, share in shares if share]
 
     def _scratch_rows(self, shape: torch.Size) -> tuple[torch.Tensor, list[Row]]:
-        """uint8 memory of that shape, the same at every call, and its rows or more."""
+        """Return uint8 memory of that shape, the same at every call, and its rows or more."""
         num, *size = shape
         if self._scratch.shape[1:] != shape[1:]:
             self._scratch = torch.empty((MAX_CACHED, *size), dtype=torch.uint8)
@@ -267,18 +266,18 @@ def _jobs_of(samples: Sequence[EncodedSample], chain: list[Cuts]) -> Iterator[Jo
 
 
 def checked_header(data: bytes) -> ImageHeader:
-    """The header of a sample that is not bad by its header or its end. Raises DecodeError."""
+    """Return the header of a sample whose header and end are good. Raises DecodeError for others."""
     header = probe(data)
     if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is cut: its end marker is missing")
+        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
     return header
 
 
 def sizes_of(samples: Sequence[EncodedSample]) -> NDArray[np.int64]:
-    """(n, 2) height and width of the stored images."""
+    """Return the (n, 2) heights and widths of the stored images."""
     return np.array([(header.height, header.width) for _, _, header in samples], np.int64).reshape(-1, 2)
 
 
 def draws_of(samples: Sequence[EncodedSample], draws: Draws) -> Draws:
-    """The draws of these samples, out of those of their whole block."""
+    """Return the draws of these samples from those of their whole block."""
     return draws if len(samples) == len(draws) else draws[np.array([row for row, _, _ in samples], np.int64)]

@@ -1,8 +1,8 @@
-"""Decoded images, kept from epoch to epoch, as far as a recipe does the same to them every time.
+"""Decoded images, cached from epoch to epoch, as far as a recipe treats them the same every time.
 
-What is kept of a sample is its image behind the recipe's front: the leading operations that draw nothing. It is kept as a
-`.npy` file of pixels, one of the encodings that samples come in; so what follows the front has other bytes to work on, and
-is otherwise as it was.
+Cached for a sample is its image after the recipe's front: the leading operations that draw nothing. It is stored as a
+`.npy` file of pixels, one of the encodings that samples may have. So the rest of the recipe reads other bytes and is
+otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from datapipe.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
 
-_NPY_HEADER_NBYTES = 128  # of three extents
+_NPY_HEADER_NBYTES = 128  # for an array of three dimensions
 _NO_DRAWS = Draws(0, 0, np.zeros(1, np.int64))
 
 
 class KeptImage(NamedTuple):
-    """An image that was found."""
+    """An image found in the cache."""
 
     data: bytes
     header: ImageHeader
-    size: tuple[int, int]  # (height, width) of what it was made from
+    size: tuple[int, int]  # (height, width) of the image that it was made from
 
 
 class KeptImages:
-    """The kept images of a dataset, as files. Thread-safe."""
+    """The cached images of a dataset, as files. Thread-safe."""
 
     def __init__(self, front: Recipe, store: Store) -> None:
-        """`front`: geometry that draws nothing."""
+        """Cache images after `front`: geometry that draws nothing."""
         self.front = front
         self.store = store
 
     def find(self, entries: Entries, row: int) -> KeptImage | Gap:
-        """The image of a sample, or what `make` wants to know."""
+        """Return the image of a sample, or the Gap that `make` needs."""
         sample, stamp = int(entries.ids[row]), _stamp(entries.extents, row)
         kept = self.store.find(sample, stamp)
         if isinstance(kept, Gap):
@@ -53,7 +53,7 @@ class KeptImages:
         return Gap(sample, stamp, b"") if header is None else KeptImage(kept.data, header, kept.size)
 
     def make(self, gap: Gap, data: bytes, header: ImageHeader, decoder: Decoder) -> bytes | None:
-        """Carry out the front and keep the result. None where it would not be kept, or does not decode: nothing was done."""
+        """Execute the front and cache the result. None, with nothing done, if it would not be cached or does not decode."""
         steps = [row_cuts(cuts)[0] for cuts in self.front.draw_cuts(_NO_DRAWS, np.array([(header.height, header.width)]))]
         shape = (steps[-1].window[2], steps[-1].window[3], 3)
         if shape[0] * shape[1] > MAX_PIXELS or not self.store.admits(_NPY_HEADER_NBYTES + shape[0] * shape[1] * 3):
@@ -70,7 +70,7 @@ class KeptImages:
         return made
 
     def will_need(self, entries: Entries) -> Extents | None:
-        """Announce images to the kernel; the extents of those that are not kept, None where they all are."""
+        """Announce images to the kernel; return the extents of those not cached, None if all are."""
         extents = entries.extents
         rows = [row for row, sample in enumerate(entries.ids.tolist()) if not self.store.will_need(sample)]
         if len(rows) == len(extents):
@@ -79,7 +79,7 @@ class KeptImages:
 
 
 def _header(kept: Kept) -> ImageHeader | None:
-    """Of a value that `make` may have made; None for any other, which somebody else must have put there."""
+    """Return the header of a value that `make` may have written; None for any other, which another program must have written."""
     try:
         header = probe(kept.data)
     except DecodeError:
@@ -89,9 +89,9 @@ def _header(kept: Kept) -> ImageHeader | None:
 
 
 def _stamp(extents: Extents, row: int) -> int:
-    """What tells a loose file from another one of its name: size and modification time. 0 for what lies in shards.
+    """Return a stamp of size and modification time that distinguishes versions of a loose file. 0 for samples in shards.
 
-    0 for a missing file too: its reader says so.
+    Also 0 for a missing file, which its reader reports.
     """
     if not extents.one_file_each and extents.nbytes[row] != WHOLE_FILE:
         return 0

@@ -1,4 +1,4 @@
-"""Batches as they come: tensors nested in dicts, lists, tuples, dataclasses, or in objects that move themselves."""
+"""Batches as nests: tensors in dicts, lists, tuples, dataclasses, or in objects that move themselves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from datapipe.errors import OptionError
 
 
 def map_nest(nest: Any, of_tensor: Callable[[torch.Tensor], Any], of_mover: Callable[[Any], Any]) -> Any:
-    """The nest with `of_tensor` done to each tensor, and `of_mover` to each object that has a `.to` of its own.
+    """Return the nest with `of_tensor` applied to each tensor, and `of_mover` to each object that has its own `.to`.
 
-    Goes into mappings, lists, tuples, named tuples and dataclass instances, whose types are kept (a plain dict
-    stays one, an OrderedDict too); anything else is handed through, and so is a container in which nothing
-    changed. The nest that was passed is left as it was. `of_mover` gets whatever moves itself
-    (`.to(device, non_blocking=...)`) and is no plain `torch.Tensor`, a container included. Raises OptionError for
-    a mapping or tuple that its type does not build from its values.
+    Recurses into mappings, lists, tuples, named tuples and dataclass instances and keeps their types (a plain dict stays one,
+    an OrderedDict too). Anything else passes through, and so does a container in which nothing changed. The passed nest does
+    not change. `of_mover` gets every object that moves itself (`.to(device, non_blocking=...)`) and is not a plain
+    `torch.Tensor`, containers included. Raises OptionError for a mapping or tuple whose type cannot be built from its values.
     """
     kind: Any = type(nest)
     if kind is torch.Tensor:
@@ -41,7 +40,7 @@ def map_nest(nest: Any, of_tensor: Callable[[torch.Tensor], Any], of_mover: Call
 
 
 def tensors_of(nest: Any) -> list[torch.Tensor]:
-    """The tensors of a nest, in order; subclasses too, but not those inside objects with a `.to` of their own."""
+    """Return the tensors of a nest, in order; subclasses too, but not those inside objects with their own `.to`."""
     found: list[torch.Tensor] = []
 
     def note(value: Any) -> Any:
@@ -55,7 +54,7 @@ def tensors_of(nest: Any) -> list[torch.Tensor]:
 
 @lru_cache(maxsize=256)
 def moves_itself(kind: Hashable) -> bool:
-    """Whether objects of this type have a method `.to` that takes `non_blocking`, as a tensor's does."""
+    """Return True if objects of this type have a method `.to` that takes `non_blocking`, as a tensor's does."""
     if isinstance(kind, type) and issubclass(kind, torch.Tensor):
         return True
     method = getattr(kind, "to", None)
@@ -69,7 +68,7 @@ def moves_itself(kind: Hashable) -> bool:
 
 
 def _like(nest: Any, values: dict[Any, Any]) -> Any:
-    """A container like `nest` with other values."""
+    """Return a container like `nest` with other values."""
     if isinstance(nest, (MutableMapping, list)):
         new = copy.copy(nest)
         for name, value in values.items():
@@ -82,7 +81,7 @@ def _like(nest: Any, values: dict[Any, Any]) -> Any:
         return make(values.values()) if make is not None else _built(type(nest), values.values())
     new = copy.copy(nest)
     for name, value in values.items():
-        object.__setattr__(new, name, value)  # frozen ones too, and without running their __init__
+        object.__setattr__(new, name, value)  # works for frozen ones too, without running their __init__
     return new
 
 
@@ -91,6 +90,6 @@ def _built(kind: Any, values: Any) -> Any:
         return kind(values)
     except TypeError as exc:
         raise OptionError(
-            f"a batch holds a {kind.__module__}.{kind.__qualname__}, which cannot be made anew from its values ({exc}); "
+            f"a batch holds a {kind.__module__}.{kind.__qualname__}, which cannot be rebuilt from its values ({exc}); "
             "let the batch be a dict, list, tuple or dataclass, or give the type a .to(device, non_blocking=...)"
         ) from exc

@@ -1,8 +1,8 @@
 """Memory for batches, leased rather than shared.
 
-A slab is lent to one batch. The array handed out is owned by a lease: every view of it, numpy or
-torch, keeps the lease alive, and when the last one dies the slab returns to its pool. So memory is
-used again without a page fault, and nothing a user still holds is ever overwritten.
+A slab is lent to one batch. A lease owns the array handed out: every view of it, numpy or torch, keeps the lease alive, and
+when the last one dies the slab returns to its pool. So memory is reused without page faults, and nothing that a user still
+holds is overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 class SlabPool:
-    """Lends slabs of one size. Thread-safe; grows as needed, keeps at most `max_free` unused ones.
+    """A pool that lends slabs of one size. Thread-safe; grows as needed and keeps at most `max_free` unused slabs.
 
     `pinned`: page-locked memory, which a GPU copies from without waiting.
     """
@@ -28,7 +28,7 @@ class SlabPool:
         self._free: deque[_Return] = deque(maxlen=max_free)  # append and pop are atomic: leases end in any thread
 
     def lease(self) -> NDArray[np.uint8]:
-        """(nbytes,) uint8, uninitialised, the caller's until the last view of it dies."""
+        """Return (nbytes,) uint8, uninitialised; it belongs to the caller until the last view of it dies."""
         try:
             slab = self._free.pop().slab
         except IndexError:
@@ -49,8 +49,8 @@ class SlabPool:
 class _Lease:
     """Owns a slab for as long as an array made from it lives.
 
-    What returns the slab is a weak reference's callback that is C throughout. In a finaliser written in
-    Python a Ctrl-C that happens to be handled there would be lost, and a training loop drops a batch at every step.
+    A weak reference's callback, implemented entirely in C, returns the slab. In a finaliser written in Python, a Ctrl-C
+    handled there would be lost, and a training loop drops a batch at every step.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_return")
@@ -62,7 +62,7 @@ class _Lease:
 
 
 class _Return(weakref.ref["_Lease"]):
-    """Refers to a lease and holds its slab; the lease's end puts it among the free ones."""
+    """A reference to a lease that holds its slab, and returns the slab to the free ones when the lease ends."""
 
     __slots__ = ("slab",)
 

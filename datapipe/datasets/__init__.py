@@ -1,4 +1,4 @@
-"""Datasets that are Python objects of others: what they read, so that it can be read without them."""
+"""Python datasets of other libraries: find the files that they read, so that datapipe can read these directly."""
 
 from __future__ import annotations
 

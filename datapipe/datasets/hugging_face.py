@@ -16,9 +16,9 @@ from datapipe.listed import ListedFiles
 
 
 def hugging_face_index(dataset: Any) -> AnyIndex | None:
-    """The samples of a `datasets.Dataset`, in its order; None if it is none.
+    """Return the samples of a `datasets.Dataset`, in its order; None for any other object.
 
-    Raises OptionError, with the reason, for one that makes its samples itself, or keeps them in memory.
+    Raises OptionError, with the reason, for a dataset that computes its samples or keeps them in memory.
     """
     kind = type(dataset)
     if kind.__module__ != "datasets.arrow_dataset" or kind.__qualname__ != "Dataset":
@@ -29,7 +29,7 @@ def hugging_face_index(dataset: Any) -> AnyIndex | None:
         raise OptionError(f"the datasets.Dataset has {how}; pass one without, and the transforms to the loader")
     index = _named_files(dataset) or _arrow_files(dataset)
     if len(index) != dataset.data.num_rows:
-        raise OptionError(f"the files of the datasets.Dataset have {len(index)} rows, and it {dataset.data.num_rows}")
+        raise OptionError(f"the files of the datasets.Dataset have {len(index)} rows, but it has {dataset.data.num_rows}")
     chosen = dataset._indices
     return index if chosen is None else index.select(chosen.column(0).to_numpy().astype(np.int64))
 
@@ -40,9 +40,9 @@ def _arrow_files(dataset: Any) -> AnyIndex:
     )  # `cache_files` has those of indices too
     paths = [Path(file).absolute() for file in files]
     if not paths:
-        raise OptionError("the datasets.Dataset lies in memory; save_to_disk() it and load_from_disk() it")
+        raise OptionError("the datasets.Dataset is in memory; save_to_disk() it and load_from_disk() it")
     if len({path.parent for path in paths}) > 1:
-        raise OptionError("the files of the datasets.Dataset lie in several directories; save_to_disk() it")
+        raise OptionError("the files of the datasets.Dataset are in several directories; save_to_disk() it")
     try:
         return open_foreign(ForeignSet("arrow", paths[0].parent, tuple(path.name for path in paths)))
     except FormatError as exc:
@@ -50,7 +50,7 @@ def _arrow_files(dataset: Any) -> AnyIndex:
 
 
 def _named_files(dataset: Any) -> ListedFiles | None:
-    """Where its images are paths, without bytes, as `load_dataset("imagefolder", ...)` makes them."""
+    """Return the files if the images are paths without bytes, as `load_dataset("imagefolder", ...)` makes them."""
     images = [name for name, feature in dataset.features.items() if type(feature).__qualname__ == "Image"]
     if len(images) != 1:
         return None

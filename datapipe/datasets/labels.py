@@ -1,4 +1,4 @@
-"""Labels of somebody else's dataset, and what is made of them: taken over only where it is certain what torch would get."""
+"""Labels of another library's dataset, accepted only if they are certain to be what torch would get."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _AS_IT_IS = (lambda label: label).__code__.co_code
 
 
 def class_numbers(labels: Sequence[object], whose: str) -> NDArray[np.int64]:
-    """(n,) the labels. Raises OptionError unless each is an int and nothing else: torch keeps the types of all others."""
+    """Return the (n,) labels. Raises OptionError unless each is exactly an int: torch keeps the types of all others."""
     others = set(map(type, labels)) - {int}
     if others:
-        raise OptionError(f"{whose} gives a {min(kind.__name__ for kind in others)}, which is no class number")
+        raise OptionError(f"{whose} returns a {min(kind.__name__ for kind in others)}, which is not a class number")
     try:
         return np.array(labels, np.int64)
     except OverflowError as exc:
-        raise OptionError(f"{whose} gives an int beyond 64 bits, which is no class number") from exc
+        raise OptionError(f"{whose} returns an int beyond 64 bits, which is not a class number") from exc
 
 
 def relabelled(labels: NDArray[np.int64], mapping: Any, whose: str) -> NDArray[np.int64]:
-    """(n,) what `mapping` makes of the labels, looked up once for each class.
+    """Return (n,) labels mapped by `mapping`, which is called once for each class.
 
-    Raises OptionError for any mapping but a look-up in a dict, list or tuple: a function may give another label each time.
+    Raises OptionError for any mapping except a look-up in a dict, list or tuple: a function may return another label each time.
     """
     if leaves_as_it_is(mapping):
         return labels
     if not _looks_up(mapping):
-        raise OptionError(f"{whose} is Python code of its own; a dict's `__getitem__` or `get` can be seen through")
+        raise OptionError(f"{whose} is custom Python code; use a dict's `__getitem__` or `get`, which datapipe can apply itself")
     distinct, places = np.unique(labels, return_inverse=True)
     try:
         values = [mapping(label) for label in distinct.tolist()]
     except LookupError as exc:
-        raise OptionError(f"{whose} has nothing for some of the labels") from exc
+        raise OptionError(f"{whose} has no entry for some of the labels") from exc
     return class_numbers(values, whose)[places]
 
 
 def leaves_as_it_is(mapping: Any) -> bool:
-    """Whether an int comes out as it went in: None, `int`, or a function that does nothing but return its argument."""
+    """Return True if ints pass unchanged: for None, `int`, or a function that only returns its argument."""
     if mapping is None or mapping is int:
         return True
     if type(mapping) is not types.FunctionType:

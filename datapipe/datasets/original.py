@@ -1,4 +1,4 @@
-"""A torch Dataset that was seen through, remembered so that later changes to it are not passed over in silence."""
+"""A torch Dataset that was taken over, remembered so that later changes to it are detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datapipe.transforms import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The dataset, and what of it was taken over: how many samples, and which transforms."""
+    """The dataset, with the number of samples and the transforms at the time it was taken over."""
 
     dataset: Any
     num_samples: int
@@ -23,20 +23,20 @@ class Original:
 
     @property
     def transform(self) -> object:
-        """What it applies to each image; None: nothing."""
+        """The dataset's transform of each image; None: nothing."""
         return _transform_of(self.dataset)
 
     def check_unchanged(self) -> None:
-        """Raise LifecycleError where the dataset has other transforms now, or another length."""
+        """Raise LifecycleError if the dataset's transforms or its length have changed."""
         name, remedy = type(self.dataset).__qualname__, "make the loader (from_torch, DataLoader) after the change"
         if len(self.dataset) != self.num_samples:
             raise LifecycleError(
-                f"{name} had {self.num_samples} samples when the loader was made, and has {len(self.dataset)} now; {remedy}"
+                f"{name} had {self.num_samples} samples when the loader was made and has {len(self.dataset)} now; {remedy}"
             )
         found = _recipe_of(self.dataset)
         if found != self.recipe:
             raise LifecycleError(
-                f"the transforms of {name} were {self.recipe!r:.200} when the loader was made, and are {found!r:.200} now; "
+                f"the transforms of {name} were {self.recipe!r:.200} when the loader was made and are {found!r:.200} now; "
                 f"{remedy}"
             )
 
@@ -46,7 +46,7 @@ def _recipe_of(dataset: Any) -> Recipe:
 
 
 def _transform_of(dataset: Any) -> object:
-    """As `see_through` finds it: that of the dataset under Subsets and sums."""
+    """Return the transform that `see_through` finds: that of the dataset inside Subsets and ConcatDatasets."""
     if type(dataset).__module__ == "torch.utils.data.dataset":
         parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
         return _transform_of(parts[0])

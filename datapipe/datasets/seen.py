@@ -1,4 +1,4 @@
-"""Seeing through a torch Dataset: the files behind it, their labels, and what it does to an image."""
+"""Look inside a torch Dataset: the files that it reads, their labels, and its transform of an image."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from datapipe.joint import AnyIndex, joined
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is behind a dataset."""
+    """The files and the transform of a dataset."""
 
     index: AnyIndex  # the samples, in the dataset's order
-    transform: object = None  # that it applies to each image, a PIL image at first; None: no one
-    gives_tuples: bool = True  # (image, label), as our batches are; else dicts
+    transform: object = None  # of each image, which gets a PIL image; None: no transform
+    gives_tuples: bool = True  # samples are (image, label), like our batches; else dicts
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A dataset that only its own code can read, and why."""
+    """A dataset that only its own code can read, and the reason."""
 
     reason: str
 
 
 def see_through(dataset: object) -> Seen | Unseen:
-    """What is behind `dataset`: torchvision's folders of images, Hugging Face's tables, and `Subset` and `ConcatDataset` of them.
+    """Return the files and transform of torchvision's image folders, Hugging Face's tables, and `Subset`s and `ConcatDataset`s.
 
-    The dataset is not asked for a sample. What a subclass has made its own is not seen through.
+    No sample of the dataset is read. Returns Unseen for a subclass with its own behaviour, and for all other datasets.
     """
     kind = type(dataset)
     module, name = kind.__module__, kind.__qualname__
@@ -48,7 +48,7 @@ def see_through(dataset: object) -> Seen | Unseen:
             return Seen(table, gives_tuples=False)
     except OptionError as exc:
         return Unseen(str(exc))
-    return Unseen(f"{module}.{name} is Python code of its own")
+    return Unseen(f"{module}.{name} is custom Python code")
 
 
 def _subset(dataset: Any) -> Seen | Unseen:
@@ -63,7 +63,7 @@ def _subset(dataset: Any) -> Seen | Unseen:
             whole.gives_tuples,
         )
     except (TypeError, OptionError) as exc:
-        return Unseen(f"a Subset whose indices are no positions ({exc})")
+        return Unseen(f"a Subset whose indices are not positions ({exc})")
 
 
 def _concatenated(dataset: Any) -> Seen | Unseen:
@@ -73,7 +73,7 @@ def _concatenated(dataset: Any) -> Seen | Unseen:
         if isinstance(part, Unseen):
             return part
     if any((part.transform, part.gives_tuples) != (seen[0].transform, seen[0].gives_tuples) for part in seen):
-        return Unseen("a ConcatDataset of datasets that have transforms of their own each")
+        return Unseen("a ConcatDataset of datasets whose transforms differ")
     if any(part.index.manifest.fields != seen[0].index.manifest.fields for part in seen):
         return Unseen("a ConcatDataset of datasets with and without labels")
     try:

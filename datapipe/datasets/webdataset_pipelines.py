@@ -1,4 +1,4 @@
-"""webdataset's pipelines over local shards, where they shuffle, decode and map samples: the shards, and the map."""
+"""webdataset's pipelines over local shards that shuffle, decode and map samples: find the shards and the map."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _PLAIN = ("StreamingOpen", "tar_file_expander", "group_by_keys", "check_empty", 
 
 @dataclass(frozen=True, slots=True)
 class SeenStream:
-    """What is behind a pipeline."""
+    """The shards and settings of a pipeline."""
 
     index: SampleIndex
-    fields: tuple[str, ...]  # of its tuples, in our names
-    transform: object  # that it applies to each image, a PIL image at first; None: no one
+    fields: tuple[str, ...]  # names in datapipe's terms of the values of its tuples
+    transform: object  # of each image, which gets a PIL image; None: no transform
     shuffles: bool
-    splits_by_node: bool  # every rank takes a part of the shards
-    batch_size: int | None  # None: it gives single samples
+    splits_by_node: bool  # each rank takes a part of the shards
+    batch_size: int | None  # None: it yields single samples
     drop_last: bool
 
 
 class _UnseenError(Exception):
-    """Why a pipeline cannot be seen through."""
+    """The reason why a pipeline cannot be read by datapipe."""
 
 
 def webdataset_stream(pipeline: Any) -> SeenStream | str | None:
-    """What is behind a `WebDataset`; the reason why it cannot be seen through; None if it is none.
+    """Return the shards and settings of a `WebDataset`, or the reason why datapipe cannot read it; None for any other object.
 
-    Seen through are shards that are local files, `shuffle`, `decode("pil")`, `to_tuple` of an image and perhaps `cls`,
-    `map_tuple` and `batched`, in any number that makes sense.
+    Supported are shards that are local files, `shuffle`, `decode("pil")`, `to_tuple` of an image and optionally `cls`,
+    `map_tuple` and `batched`, in any sensible combination.
     """
     kind = type(pipeline)
     if not kind.__module__.startswith("webdataset.") or not hasattr(pipeline, "pipeline"):
@@ -53,11 +53,11 @@ def webdataset_stream(pipeline: Any) -> SeenStream | str | None:
 
 
 class _Stages:
-    """A pipeline gone through stage by stage."""
+    """The stages of a pipeline, parsed one after the other."""
 
     def __init__(self, pipeline: Any) -> None:
         if pipeline.repetitions != 1 or pipeline.nsamples != -1:
-            raise _UnseenError("has epochs of its own length (with_epoch, repeat)")
+            raise _UnseenError("sets the length of its epochs (with_epoch, repeat)")
         self.names: list[Path] = []
         self.shuffles = self.splits_by_node = self.drop_last = self.decodes = False
         self.wanted: tuple[str, ...] = ()
@@ -92,9 +92,9 @@ class _Stages:
         options: dict[str, Any] = getattr(stage, "kw", {})
         handler = options.get("handler", getattr(stage, "handler", None))
         if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
-            raise _UnseenError(f"deals with errors by a handler ({getattr(handler, '__name__', type(handler).__name__)})")
+            raise _UnseenError(f"has an error handler ({getattr(handler, '__name__', type(handler).__name__)})")
         if not str(getattr(function, "__module__", "")).startswith("webdataset."):
-            raise _UnseenError(f"has a stage that cannot be seen through ({name})")
+            raise _UnseenError(f"has an unsupported stage ({name})")
         if self.batch_size is not None:
             raise _UnseenError(f"does more than batch its samples ({name})")
         if name == "SimpleShardList":
@@ -112,27 +112,27 @@ class _Stages:
         elif name == "_batched":
             self._take_batches(arguments, options)
         elif name not in _PLAIN or options.get("select_files") or options.get("rename_files"):
-            raise _UnseenError(f"has a stage that cannot be seen through ({name})")
+            raise _UnseenError(f"has an unsupported stage ({name})")
 
     def _take_decoder(self, decoder: Any) -> None:
         handlers = [getattr(one, "imagespec", getattr(one, "__name__", "")) for one in getattr(decoder, "handlers", ())]
         alone = [["gzfilter", spec, "basichandlers"] for spec in _PIL]
         if type(decoder).__name__ != "Decoder" or handlers not in alone or decoder.only is not None:
             name = getattr(decoder, "__name__", type(decoder).__name__)
-            raise _UnseenError(f"maps samples by {name}, which is no decode('pil') alone")
+            raise _UnseenError(f"maps samples with {name}, which is not decode('pil') alone")
         self.decodes = True
 
     def _take_fields(self, arguments: Sequence[Any]) -> None:
         wanted = arguments[0].split() if len(arguments) == 1 and isinstance(arguments[0], str) else list(arguments)
         images = {part.lower() for part in str(wanted[0]).split(";")}
         if not images <= _IMAGE_SUFFIXES or [str(name) for name in wanted[1:]] not in ([], ["cls"]):
-            raise _UnseenError(f"gives {', '.join(map(str, wanted))}, which is not an image and perhaps cls")
+            raise _UnseenError(f"yields {', '.join(map(str, wanted))}, which is not an image and optionally cls")
         self.wanted = tuple(map(str, wanted))
 
     def _take_batches(self, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         collation = options.get("collation_fn")
         if getattr(collation, "__name__", "") != "default_collation_fn" or len(arguments) > 1:
-            raise _UnseenError("collates batches by a function of its own")
+            raise _UnseenError("collates batches with its own function")
         self.batch_size = arguments[0] if arguments else 20
         self.drop_last = not options.get("partial", True)
 
@@ -141,5 +141,5 @@ def _local(url: Any) -> Path:
     text = os.fspath(url) if isinstance(url, os.PathLike) else str(url)
     text = text.removeprefix("file:")
     if ":" in text or not Path(text).is_file():
-        raise _UnseenError(f"reads {text}, which is no local file")
+        raise _UnseenError(f"reads {text}, which is not a local file")
     return Path(text).absolute()

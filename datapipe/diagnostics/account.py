@@ -1,4 +1,4 @@
-"""Where the time of a whole run went: start-up, first batches of passes, waiting, steps, validation, and what lies between.
+"""Account for the time of a whole run: start-up, first batches of passes, waiting, steps, validation, and the time between.
 
 The verdict is about steady steps; a run may lose most of its time elsewhere. Pure.
 """
@@ -17,14 +17,14 @@ from datapipe.diagnostics.remedies import WORTH_IT
 
 @dataclass(frozen=True, slots=True)
 class LoaderTime:
-    """One loader's part of a run, in seconds."""
+    """The time of a run spent with one loader, in seconds."""
 
-    id: int  # of the loader
+    id: int  # the loader's number
     is_evaluation: bool
     num_passes: int
     first_wait_s: float  # in the first next() of its passes: starting workers, making the first batch
-    wait_s: float  # in all others
-    work_s: float  # of the steps between
+    wait_s: float  # in all other next() calls
+    work_s: float  # in the steps between
 
     @property
     def total_s(self) -> float:
@@ -33,15 +33,15 @@ class LoaderTime:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One process. The parts add up to `wall_s`."""
+    """The account of one process. The parts add up to `wall_s`."""
 
     wall_s: float
-    startup_s: float  # before the first batch was asked for
+    startup_s: float  # before the first batch was requested
     loaders: tuple[LoaderTime, ...]  # the longest first
-    between_s: float  # outside of passes: ends of epochs, checkpoints, and what comes after the last
+    between_s: float  # outside of passes: ends of epochs, checkpoints, and the time after the last pass
 
     def parts(self) -> dict[str, float]:
-        """Return seconds by what they went to, in the order in which a run goes through them."""
+        """Return seconds by kind of time, in the order in which a run goes through them."""
         training = [one for one in self.loaders if not one.is_evaluation]
         return {
             "start-up": self.startup_s,
@@ -54,12 +54,12 @@ class Account:
 
 
 def account_of(process: Process) -> Account | None:
-    """Return the account of a process; None where it made no step, or its beginning and end are not known."""
+    """Return the account of a process; None if it made no step, or if its start or end is unknown."""
     steps = process.steps
     if not len(steps) or process.started_ns is None or process.ended_ns is None:
         return None
     first_ns = int(steps["start_ns"].min())
-    is_whole = bool(steps["pass_id"].min() == 0)  # else the first ones were dropped, and the account begins later
+    is_whole = bool(steps["pass_id"].min() == 0)  # otherwise the first steps were dropped, and the account begins later
     begin_ns = min(process.started_ns, first_ns) if is_whole else first_ns
     loaders = []
     for key in np.unique(steps["loader"]).tolist():
@@ -76,7 +76,7 @@ def account_of(process: Process) -> Account | None:
 def savings_of(process: Process, account: Account, production_s: float | None) -> list[tuple[int, float]]:
     """Return what keeping workers from pass to pass would save: (loader, seconds), the largest first.
 
-    With kept workers the first batch of a later pass takes as long as it takes to make one. `production_s`: that time, of
+    With persistent workers the first batch of a later pass takes as long as making one batch. `production_s`: that time, for
     the loader that the training waits for.
     """
     found = []

@@ -1,4 +1,4 @@
-"""One process's recording, judged: the verdict, the loader that the training reads, and why it waited."""
+"""Analyze one process's recording: the verdict, the loader that the training reads, and why it waited."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from datapipe.observe import Stage, StageEvent
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What one process's steps say."""
+    """The result of analyzing one process's steps."""
 
     process: Process
     figures: Figures
     verdict: Verdict
-    steps: Steps  # that are judged: where passes differ in level, of the latest level alone
-    steady: NDArray[np.bool_]  # (n,) which of all the process's steps
-    regimes: tuple[Regime, ...]  # of the loader that is judged; one where its passes are alike
-    loader: LoaderFacts | None  # that the training waits for most; None: there was no training
-    of_loader: Figures  # of that loader's steps alone, where there are several
+    steps: Steps  # the judged steps: if passes differ in level, only those of the latest level
+    steady: NDArray[np.bool_]  # (n,) mask over all the process's steps
+    regimes: tuple[Regime, ...]  # of the judged loader; one if its passes are alike
+    loader: LoaderFacts | None  # the one that the training waits for most; None: there was no training
+    of_loader: Figures  # of that loader's steps only, if there are several loaders
     profiles: tuple[BatchProfile, ...]  # of that loader's training passes
     events: tuple[StageEvent, ...]
     attribution: Attribution | None
@@ -40,7 +40,7 @@ class Analysis:
 
 
 def analyze(process: Process, *, site: str | None = None) -> Analysis:
-    """Pure. `site`: look at the loader that was made there, if there is one, else at the one most waited for."""
+    """Analyze a process. Pure. `site`: judge the loader created there, if any, else the one most waited for."""
     made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
     loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
     regimes = [] if loader is None else regimes_of(process.steps, loader.key)
@@ -62,24 +62,20 @@ def analyze(process: Process, *, site: str | None = None) -> Analysis:
     waits = steady_waits(process.steps[steady & (process.steps["loader"] == loader.key)], figures)
     attribution, why = None, None
     if not waits:
-        why = "nobody waited in steps of a steady state" if steady.any() else "there are no steps of a steady state"
+        why = "the steady state has no waiting" if steady.any() else "the run reached no steady state"
     elif profiles:
         attribution = attribute(profiles, waits)
     elif events:
         attribution = joined([attribute_events(of_pass) for of_pass in _by_pass(steps, events, waits)])
     else:
-        why = (
-            f"a look inside {loader.kind} is not possible"
-            if loader.looks_inside
-            else "the name datapipe is taken by a package of yours"
-        )
+        why = f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
     return Analysis(
         process, figures, verdict, judged_steps, steady, tuple(regimes), loader, of_loader, profiles, events, attribution, why
     )
 
 
 def main_loader(process: Process) -> LoaderFacts | None:
-    """The one that training steps waited for longest in all; with no waiting, of which there were most."""
+    """Return the loader that training steps waited for longest in total; without waiting, the one with the most steps."""
     waited: defaultdict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for step in process.steps[~process.steps["is_evaluation"]]:
         seconds, num = waited[int(step["loader"])]
@@ -89,7 +85,7 @@ def main_loader(process: Process) -> LoaderFacts | None:
 
 
 def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
-    """When somebody waited for data: the device, at the end of the host's wait, or where there is none the host."""
+    """Return the waits for data: the device's, at the end of the host's wait, or the host's if there is no device."""
     data, _, _ = data_times(steps, figures.basis)
     data = np.where(np.isnan(data), 0.0, data - (np.nan_to_num(steps["copy_s"]) if figures.basis == "device" else 0.0))
     ends = steps["start_ns"] + (steps["host_wait_s"] * 1e9).astype(np.int64)
@@ -98,14 +94,14 @@ def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
 
 
 def steady_profiles(found: Analysis) -> list[BatchProfile]:
-    """Of batches that were handed out in steps of the steady state; of all but the first of each pass if those are few."""
+    """Return profiles of batches handed out in steady steps; if these are few, of all but the first of each pass."""
     steps = found.process.steps[found.steady]
     chosen = list(_within(steps, found.profiles))
     return chosen if len(chosen) >= MIN_STEPS else [profile for profile in found.profiles if profile.step >= MIN_STEPS // 2]
 
 
 def _within(steps: Steps, profiles: list[BatchProfile] | tuple[BatchProfile, ...]) -> list[BatchProfile]:
-    """Those that were asked for within the `next()` of one of the steps."""
+    """Return the profiles requested within the `next()` of one of the steps."""
     if not len(steps):
         return []
     order = np.argsort(steps["start_ns"])
@@ -118,7 +114,7 @@ def _within(steps: Steps, profiles: list[BatchProfile] | tuple[BatchProfile, ...
 
 
 def _by_pass(steps: Steps, events: tuple[StageEvent, ...], waits: list[Wait]) -> list[list[StageEvent]]:
-    """The stages of each pass; of waits only the given ones, cut to what they say."""
+    """Return the stages of each pass, and only the given waits, clipped to their times."""
     first_ns = [int(steps["start_ns"][steps["pass_id"] == number].min()) for number in np.unique(steps["pass_id"])]
     passes: list[list[StageEvent]] = [[] for _ in first_ns]
     starts = np.array(sorted(first_ns), np.int64)

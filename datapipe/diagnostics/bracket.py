@@ -1,7 +1,7 @@
-"""The bracket around `next()`: two marks, a few numbers, and nothing that waits.
+"""Measure around `next()`: two marks, a few numbers, and no waiting.
 
-Whoever hands out batches calls `begin` right before `next()` and `end` right after it; all between one end and
-the next begin is the step's work. Device times come in later, when the device has passed the marks.
+The code that hands out batches calls `begin` right before `next()` and `end` right after it. Everything from one end to the
+next begin is the step's work. Device times follow later, when the device has passed the marks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from datapipe.diagnostics.timeline import Context, Syncs, Timeline
 T = TypeVar("T")
 
 _NAN = float("nan")
-_MAX_PENDING = 1024  # steps of which the device owes the times; with more, marks are left out until it has caught up
-_MAX_READ = 4  # steps read back per begin: one is added, so it catches up, and one begin never takes long
+_MAX_PENDING = 1024  # steps whose device times are outstanding; with more, no marks are made until the device has caught up
+_MAX_READ = 4  # steps read back per begin: each begin adds one, so it catches up, and no begin takes long
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What else is watched. What is not is reported as not measured."""
+    """The additional events that are observed. Those that are not are reported as not measured."""
 
     syncs: bool = False  # `note_sync` is called for every wait for the device
     copies: bool = False  # `begin_copy` and `end_copy` surround every copy from the host to the device
@@ -33,7 +33,7 @@ class Hooks:
 
 
 class _Open:
-    """A step under way, or waiting for the device."""
+    """A step in progress, or waiting for the device."""
 
     __slots__ = (
         "begin",
@@ -63,17 +63,17 @@ class _Open:
 
 
 class Bracket:
-    """Measures all loaders of one thread: only one step is under way at a time, whichever loader it is of.
+    """Measures all loaders of one thread: only one step is in progress at a time, whichever loader it belongs to.
 
-    The thread is the first that begins. What other threads do between begin and end is not measured, and neither is
-    a `next()` within a `next()`: of a loader over a loader, the outermost counts. How often either happened is in `context()`.
+    The thread is the first one that begins. Work of other threads between begin and end is not measured, and neither is a
+    `next()` within a `next()`: for a loader over a loader, the outermost counts. `context()` reports how often either happened.
     """
 
     def __init__(self, clock: Clock, *, timeline: Timeline | None = None, hooks: Hooks | None = None) -> None:
         self.timeline = timeline or Timeline()
         self.clock = clock
         self._hooks = hooks or Hooks()
-        self._inside: Pass | None = None  # in its next()
+        self._inside: Pass | None = None  # the pass that is in its next()
         self._open: _Open | None = None
         self._pending: deque[_Open] = deque()
         self._thread: int | None = None
@@ -85,12 +85,12 @@ class Bracket:
         self._has_device = False
 
     def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> Pass:
-        """A pass over a loader, to be made where its iterator is. `loader`: any number that tells loaders apart."""
+        """Return a pass over a loader; create it with its iterator. `loader`: any number that identifies the loader."""
         self._num_passes += 1
         return Pass(self, self._num_passes - 1, loader, is_evaluation=is_evaluation)
 
     def note_sync(self, name: str, host_s: float) -> None:
-        """The host has just waited `host_s` seconds for the device, in what users call `name`."""
+        """Record that the host has just waited `host_s` seconds for the device, in the function that users call `name`."""
         if not self._is_in_step():
             return
         assert self._open is not None
@@ -100,21 +100,21 @@ class Bracket:
         syncs.host_s += host_s
 
     def begin_copy(self) -> None:
-        """A copy from the host to the device is about to be given to the current stream."""
+        """Record that a copy from the host to the device is about to be queued on the current stream."""
         if self._is_in_step() and self._hooks.copies:
             assert self._open is not None
-            if len(self._open.copies) % 2 == 0:  # else one within another
+            if len(self._open.copies) % 2 == 0:  # otherwise one copy within another
                 self._open.copies.append(self._mark())
 
     def end_copy(self) -> None:
-        """It has been given."""
+        """Record that the copy has been queued."""
         if self._is_in_step() and self._hooks.copies:
             assert self._open is not None
             if len(self._open.copies) % 2 == 1:
                 self._open.copies.append(self._mark())
 
     def note_update(self) -> None:
-        """An optimiser has made a step. May be called from any thread."""
+        """Record that an optimiser has made a step. May be called from any thread."""
         if self._thread not in (None, threading.get_ident()):
             self._trains_elsewhere = True
         elif self._is_in_step():
@@ -122,7 +122,7 @@ class Bracket:
             self._open.num_updates += 1
 
     def finish(self) -> None:
-        """End the step under way, if any, and wait until the device has passed all marks. May be called again."""
+        """End the step in progress, if any, and wait until the device has passed all marks. May be called again."""
         self._inside = None
         self._close_step()
         for entry in self._pending:
@@ -132,7 +132,7 @@ class Bracket:
         self._read(len(self._pending))
 
     def context(self) -> Context:
-        """What is known beside the steps."""
+        """Return what is known besides the steps."""
         device = self.clock.device if self._has_device else None
         return Context(device, self._num_nested, self._num_elsewhere, self._trains_elsewhere, dict(self._syncs))
 
@@ -144,11 +144,11 @@ class Bracket:
         if not self._is_ours():
             self._num_elsewhere += 1
             return
-        if self._inside not in (None, of):  # a pass that begins twice has lost an end, and goes on
+        if self._inside not in (None, of):  # a pass that begins twice has missed its end, and continues
             self._num_nested += 1
             return
         self._inside = of
-        self._read(_MAX_READ)  # before the clock is looked at: what the bracket itself takes is not waiting
+        self._read(_MAX_READ)  # before reading the clock: the bracket's own time is not waiting
         start_ns = self.clock.now_ns()
         entry = _Open(of, start_ns, self._mark(), -1 if num_ready is None else num_ready)
         self._close_with(start_ns, entry.begin)
@@ -186,7 +186,7 @@ class Bracket:
             self._close_with(self.clock.now_ns(), self._mark() if is_step else None)
 
     def _close_with(self, now_ns: int, mark: Mark | None) -> None:
-        """`mark`: stays in use as the begin of the entry that follows, if one does; that one is read later."""
+        """Close the open entry. `mark` also begins the next entry, if there is one, which is read later."""
         entry, self._open = self._open, None
         if entry is not None:
             entry.close_ns, entry.close = now_ns, mark
@@ -195,7 +195,7 @@ class Bracket:
             self._pending.append(entry)
 
     def _read(self, at_most: int) -> None:
-        """Take over the oldest steps, as far as the device has passed their marks."""
+        """Store the oldest steps whose marks the device has passed."""
         for _ in range(at_most):
             if not self._pending:
                 return
@@ -205,7 +205,7 @@ class Bracket:
             self._pending.popleft()
             if entry.end_ns is not None:
                 self.timeline.add(self._row(entry, entry.end_ns))
-            # `close` is the begin of what follows, and released with it; the last one of a pass is let go.
+            # `close` is the begin of the next entry and is released with it; the last one of a pass is dropped.
             for mark in (entry.begin, entry.end, *entry.copies):
                 if mark is not None:
                     self.clock.release(mark)
@@ -240,7 +240,7 @@ class Bracket:
 
 
 class Pass:
-    """One pass over a loader, as its bracket sees it. Made by `Bracket.open_pass`."""
+    """One pass over a loader, as its bracket measures it. Made by `Bracket.open_pass`."""
 
     __slots__ = ("_bracket", "is_evaluation", "is_fresh", "loader", "pass_id")
 
@@ -249,18 +249,18 @@ class Pass:
         self.pass_id = pass_id
         self.loader = loader
         self.is_evaluation = is_evaluation  # may be changed until the step is read
-        self.is_fresh = True  # none of its steps was read yet
+        self.is_fresh = True  # none of its steps has been read yet
 
     def begin(self, num_ready: int | None = None) -> None:
-        """Right before `next()`. `num_ready`: batches that could be handed out at once, in order; None: not known."""
+        """Call right before `next()`. `num_ready`: batches that could be handed out at once, in order; None: unknown."""
         self._bracket._begin(self, num_ready)
 
     def end(self) -> None:
-        """Right after `next()` has given a batch."""
+        """Call right after `next()` has returned a batch."""
         self._bracket._end(self)
 
     def stop(self) -> None:
-        """After `next()` has raised, or when the pass is left: the step under way, if it is of this pass, ends here."""
+        """Call after `next()` has raised, or when the pass is left: ends the step in progress if it belongs to this pass."""
         self._bracket._stop(self)
 
 
@@ -272,7 +272,7 @@ def watch(
     is_evaluation: bool = False,
     count_ready: Callable[[], int] | None = None,
 ) -> Iterator[T]:
-    """The batches of one pass, each `next()` measured. `count_ready`: batches that could be handed out at once."""
+    """Yield the batches of one pass, with each `next()` measured. `count_ready`: batches that could be handed out at once."""
     watched = bracket.open_pass(loader=loader, is_evaluation=is_evaluation)
     try:
         iterator = iter(batches)
@@ -284,6 +284,6 @@ def watch(
                 return
             watched.end()
             yield batch
-            del batch  # the user's alone while the next one is waited for
+            del batch  # only the user may hold it while the next one is awaited
     finally:
         watched.stop()

@@ -1,7 +1,7 @@
-"""What could be done about a loader, as changes to replay: from how it was measured, and from what was tried.
+"""List possible changes to a loader, for replay, from measurements of the loader and from trials.
 
-Nothing is assumed of a remedy that was not measured: how fast another loader or format is comes from trials, and what
-could not be tried is left out, with the reason.
+Nothing is assumed about a remedy that was not measured: the speed of another loader or format comes from trials. What could
+not be tried is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
 from datapipe.observe import Stage
 
-OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # what is tried
+OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
-_MOSTLY_WAITING = 0.5  # of the time to make a batch: more workers than cores make sense
+_MOSTLY_WAITING = 0.5  # share of the time to make a batch from which more workers than cores make sense
 _MAKING = (Stage.PLAN, Stage.NETWORK, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
-_SYNCED = 0.05  # of the steps
+_SYNCED = 0.05  # share of the steps
 _BELOW = "below the loader's line, with import datapipe"
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """What came of trying datapipe's loader on some of the data."""
+    """The results of trying datapipe's loader on some of the data."""
 
     rates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> sample_s, spread, num_threads, num_samples
-    reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is none
+    reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is no result
     resized_to: int | None = None  # shorter side, pixels
     where: str = ""  # the dataset's root
-    batch_size: int | None = None  # of the loader's batches, whoever makes them
-    reads_shards: bool = False  # it is a stream over shards already
+    batch_size: int | None = None  # of the loader's batches, whichever component makes them
+    reads_shards: bool = False  # the dataset already streams from shards
 
 
 @dataclass(slots=True)
 class Candidates:
-    """Remedies, the easier ones first; `left_out` says by name what is none, and why."""
+    """Remedies, the easier ones first; `left_out` gives the reason for those that are missing, by name."""
 
     remedies: list[Remedy] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    applied: dict[str, Applied] = field(default_factory=dict)  # by name: those that need no edit of the script
+    applied: dict[str, Applied] = field(default_factory=dict)  # by name, the remedies that need no edit of the script
 
 
 def workload_from(found: Analysis) -> Workload | str:
-    """What is replayed; or why nothing can be."""
+    """Return the workload to replay, or why there is none."""
     loader = found.loader
     if loader is None:
         return "there was no training"
@@ -80,19 +80,19 @@ def workload_from(found: Analysis) -> Workload | str:
     if workload is not None:
         return workload
     if found.profiles or found.events:
-        return f"fewer than {MIN_STEPS} steps of a steady state; run longer"
-    return "how long batches take to make is not known: there was no look inside the loader"
+        return f"the steady state has fewer than {MIN_STEPS} steps; run longer"
+    return "the time to make a batch is unknown, since the loader could not be inspected"
 
 
 def setup_of(loader: LoaderFacts, cores: float) -> Setup:
-    """Of a torch loader."""
+    """Return the setup of a torch loader."""
     num = loader.num_workers or 0
     delivery = Delivery.FIRST_FREE if loader.in_order is False else Delivery.ROUND_ROBIN
     return Setup(num, max(1, num * (loader.prefetch_factor or 2)), delivery, cores)
 
 
 def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candidates:
-    """The remedies that make sense for this loader."""
+    """Return the remedies that make sense for this loader."""
     assert found.loader is not None
     result = Candidates()
     is_ours = workload.setup.delivery is Delivery.SHARED
@@ -103,11 +103,11 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
     _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
-        note = f"do without {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
+        note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
         result.remedies.append(Remedy("do not wait for the device", Change(drops_syncs=True), Instruction(note=note)))
     _add_batch(result, found.loader)
     if is_ours:
-        result.left_out["another loader"] = "it is datapipe's loader already"
+        result.left_out["another loader"] = "the loader is already datapipe's"
     else:
         _add_tried(result, found, workload, trials)
     return result
@@ -122,9 +122,9 @@ def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *
 
 
 def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> None:
-    """Batches as they are made: a slow one, or a slow worker, then holds up no other."""
+    """Add delivery of batches in the order of completion, so that a slow batch or worker does not delay the others."""
     name = "in_order=False"
-    how = argument_of(loader, name, "True; batches then come as they are made, in another order in each run")
+    how = argument_of(loader, name, "True; batches then come in the order of completion, which differs from run to run")
     result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.FIRST_FREE)), how))
     result.applied[name] = Applied(loader.site, in_order=False)
 
@@ -132,10 +132,10 @@ def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> N
 def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
     setup, now = workload.setup, workload.setup.num_workers
     if loader.num_workers is None:
-        result.left_out["more workers"] = f"{loader.kind} has none"
+        result.left_out["more workers"] = f"{loader.kind} has no workers"
         return
     if loader.is_iterable and not now:
-        result.left_out["more workers"] = "an IterableDataset gives every sample once per worker unless it shares them out itself"
+        result.left_out["more workers"] = "an IterableDataset yields every sample once per worker unless it divides them itself"
         return
     cores = int(setup.num_cores or 1)
     most = 4 * cores if waits else max(cores, min(now, 2 * cores))
@@ -153,12 +153,12 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
     if loader.batch_size and loader.batch_size > 0:
         name = f"batch_size={2 * loader.batch_size}"
-        how = argument_of(loader, name, f"{loader.batch_size}, and the training is another one")
+        how = argument_of(loader, name, f"{loader.batch_size}; this changes the training")
         result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
 
 
 def argument_of(loader: LoaderFacts, text: str, now: object) -> Instruction:
-    """Return how one argument of the loader's is changed to `text`; `now`: what it is."""
+    """Return the instruction to change one argument of the loader to `text`; `now`: its current value."""
     return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
 
 
@@ -187,7 +187,7 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:
-    """The change to a loader of ours that takes so long for a sample, with all of the cores to itself."""
+    """Return the change to datapipe's loader at the tried time per sample, with all cores available to it."""
     stall, cpu = production_parts(workload)
     cores = workload.setup.num_cores or float(rate["num_threads"])
     threads = int(rate["num_threads"])
@@ -201,7 +201,7 @@ def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFa
 
 
 def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:
-    """`from_torch` takes the loader's sampler, batches and arguments over, so that nothing else is trained."""
+    """Return the instruction to call `from_torch`, which keeps the loader's sampler, batches and arguments."""
     code = python_call("loader = datapipe.from_torch", "loader", *arguments, 'device="cpu"')
     return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, note])))
 
@@ -225,7 +225,7 @@ def _place(loader: LoaderFacts) -> str | None:
 
 
 def place_of(site: str) -> str:
-    """file:line, relative to the working directory where it lies below that."""
+    """Return file:line, relative to the working directory if it is inside that."""
     try:
         return str(Path(site).relative_to(Path.cwd()))
     except ValueError:
@@ -233,7 +233,7 @@ def place_of(site: str) -> str:
 
 
 def _mostly_waits(found: Analysis) -> bool:
-    """Whether workers neither compute nor want to for most of the time that batches take."""
+    """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
     made = [profile.made for profile in found.profiles]
     busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
     return busy_ns < (1 - _MOSTLY_WAITING) * sum(one.ready_ns - one.start_ns for one in made)
@@ -244,14 +244,14 @@ def _seconds(values: Any) -> Floats:
 
 
 def _making_ns(profile: BatchProfile, *, is_crowded: bool) -> int:
-    """`is_crowded`: more workers than cores; then the time without a core is left out, as the replay has it anew."""
+    """Return the time to make a batch. `is_crowded`: more workers than cores; excludes time without a core, which replay adds."""
     made = profile.made
     is_left_out = is_crowded and made.worker is not None
     return made.ready_ns - made.start_ns - (made.counters.queued_ns or 0 if is_left_out else 0)
 
 
 def _whole_rounds(profiles: list[BatchProfile]) -> list[BatchProfile]:
-    """Beginning with a batch of the first worker: each n-th is then of the same one."""
+    """Return the profiles from the first worker's first batch on: each n-th is then of the same worker."""
     for place, profile in enumerate(profiles):
         if profile.made.worker in (None, 0):
             return profiles[place:]
@@ -259,7 +259,7 @@ def _whole_rounds(profiles: list[BatchProfile]) -> list[BatchProfile]:
 
 
 def _deliveries(profiles: list[BatchProfile]) -> Floats:
-    """The caller's own part of `next()` once a batch is there."""
+    """Return the caller's own part of `next()` after a batch has arrived."""
     found = []
     for profile in profiles:
         if profile.pinned is not None:
@@ -273,7 +273,7 @@ def _deliveries(profiles: list[BatchProfile]) -> Floats:
 
 
 def _own_batches(found: Analysis) -> Floats:
-    """What the threads of a loader of ours spent on each batch, in all: (b,) seconds."""
+    """Return (b,) seconds that the threads of a datapipe loader spent on each batch, in total."""
     sums: dict[tuple[int, int], int] = {}
     ends = _pass_ends(found)
     for event in found.events:

@@ -1,8 +1,8 @@
-"""What time is taken by: the host's clock, and marks that a device passes.
+"""Clocks: the host's, and marks that a device passes.
 
-A mark is put into the queue of work of the device, and is passed when the device gets there. So what lies
-between two marks around `next()` is time in which the device had nothing to do but wait: work that it still
-had is behind it by then. Nothing here waits for the device but `Clock.wait`.
+A mark is put into the device's queue of work and is passed when the device reaches it. The time between two marks around
+`next()` is therefore time in which the device could only wait: by then its earlier work is finished. Nothing here waits
+for the device except `Clock.wait`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ Mark: TypeAlias = Any  # the clock's own kind: torch.cuda.Event
 
 
 class Clock(Protocol):
-    """The host's time and, where there is a device, the device's. For one thread."""
+    """The host's time and, if there is a device, the device's. For one thread."""
 
     @property
     def device(self) -> str | None:
-        """Whose time marks tell; None where there is no device, and `mark` gives None."""
+        """The device whose time the marks tell; None if there is no device, and `mark` returns None."""
 
     def now_ns(self) -> int:
-        """The host's clock; only differences mean something."""
+        """Return the host's time; only differences are meaningful."""
 
     def mark(self) -> Mark | None:
-        """A mark behind all work that the calling thread gave to the device so far; None if it cannot be had now."""
+        """Return a mark after all work that the calling thread has queued on the device; None if none can be made now."""
 
     def is_past(self, mark: Mark) -> bool:
-        """Whether the device has passed it; never waits."""
+        """Return True if the device has passed the mark; never waits."""
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
-        """Seconds on the device between two marks that it has passed; NaN where that cannot be told."""
+        """Return the seconds on the device between two marks that it has passed; NaN if unknown."""
 
     def wait(self, mark: Mark) -> None:
-        """Return once the device has passed it. For the end of a run only."""
+        """Return when the device has passed the mark. Only for the end of a run."""
 
     def release(self, mark: Mark) -> None:
-        """The mark is not needed any more and may be used again."""
+        """Return a mark that is not needed any more, for reuse."""
 
 
 class HostClock:
-    """`Clock` without a device: what the host waits is known, what a device would wait is not."""
+    """A `Clock` without a device: it measures the host's waiting, but not a device's."""
 
     device = None
 
@@ -57,7 +57,7 @@ class HostClock:
         return float("nan")
 
     def wait(self, mark: Mark) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is no device."""
 
     def release(self, mark: Mark) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no marks."""

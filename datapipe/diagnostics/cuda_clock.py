@@ -1,4 +1,4 @@
-"""Marks on CUDA streams: events from a pool, asked but never waited for."""
+"""Marks on CUDA streams: events from a pool, queried but never waited for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MS = 1e-3  # cudaEventElapsedTime counts milliseconds
 
 
 class CudaClock:
-    """`Clock` by CUDA events on the calling thread's current stream.
+    """A `Clock` by CUDA events on the calling thread's current stream.
 
-    `device`: index of the device that computes; None: the thread's current one at each mark, which is right
-    where `torch.cuda.set_device` was called or there is one GPU. Makes no CUDA context: until the script has
-    made one there are no marks. None either while a graph is captured, which would take the event into it.
+    `device`: index of the computing device; None: the thread's current one at each mark, which is right if
+    `torch.cuda.set_device` was called or there is one GPU. Creates no CUDA context: until the script has created one there
+    are no marks. Also none while a graph is captured, since the capture would include the event.
     """
 
     def __init__(self, device: int | None = None) -> None:
@@ -52,11 +52,11 @@ class CudaClock:
         mark.synchronize()
 
     def release(self, mark: Mark) -> None:
-        # An event belongs to the device of its first mark; where marks follow the current device it may be another's turn.
+        # An event belongs to the device of its first mark; if marks follow the current device, the next may be on another.
         if self._device is not None or torch.cuda.device_count() == 1:
             self._free.append(mark)
 
 
 def open_clock(device: int | None = None) -> Clock:
-    """The clock for this machine: CUDA's where torch finds a GPU, else the host's alone."""
+    """Return the clock for this machine: CUDA's if torch finds a GPU, else the host's."""
     return CudaClock(device) if torch.cuda.is_available() else HostClock()

@@ -1,4 +1,4 @@
-"""The diagnosis: what was measured of a run, judged and explained, as one document."""
+"""Diagnose a run: judge and explain its measurements in one document."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ran
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What was run, and how it ended."""
+    """The command that was run, and how it ended."""
 
     argv: tuple[str, ...]
-    exit_code: int | None  # None: it goes on, or was no command
+    exit_code: int | None  # None: it is still running, or there was no command
     started_at: str  # ISO 8601, UTC
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The document, and what it rests on."""
+    """The document, and the remedies that can be applied automatically."""
 
     document: Document
-    applied: dict[str, Applied] = field(default_factory=dict)  # of its predictions: those that need no edit of the script
+    applied: dict[str, Applied] = field(default_factory=dict)  # the predicted remedies that need no edit of the script
 
 
 Try = Callable[[Analysis], Trials]
 
 
 def no_trials(found: Analysis) -> Trials:
-    """Try nothing."""
+    """Return empty trials, without trying anything."""
     return Trials(reasons={"": "it was not tried"})
 
 
@@ -71,9 +71,9 @@ def diagnose(
     try_out: Try = no_trials,
     troubles: Sequence[str] = (),
 ) -> Diagnosis:
-    """`processes`: by rank, as `recorded.read_processes` gives them; none where no loader was iterated.
+    """Diagnose the processes of a run, in the order of ranks, as `recorded.read_processes` returns them; empty without a loader.
 
-    `try_out` is called where data is waited for, with the slowest rank, and measures what remedies are to be had.
+    If data is waited for, `try_out` is called with the slowest rank and measures the available remedies.
     """
     found = [analyze(process) for process in processes]
     ranked = (
@@ -104,7 +104,7 @@ def diagnose(
 
 
 def _of_slowest(worst: Analysis) -> dict[str, Any]:
-    """Return the parts of the document that are about the slowest rank alone."""
+    """Return the parts of the document that are only about the slowest rank."""
     process = worst.process
     return {
         "loaders": tuple(_loader_row(facts, worst) for facts in process.loaders.values()),
@@ -118,7 +118,7 @@ def _of_slowest(worst: Analysis) -> dict[str, Any]:
 
 
 def fault_of(found: Attribution) -> Fault:
-    """Return why the loop waited. Seconds and shares are of the waits of the steady state."""
+    """Return why the loop waited. Seconds and shares are of the waits in the steady state."""
     return Fault(
         stages=tuple(
             StageOfWait(
@@ -159,7 +159,7 @@ def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tu
 
 
 def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> Remedies:
-    """Return the predictions, with those apart whose gain may be chance, or too small to be worth a change."""
+    """Return the predictions; those whose gain may be chance, or is too small to be worth a change, are listed separately."""
     worth = [one for one in ranking.predictions if _is_worth_it(one, ranking)]
     best = ranking.best.remedy.name
     if ranking.best not in worth:
@@ -201,7 +201,7 @@ def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
 
 
 def _run_time(found: Analysis) -> RunTime | None:
-    """Where the time of the slowest rank's run went, and what keeping workers would save of it."""
+    """Return the account of the slowest rank's run, and what keeping workers would save."""
     account = account_of(found.process)
     if account is None:
         return None
@@ -245,11 +245,11 @@ def _context_troubles(found: Sequence[Analysis]) -> list[str]:
     for one in found:
         context: Context = one.process.context
         if context.num_elsewhere:
-            what = f"{context.num_elsewhere} batches were taken by other threads than the first, and not measured"
+            what = f"{context.num_elsewhere} batches were taken by other threads than the first and were not measured"
             notes.append(f"rank {one.process.rank}: {what}")
     return notes
 
 
 def _unmeasured() -> Verdict:
-    reason = "no loader of torch.utils.data, datapipe or accelerate was seen: none was iterated, or a signal came first"
+    reason = "no loader of torch.utils.data, datapipe or accelerate was iterated, or a signal ended the run first"
     return Verdict(Kind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))

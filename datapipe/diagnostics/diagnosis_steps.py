@@ -36,9 +36,9 @@ def steps_of(found: Analysis) -> StepColumns:
 
 
 def spans_of(found: Analysis) -> list[Span]:
-    """What was done for the latest steady batches: at most MAX_SPANS rows.
+    """Return the work on the latest steady batches: at most MAX_SPANS rows.
 
-    Within a torch worker's time in the dataset only the amounts are known: its parts are put one after the other.
+    Within a torch worker's time in the dataset only the amounts are known: the parts are placed one after the other.
     """
     origin = origin_ns(found)
     rows = list(_torch_spans(found)) if found.profiles else list(_own_spans(found))
@@ -50,7 +50,7 @@ def spans_of(found: Analysis) -> list[Span]:
 
 
 def origin_ns(found: Analysis) -> int:
-    """The beginning of the first step."""
+    """Return the start of the first step."""
     steps = found.process.steps
     return int(steps["start_ns"].min()) if len(steps) else 0
 
@@ -59,7 +59,7 @@ _Row = tuple[int, int | None, str, int, int]  # batch, worker, stage, start_ns, 
 
 
 def _torch_spans(found: Analysis) -> Iterator[_Row]:
-    """The latest steady batches, if there are any, else the latest; about as many as make MAX_SPANS rows."""
+    """Yield rows for the latest steady batches, or the latest of all if none is steady; about MAX_SPANS rows."""
     breakdown = Breakdown(found.profiles)
     until_ns = _last_steady_ns(found)
     numbered = [(number, profile) for number, profile in enumerate(found.profiles) if profile.taken_ns <= until_ns]

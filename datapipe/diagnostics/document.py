@@ -1,6 +1,6 @@
-"""The diagnosis document: the types that are written, read, checked and described by one definition.
+"""The diagnosis document: one set of types to write, read, check and describe it.
 
-Times are seconds. None is *not measured*, never 0. `python -m datapipe.diagnostics.document` prints the JSON schema.
+Times are seconds. None means *not measured*, never 0. `python -m datapipe.diagnostics.document` prints the JSON schema.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ Known: TypeAlias = Number | None
 
 
 class StageOfWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage, and its part in the waiting."""
+    """A stage and its share of the waiting."""
 
     name: str
     detail: str | None = None
     wait_s: Known = None
     share: Known = None  # of the waiting
-    work_share: Known = None  # of making and moving batches, waited for or not
+    work_share: Known = None  # of the time to make and move batches, waited for or not
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the loop waited."""
+    """The reason why the loop waited."""
 
     stages: tuple[StageOfWait, ...] = ()  # the largest part first
     fault: str | None = None
-    detail: str | None = None  # of the fault: the transform's name
+    detail: str | None = None  # the name of the transform at fault
     reason: str = ""
-    worker: int | None = None  # that is much slower than the others
+    worker: int | None = None  # the one that is much slower than the others
     wait_s: Known = None
-    head_of_line_s: Known = None  # of it, with later batches ready, but not the next
+    head_of_line_s: Known = None  # part of wait_s with later batches ready, but not the next
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to do, and how: `how` says in a sentence what `code`, `where` and `note` say apart."""
+    """An action and its instruction: `how` says in one sentence what `code`, `where` and `note` say separately."""
 
     name: str
     how: str = ""
@@ -60,34 +60,34 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def instruction(self) -> Instruction:
-        """How it is carried out."""
+        """The instruction to carry out."""
         return Instruction(self.code, self.where, self.note or (self.how if not self.code else ""))
 
 
 class Outlook(Guided, frozen=True, kw_only=True):
-    """What a remedy is predicted to bring: seconds per step, and how much shorter that is, as a share."""
+    """A remedy's predicted effect: seconds per step, and the reduction as a share."""
 
     step_s: Interval
     gain: Interval | None = None
     starvation: Interval | None = None
-    needs_edit: bool | None = None  # of the script; None: not known
-    changes_results: bool | None = None  # other pixels or steps: never the best by itself
+    needs_edit: bool | None = None  # of the script; None: unknown
+    changes_results: bool | None = None  # other pixels or steps; then it is never chosen as best
 
 
 class Remedies(msgspec.Struct, frozen=True, kw_only=True):
-    """`best` is the name of a prediction, "change nothing" or, where the loop waits, "no remedy known"."""
+    """Predicted remedies. `best` is the name of a prediction, "change nothing" or, if the loop waits, "no remedy known"."""
 
     best: str
-    predictions: tuple[Outlook, ...]  # surely worth a change, the best first
+    predictions: tuple[Outlook, ...]  # certainly worth a change, the best first
     within_noise: tuple[Outlook, ...] = ()  # the gain may be chance, or is too small
     now: Outlook | None = None  # the replay of what was measured, with nothing changed
     measured_step_s: Known = None
-    misfit: Known = None  # of that replay: 0.1 is 10% too long
-    needs: tuple[Need, ...] = ()  # what would have to become faster, the most waited for first
+    misfit: Known = None  # error of that replay: 0.1 is 10% too long
+    needs: tuple[Need, ...] = ()  # the stages that would have to be faster, the most waited for first
 
     @property
     def best_first(self) -> tuple[Outlook, ...]:
-        """The predictions, the best remedy before those that are merely shorter."""
+        """The predictions with the best remedy first, before others with shorter steps."""
         return tuple(sorted(self.predictions, key=lambda one: one.name != self.best))
 
 
@@ -99,16 +99,16 @@ class Saving(Guided, frozen=True, kw_only=True):
 
 
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of the slowest rank's process went."""
+    """The account of the slowest rank's process."""
 
     wall_s: Number
-    parts: dict[str, Number]  # seconds by what they went to; they add up to wall_s
+    parts: dict[str, Number]  # seconds by kind of time; they add up to wall_s
     loaders: tuple[LoaderTime, ...] = ()  # the longest first
     savings: tuple[Saving, ...] = ()  # the largest first
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One step."""
+    """The times of one step."""
 
     start_s: Number
     step_s: Known
@@ -119,7 +119,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps, thinned evenly to MAX_STEPS; seconds since the first. A column that is empty was not measured."""
+    """Steps, thinned evenly to MAX_STEPS; seconds since the first. An empty column was not measured."""
 
     start_s: tuple[Number, ...] = ()
     step_s: tuple[Known, ...] = ()
@@ -143,7 +143,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker did, and when."""
+    """A piece of a worker's work, and its time."""
 
     start_s: Number
     duration_s: Number
@@ -164,12 +164,12 @@ class LoaderRow(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None = None
     pin_memory: bool | None = None
     is_evaluation: bool | None = None
-    is_judged: bool = False  # attribution and remedies are about this one
+    is_judged: bool = False  # attribution and remedies concern this loader
     num_steps: int | None = None
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's verdict."""
+    """The verdict of one rank."""
 
     rank: int | None = None
     pid: int | None = None
@@ -178,14 +178,14 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A remedy that could not be measured."""
+    """A remedy that could not be measured, and the reason."""
 
     name: str
     reason: str
 
 
 class AppliedRemedy(msgspec.Struct, frozen=True, kw_only=True):
-    """A remedy that was carried out, and what came of it."""
+    """A remedy that was applied, and its measured effect."""
 
     remedy: str
     predicted_step_s: Known = None
@@ -205,15 +205,15 @@ class AppliedRemedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, measured, judged and explained."""
+    """The measurements of a run, with verdict and explanation."""
 
     version: int = VERSION
     command: tuple[str, ...] = ()
-    exit_code: int | None = None  # None: it goes on, or was no command
+    exit_code: int | None = None  # None: it is still running, or there was no command
     started_at: str | None = None  # ISO 8601
     duration_s: Known = None
-    clock: Literal["cuda", "host"] = "host"  # host: no device was measured; waits are the host's, in next()
-    verdict: Verdict  # of the slowest rank, which decides
+    clock: Literal["cuda", "host"] = "host"  # host: no device was measured, and waits are the host's in next()
+    verdict: Verdict  # the slowest rank's, which decides
     ranks: tuple[RankResult, ...] = ()
     loaders: tuple[LoaderRow, ...] = ()
     attribution: Fault | None = None
@@ -225,14 +225,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...] = ()
     steps: StepColumns | None = None
     spans: tuple[Span, ...] = ()
-    syncs: dict[str, Syncs] = {}  # waits for the device within steps, by what users call them
+    syncs: dict[str, Syncs] = {}  # waits for the device within steps, by the names of the calls
     applied: AppliedRemedy | None = None
     environment: dict[str, Any] = {}
     troubles: tuple[str, ...] = ()
 
     @property
     def slowest_rank(self) -> int | None:
-        """Whose verdict is that of all: the one that waits most for data."""
+        """The rank whose verdict counts for all: the one that waits most for data."""
         if self.verdict.rank is not None or not self.ranks:
             return self.verdict.rank
         return max(self.ranks, key=lambda row: row.verdict.figures.data_s or 0.0).rank
@@ -244,33 +244,33 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int | None:
-        """Of the loader that was judged: where the document does not say which, the one that most steps were of."""
+        """The batch size of the judged loader; if the document does not name it, of the loader with the most steps."""
         judged = [loader for loader in self.loaders if loader.is_judged]
         judged = judged or [loader for loader in self.loaders if not loader.is_evaluation]
         return max(judged, key=lambda one: one.num_steps or 0).batch_size if judged else None
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of one rank, in the steady state."""
+        """The rate of one rank in the steady state."""
         step_s, batch_size = self.verdict.figures.step_s, self.batch_size
         return batch_size / step_s if batch_size and step_s else None
 
 
-Readable: TypeAlias = Document | Mapping[str, Any]  # the document itself, or what its JSON says
+Readable: TypeAlias = Document | Mapping[str, Any]  # the document itself, or its parsed JSON
 
 
 def read_document(value: Readable) -> Document:
-    """Return the document. Unknown keys are passed over, so that it may grow within its version.
+    """Return the document. Unknown keys are ignored, so that it may grow within its version.
 
-    Raises FormatError where this is no diagnosis, or one of another version.
+    Raises FormatError if `value` is not a diagnosis, or has another version.
     """
     if isinstance(value, Document):
         return value
     if not isinstance(value, Mapping) or "version" not in value or "verdict" not in value:
-        raise FormatError("this is no diagnosis: it has no version and verdict; `datapipe diagnose --out DIR` writes one")
+        raise FormatError("this is not a diagnosis: it has no version and verdict; `datapipe diagnose --out DIR` writes one")
     if value["version"] != VERSION:
         raise FormatError(
-            f"the diagnosis is of version {value['version']!r}, this datapipe reads version {VERSION}; diagnose the run "
+            f"the diagnosis has version {value['version']!r}, but this datapipe reads version {VERSION}; diagnose the run "
             "again, or read it with the datapipe that wrote it"
         )
     try:
@@ -280,7 +280,7 @@ def read_document(value: Readable) -> Document:
 
 
 def as_json(document: Document) -> dict[str, Any]:
-    """Return the document as its JSON is read. Raises ValueError for a number that is not finite."""
+    """Return the document as parsed JSON. Raises ValueError for a number that is not finite."""
     found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(document), allow_nan=False))
     return found
 

@@ -1,4 +1,4 @@
-"""Conditions for continuous integration: `starvation>10%`, parsed strictly and asked of a diagnosis."""
+"""Conditions for continuous integration: `starvation>10%`, parsed strictly and evaluated on a diagnosis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORM = re.compile(r"\s*([a-z]+)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must not be: of the slowest rank's steady steps.
+    """A condition on the slowest rank's steady steps that must not hold.
 
     `name`: "starvation" (waiting for data, as a share of the step), "step" (its mean length) or "wait" (for data, per step).
     """
@@ -31,7 +31,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """`NAME SIGN NUMBER UNIT`. Raises OptionError for anything else."""
+        """Parse `NAME SIGN NUMBER UNIT`. Raises OptionError for anything else."""
         match = _FORM.fullmatch(text)
         if match is None or match[1] not in _UNITS or match[4] not in _UNITS[match[1]]:
             raise OptionError(
@@ -42,7 +42,7 @@ class Condition:
         return cls(name, sign, float(number) * _UNITS[name][unit], text.strip())
 
     def violation(self, verdict: Verdict) -> str | None:
-        """Return why the diagnosis fails, in words; None if it does not. What was not measured fails."""
+        """Return why the diagnosis fails; None if it does not. A value that was not measured fails."""
         figures = verdict.figures
         share = None if figures.starvation is None else figures.starvation.value
         value = {"starvation": share, "step": figures.step_s, "wait": figures.data_s}[self.name]

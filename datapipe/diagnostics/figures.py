@@ -1,4 +1,4 @@
-"""From steps to the few numbers that a verdict rests on. Pure; nothing is judged here."""
+"""Reduce steps to the few figures that a verdict uses. Pure; nothing is judged here."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from datapipe.diagnostics.timeline import Steps
 
 Basis = Literal["device", "host"]
 
-# A shorter gap, with the batch lying ready, is the host's time to fetch it and says nothing about data. It is
-# also as exactly as gaps are promised to be measured.
+# A shorter gap while the batch is ready is the host's time to fetch it and says nothing about data. It is also the
+# promised resolution of gaps.
 RESOLUTION_S = 0.5e-3
-_IDLE_SHARE = 0.5  # of the host's wait that the device spent idle: it was idle when the wait began
+_IDLE_SHARE = 0.5  # idle share of the host's wait from which the device counts as idle when the wait began
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the steady state, per step in seconds. None: not measured."""
+    """The figures of the steady state, per step in seconds. None: not measured."""
 
-    basis: Basis  # whose wait is meant: the device's idle time, or without one the host's
-    num_steps: int  # that the figures rest on
-    num_first: int  # set apart: first steps of passes,
-    num_unsettled: int  # those before the loop settled,
+    basis: Basis  # whose wait is measured: the device's idle time, or the host's without a device
+    num_steps: int  # the steps behind the figures
+    num_first: int  # excluded: first steps of passes,
+    num_unsettled: int  # steps before the loop settled,
     num_evaluation: int  # and evaluation
     is_settled: bool
     step_s: float | None  # mean, begin to begin
-    data_s: float | None  # of it: waiting for data, copies included
+    data_s: float | None  # part of step_s: waiting for data, copies included
     starvation: Interval | None  # data_s / step_s
-    gap_s: float | None  # of data_s: in next()
-    copy_s: float | None  # of data_s: copies that the loop asked for
+    gap_s: float | None  # part of data_s: in next()
+    copy_s: float | None  # part of data_s: copies that the loop requested
     fetch_s: float | None  # idle in next() although the batch was ready: the host's time, not part of data_s
     host_wait_s: float | None  # the host in next()
-    hidden_s: float | None  # of it: hidden behind work of the device
-    exposed_by_sync_s: float | None  # of data_s, at most: would hide behind work if the loop did not wait for the device
-    sync_share: float | None  # of steps in which the host waited for the device
-    idle_share: float | None  # of steps, among those without such a wait: the device was idle when next() began
-    ahead_share: float | None  # of steps: the device had not even come to the step when the host asked for the next
-    ready_share: float | None  # of steps: the batch was ready when asked for
+    hidden_s: float | None  # part of host_wait_s: hidden behind work of the device
+    exposed_by_sync_s: float | None  # part of data_s, at most: hidden behind work if the loop did not wait for the device
+    sync_share: float | None  # share of steps in which the host waited for the device
+    idle_share: float | None  # share of steps, among those without such a wait, in which the device was idle when next() began
+    ahead_share: float | None  # share of steps that the device had not yet reached when the host requested the next
+    ready_share: float | None  # share of steps whose batch was ready when requested
     updates_per_batch: float | None
 
 
 def figures_of(steps: Steps, *, num_workers: int | None = None, seed: int = 0) -> Figures:
-    """`num_workers`: of the loader; 0 means that batches are made within `next()`. None: not known."""
+    """Return the figures of `steps`. `num_workers`: of the loader; 0 means batches are made within `next()`. None: unknown."""
     steady = find_steady(steps)
     rows = steps[steady.chosen]
     on_device = ~np.isnan(rows["gap_s"]) & ~np.isnan(rows["work_s"])
@@ -67,7 +67,7 @@ def figures_of(steps: Steps, *, num_workers: int | None = None, seed: int = 0) -
 
 
 def data_times(rows: Steps, basis: Basis) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(waiting for data, the rest of the idle time in next(), the whole step): each (n,) seconds."""
+    """Return (waiting for data, the rest of the idle time in next(), the whole step): each (n,) seconds."""
     gap = rows["gap_s"] if basis == "device" else rows["host_wait_s"]
     work = rows["work_s"] if basis == "device" else rows["host_work_s"]
     copy = np.nan_to_num(rows["copy_s"]) if basis == "device" else np.zeros(len(rows))
@@ -105,10 +105,10 @@ def _figures(rows: Steps, basis: Basis, num_workers: int | None, seed: int, **co
 
 
 def _exposed(rows: Steps, data: NDArray[np.float64], num_workers: int | None) -> NDArray[np.float64]:
-    """What each wait would hide, at most, had the step before it not waited for the device.
+    """Return how much of each wait would be hidden, at most, if the step before it had not waited for the device.
 
-    The device would still have had the part of its work that the host does not need to ask for it. Only time that
-    the host itself spends on a batch hides so: workers that are too slow are so either way.
+    The device would then still have had the part of its work that the host is not needed for. Only time that the host itself
+    spends on a batch can be hidden: workers that are too slow remain too slow.
     """
     before = np.roll(rows, 1)
     headroom = np.maximum(0, before["work_s"] - (before["host_work_s"] - before["sync_s"]))

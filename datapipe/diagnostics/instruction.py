@@ -1,4 +1,4 @@
-"""How a remedy is carried out: what is copied, where it goes, and what else is to be known."""
+"""Instructions for a remedy: the code to copy, its place, and a note."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["shell", "python"]
-_MAX_LINE = 92  # of Python, so that a screen takes it whole
+_MAX_LINE = 92  # characters of Python, so that it fits a screen
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Code as it is copied, of one or several lines, and nothing else."""
+    """Code to copy, in one or several lines, and nothing else."""
 
     language: Language
     text: str
@@ -19,21 +19,21 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`code` in the order in which it is used. `where`: file:line that its Python belongs to; None where that is not known."""
+    """`code` in the order of use. `where`: file:line that its Python belongs to; None if unknown."""
 
     code: tuple[Snippet, ...] = ()
     where: str | None = None
     note: str = ""
 
     def sentence(self) -> str:
-        """All of it in one line, to be read rather than copied."""
+        """Return the whole instruction in one line, for reading rather than copying."""
         done = ", then ".join(" ".join(one.text.split()) for one in self.code)
         place = f" at {self.where}" if self.where and self.code else ""
         return "; ".join(filter(None, [done + place, self.note]))
 
 
 def python_call(function: str, *arguments: str) -> Snippet:
-    """A call of a function, or the assignment of one, over as many lines as it needs."""
+    """Return a call of a function, or an assignment of its result, over as many lines as needed."""
     lines = [f"{function}("]
     for number, argument in enumerate(arguments, 1):
         piece = argument + (")" if number == len(arguments) else ",")

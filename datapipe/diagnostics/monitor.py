@@ -1,4 +1,4 @@
-"""`Monitor`: a loader under measurement, in the process that uses it."""
+"""`Monitor`: measure a loader in the process that uses it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from datapipe.diagnostics.attach.recording import Recording
     from datapipe.diagnostics.bracket import Bracket
 
-_ELSEWHERE = "this process is measured by the `datapipe diagnose` around it, which will give the diagnosis"
+_ELSEWHERE = "this process runs under `datapipe diagnose`, which will write the diagnosis"
 
 
 class Monitor:
-    """Gives a loader's batches as they are, and measures how long the training waited for them.
+    """Passes on a loader's batches unchanged and measures how long the training waited for them.
 
     ::
 
@@ -32,9 +32,9 @@ class Monitor:
         print(batches.screen())
 
     `loader`: torch's, datapipe's, or any iterable; attributes that the monitor lacks are the loader's. Without `with`, a
-    `for` over the monitor is measured until it ends or is left. To be used in the thread that trains: all monitors of a
-    process share one clock, which is that thread's, so that a pass over one loader within a step of another is told
-    apart. In a script that runs under `datapipe diagnose`, monitors only hand batches on.
+    `for` over the monitor is measured until it ends or is left. Use it in the training thread: all monitors of a process
+    share one clock, which is that thread's, so that a pass over one loader within a step of another is distinguished. In a
+    script that runs under `datapipe diagnose`, monitors only pass batches on.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -68,7 +68,7 @@ class Monitor:
                     except StopIteration:
                         return
                     yield batch
-                    del batch  # the user's alone while the next one is waited for
+                    del batch  # only the user may hold it while the next one is awaited
             finally:
                 run.stop()
 
@@ -82,15 +82,15 @@ class Monitor:
 
     @property
     def starvation(self) -> float | None:
-        """The share of the steps' time that went by waiting for data, in the steady state; None: not measured."""
+        """The share of the steps' time spent waiting for data, in the steady state; None: not measured."""
         found = self.diagnosis()["verdict"]["figures"]["starvation"]
         return None if found is None else float(found["value"])
 
     def diagnosis(self) -> dict[str, Any]:
-        """What was measured since the monitor was made, as the JSON-safe document that `datapipe diagnose` writes.
+        """Return the measurements since the monitor was made, as the JSON-safe document that `datapipe diagnose` writes.
 
-        Ends the step under way, and waits for the device once. Nothing is tried: remedies are those that follow from what
-        was measured.
+        Ends the step in progress, and waits for the device once. Nothing is tried: remedies are those that follow from the
+        measurements.
         """
         from datapipe.diagnostics.diagnosis import Command, diagnose
         from datapipe.diagnostics.document import as_json
@@ -105,14 +105,14 @@ class Monitor:
         return as_json(diagnose([process], command).document)
 
     def screen(self) -> str:
-        """The diagnosis in words: at most 24 lines of 100 columns."""
+        """Return the diagnosis as text: at most 24 lines of 100 columns."""
         from datapipe.diagnostics.report.screen import screen
 
         return screen(self.diagnosis())
 
 
 def _can_be_kept(loader: Any) -> bool:
-    """Whether a loader may stand in the session's register: lists and generators of other kinds may not."""
+    """Return True if a loader can be registered in the session, which needs a hash and weak references."""
     try:
         weakref.ref(loader)
         hash(loader)
@@ -122,7 +122,7 @@ def _can_be_kept(loader: Any) -> bool:
 
 
 class _Shared:
-    """What the monitors of a process measure with: kept, so that passes of one loader add up."""
+    """The shared measurement of a process's monitors, kept so that passes of one loader add up."""
 
     def __init__(self) -> None:
         self.session = Session(self._open_watch)
@@ -132,7 +132,7 @@ class _Shared:
         self._lock = threading.Lock()
 
     def open(self) -> bool:
-        """Measure from now on; False where somebody else measures this process."""
+        """Start measuring; return False if another tool already measures this process."""
         with self._lock:
             if loaders.current_session() not in (None, self.session):
                 return False
@@ -142,7 +142,7 @@ class _Shared:
             return True
 
     def close(self) -> None:
-        """What one `open` asked for is over."""
+        """Undo one `open`."""
         with self._lock:
             self._num_open -= 1
             if not self._num_open and loaders.current_session() is self.session:

@@ -1,6 +1,6 @@
-"""What would have to become faster for the loop to stop waiting, and by how much: replays with less of one stage.
+"""Estimate how much faster a stage must be for the loop to stop waiting, by replays with less of that stage.
 
-This bounds what any remedy for that stage could bring, whether or not one is known.
+This bounds the effect of any remedy for that stage, whether or not one is known.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.verdict import MODERATE
 from datapipe.diagnostics.workload import Change, Workload, course_of
 
-_DELIVERY = ("transfer", "pin", "sampler")  # what the training process does itself to have a batch
-_NOT_WORK = ("startup", "idle", "cores")  # nothing of which there could be less
-_MOST = 3  # stages that are told
-_LEAST = 0.05  # of waiting, to be told
+_DELIVERY = ("transfer", "pin", "sampler")  # the training process's own work for a batch
+_NOT_WORK = ("startup", "idle", "cores")  # stages that cannot be made faster
+_MOST = 3  # stages to report
+_LEAST = 0.05  # share of waiting needed to be reported
 _NUM_STEPS, _NUM_SETTLING = 1000, 300
-_FASTEST = 64.0  # beyond that a stage may as well cost nothing
+_FASTEST = 64.0  # beyond that a stage counts as free
 _NUM_HALVINGS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One stage, and what less of it would bring."""
+    """One stage, and the effect of making it faster."""
 
     stage: str  # as in `fault.MEANINGS`
-    name: str | None  # of a transform
+    name: str | None  # of the transform
     where: str | None  # the user's code: file:line and its name
-    # With nothing left of the stage: no remedy for it makes the step shorter. None: a replay of the run does not wait as it did.
+    # The step if the stage took no time, the limit of any remedy for it. None: a replay of the run does not wait as the run did.
     step_s: float | None
-    times_faster: float | None  # it would have to be, for the loop to wait less than 5%; None: it alone does not do
+    times_faster: float | None  # for the loop to wait less than 5%; None: speeding up this stage alone is not enough
 
 
 def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, str], *, scale: float = 1.0) -> list[Need]:
-    """Return the stages that the loop waits for most, and what would have to become of each.
+    """Return the stages that the loop waits for most, and how much faster each must be.
 
     `places`: the user's code by "dataset", "collate", "sampler" and names of transforms. `scale`: measured over replayed
     step, by which times are multiplied.
@@ -45,7 +45,7 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
     made = sum(value for share, value in shares.items() if share.stage not in _DELIVERY)
     blamed = sorted(attribution.shares, key=lambda share: -(share.of_wait or 0.0))
     chosen = [share for share in blamed if (share.of_wait or 0.0) >= _LEAST and share.stage not in _NOT_WORK]
-    if not chosen:  # waiting for a core is waiting for what others compute
+    if not chosen:  # waiting for a core means waiting for the work of others
         chosen = sorted((share for share in shares if share.stage not in _DELIVERY), key=lambda share: -shares[share])[:1]
     needs = []
     is_replayed = _replayed(workload, 0.0, 1.0)[1] >= MODERATE
@@ -61,7 +61,7 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
 
 
 def _times_faster(workload: Workload, part: float | None) -> float:
-    """How many times as fast a stage has to be, where some speed of it suffices."""
+    """Return how many times faster a stage must be, if some speed of it is enough."""
     slow, fast = 1.0, _FASTEST
     for _ in range(_NUM_HALVINGS):
         middle = (slow * fast) ** 0.5
@@ -73,7 +73,7 @@ def _times_faster(workload: Workload, part: float | None) -> float:
 
 
 def _replayed(workload: Workload, part: float | None, left: float) -> tuple[float, float]:
-    """(step in seconds, starvation) with `left` of a stage, which is `part` of making batches; None: of their delivery."""
+    """Return (step in seconds, starvation) with `left` of a stage that is `part` of making batches; None: of their delivery."""
     factor = 1.0 if part is None else max(1e-6, 1 - part * (1 - left))
     change = Change(production_factor=factor, delivery_factor=left if part is None else 1.0)
     course = course_of(workload, change, num_replicates=1, num_steps=_NUM_STEPS)

@@ -1,4 +1,4 @@
-"""What processes under watch left behind, as values: the way back from `attach.recording`'s files."""
+"""Read the recordings of measured processes back as values: the inverse of `attach.recording`'s files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from datapipe.observe import Stage, StageEvent
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was kept of a loader's data, to try remedies on: a file, or why there is none."""
+    """The kept sample of a loader's data, to try remedies on: a file, or the reason why there is none."""
 
-    file: str | None  # a pickled `trials.sample.Sample`, beside the process' own file
+    file: str | None  # a pickled `trials.sample.Sample`, next to the process's own file
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that iterated loaders."""
+    """The recording of one process that iterated loaders."""
 
     rank: int
     pid: int
@@ -37,7 +37,7 @@ class Process:
     troubles: tuple[str, ...]
     environment: Mapping[str, Any]
     sources: Mapping[int, Source]
-    started_ns: int | None = None  # of the process, or of what was measured of it; on the clock of the steps
+    started_ns: int | None = None  # start of the process, or of its measurement; on the clock of the steps
     ended_ns: int | None = None
 
     @property
@@ -46,18 +46,18 @@ class Process:
 
 
 def read_processes(directory: Path) -> tuple[list[Process], list[str]]:
-    """By rank, from 0 on without gaps; and what had to be left out, in words.
+    """Return the processes in the order of ranks, and notes about those left out.
 
-    Of several processes of one rank the one that made most steps counts; where some train and some do not, those that do.
+    Of several processes of one rank, the one with most steps counts; if some train and some do not, those that train.
     """
     found = [process_of(json.loads(path.read_text())) for path in sorted(directory.glob("process-*.json"))]
     return choose_ranks(found)
 
 
 def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
-    """As `read_processes`."""
+    """Choose processes as `read_processes` does."""
     training = [process for process in found if process.num_training_steps] or list(found)
-    notes = [f"process {process.pid} trained nothing, and is left out" for process in found if process not in training]
+    notes = [f"process {process.pid} trained nothing and is left out" for process in found if process not in training]
     best: dict[int, Process] = {}
     for process in training:
         other = best.get(process.rank)
@@ -72,7 +72,7 @@ def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
 
 
 def process_of(found: Mapping[str, Any]) -> Process:
-    """From what `Recording.to_json` gives."""
+    """Return the process from the result of `Recording.to_json`."""
     context = found["context"]
     return Process(
         rank=found["process"]["rank"] or 0,
@@ -91,7 +91,7 @@ def process_of(found: Mapping[str, Any]) -> Process:
 
 
 def context_as_dict(context: Context) -> dict[str, Any]:
-    """JSON-safe."""
+    """Return JSON-safe values."""
     return dataclasses.asdict(context)
 
 

@@ -1,6 +1,6 @@
-"""Passes that differ in level, such as a first epoch that fills a cache and later ones that read from it. Pure.
+"""Find passes that differ in level, such as a first epoch that fills a cache and later ones that read it. Pure.
 
-Pooled, they would give the mean of two things, neither of which a remedy could be right for.
+Pooled, they would give a mean of two different things, and no remedy would fit both.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from datapipe.diagnostics.steady import MIN_STEPS, step_times
 from datapipe.diagnostics.timeline import Steps
 
-_APART = 0.2  # of the time spent waiting: passes further apart are of two regimes
+_APART = 0.2  # share of time spent waiting: passes that differ by more belong to two regimes
 
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """Consecutive passes of one loader that wait alike."""
+    """Consecutive passes of one loader with a similar share of waiting."""
 
-    first_pass: int  # of the loader's training passes, from 0 on
+    first_pass: int  # among the loader's training passes, from 0 on
     last_pass: int
     num_steps: int  # without the first of each pass
-    waiting: float  # of their time
+    waiting: float  # share of their time
     step_s: float
 
 
 def regimes_of(steps: Steps, loader: int) -> list[Regime]:
-    """Return the regimes of a loader's training passes, in order. Passes of too few steps go with the one before them."""
+    """Return the regimes of a loader's training passes, in order. Passes with too few steps join the one before them."""
     rows = steps[of_training(steps, loader)]
     passes = [rows[rows["pass_id"] == number] for number in np.unique(rows["pass_id"])]
     found: list[Regime] = []
@@ -46,7 +46,7 @@ def regimes_of(steps: Steps, loader: int) -> list[Regime]:
 
 
 def of_latest(steps: Steps, loader: int, regimes: Sequence[Regime]) -> NDArray[np.bool_]:
-    """Return which steps are left if of a loader's training passes only those of the latest regime count: (n,)."""
+    """Return (n,) True for the steps that remain if, of a loader's training passes, only the latest regime counts."""
     mask = np.ones(len(steps), np.bool_)
     if len(regimes) > 1:
         is_training = of_training(steps, loader)
@@ -56,7 +56,7 @@ def of_latest(steps: Steps, loader: int, regimes: Sequence[Regime]) -> NDArray[n
 
 
 def of_training(steps: Steps, loader: int) -> NDArray[np.bool_]:
-    """Return which steps are of a loader's training passes: (n,)."""
+    """Return (n,) True for the steps of a loader's training passes."""
     mask: NDArray[np.bool_] = ~steps["is_evaluation"] & (steps["loader"] == loader)
     return mask
 

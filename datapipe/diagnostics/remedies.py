@@ -1,4 +1,4 @@
-"""What each remedy would bring, and whether any is worth it: predictions by replay, ranked."""
+"""Predict the effect of each remedy by replay, rank them, and decide if any is worth it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from datapipe.diagnostics.workload import Change, Workload, course_of
 from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
-NO_REMEDY = "no remedy known"  # in its place where the loop waits for data
+NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data
 _NUM_REPLICATES, _NUM_STEPS, _NUM_SETTLING = 32, 1500, 500
-_RESOLUTION = 0.01  # of a step: what the replay leaves out, even where it repeats exactly what was measured
-WORTH_IT = 0.02  # of a step: a smaller gain is not worth a change, however sure
+_RESOLUTION = 0.01  # share of a step: the replay's error even when it repeats exactly what was measured
+WORTH_IT = 0.02  # share of a step: a smaller gain is not worth a change, however certain
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something a user can do."""
+    """A change that a user can make."""
 
     name: str
     change: Change
     how: Instruction = field(default_factory=Instruction)
-    changes_results: bool = False  # other pixels or other steps: for the user to weigh, and never the best by itself
+    changes_results: bool = False  # other pixels or other steps: the user must decide, and it is never chosen as best
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ class Prediction:
     remedy: Remedy
     step_s: Interval
     starvation: Interval
-    gain: Interval  # of the step's time, as a share: 0.3 is a step 30% shorter
+    gain: Interval  # as a share of the step's time: 0.3 is a step 30% shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Best first; `best` is "change nothing" where no gain is surely worth it."""
+    """Predictions, best first; `best` is "change nothing" if no gain is certainly worth a change."""
 
     best: Prediction
     predictions: tuple[Prediction, ...]  # of all remedies
     now: Prediction  # with nothing changed
-    measured_step_s: float | None  # None: not known
-    replayed_s: float  # the step of what was measured, replayed: it should be as long, and is not quite
+    measured_step_s: float | None  # None: unknown
+    replayed_s: float  # the replayed step of the unchanged workload; close to the measured one, but not equal
 
     @property
     def scale(self) -> float:
@@ -57,13 +57,13 @@ class Ranking:
 
     @property
     def misfit(self) -> float | None:
-        """How far the replay of what was measured is from what was measured: 0.1 is 10% too long."""
+        """The relative error of the unchanged workload's replay: 0.1 is 10% too long."""
         return None if self.measured_step_s is None else self.replayed_s / self.measured_step_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Replays:
-    """One replay per change; a change that several remedies make is replayed once."""
+    """One replay per change; a change shared by several remedies is replayed once."""
 
     workload: Workload
     seed: int
@@ -79,15 +79,15 @@ class _Replays:
 def rank_remedies(
     workload: Workload, remedies: Sequence[Remedy], *, measured_step_s: float | None = None, seed: int = 0
 ) -> Ranking:
-    """Predict each remedy and order them by their step. Among those that cannot be told apart, the earlier one in
-    `remedies` is best: list the easier ones first.
+    """Predict each remedy and order them by their step.
 
-    `measured_step_s`: mean step of the measurement. Predictions are scaled by what it is of the replayed one, intervals grow
-    by how far the two are apart, and a smaller gain than that is none. Raises OptionError if two remedies share a name.
+    Among those that cannot be distinguished, the earlier one in `remedies` is best: list the easier ones first.
+    `measured_step_s`: mean step of the measurement. Predictions are scaled by its ratio to the replayed step, and intervals
+    grow by the difference of the two; a smaller gain counts as none. Raises OptionError if two remedies share a name.
     """
     names = [remedy.name for remedy in remedies]
     if len(set(names)) < len(names) or NOTHING in names:
-        raise OptionError(f"remedies are {', '.join(names)}; each needs a name of its own, other than {NOTHING!r}")
+        raise OptionError(f"remedies are {', '.join(names)}; each needs a unique name, other than {NOTHING!r}")
     replays = _Replays(workload, seed)
     replayed_s = float(replays.of(Change()).step_s[0])
     scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
@@ -104,7 +104,7 @@ def rank_remedies(
 
 
 def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> Prediction:
-    """`doubt`: how far the replay of what was measured is off; a prediction may be as far off, either way."""
+    """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way."""
     now, then = replays.of(Change()), replays.of(remedy.change)
     each_s = then.step_s / remedy.change.batch_factor * scale
     step_s = _interval(each_s)
@@ -113,9 +113,9 @@ def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> P
 
 
 def _interval(values: Floats) -> Interval:
-    """Of replicates: the first, which keeps the order that was measured, and what 95 of 100 are apart from their median.
+    """Return the first replicate, which keeps the measured order, with the distances of the 95% bounds from the median.
 
-    Order matters where every n-th batch is slow and meets the same worker each time.
+    Order matters if every n-th batch is slow and always meets the same worker.
     """
     low, middle, high = (float(value) for value in np.percentile(values, [2.5, 50, 97.5]))
     first = float(values[0])

@@ -1,9 +1,8 @@
-"""What-if: measured batch times sent once more through the queue between a loader and a device.
+"""Simulate measured batch times in the queue between a loader and a device.
 
-The wait for data is not max(supply, demand): with jitter, a loader whose mean rate is just enough still keeps the
-device waiting. So every batch is followed from the moment it is asked for to the end of the work on it, through
-workers that are busy or blocked, delivery in order, and a host that runs ahead of the device. Pure; many
-replicates go through at once, as (num_replicates,) arrays.
+The wait for data is not max(supply, demand): with jitter, a loader whose mean rate is just sufficient still keeps the device
+waiting. So every batch is followed from its request to the end of the work on it, through workers that are busy or blocked,
+delivery in order, and a host that runs ahead of the device. Pure; many replicates run at once, as (num_replicates,) arrays.
 """
 
 from __future__ import annotations
@@ -19,50 +18,50 @@ from datapipe.errors import OptionError
 
 Floats: TypeAlias = NDArray[np.float64]
 
-MAX_LEAD = 8  # steps that a host gets ahead of the device before CUDA's queue of kernels is full; few kernels: more
+MAX_LEAD = 8  # steps a host gets ahead of the device before CUDA's queue of kernels is full; more with few kernels
 
 
 class Delivery(enum.Enum):
-    """How batches come to their workers. All are handed out in order."""
+    """The assignment of batches to workers. All are handed out in order."""
 
     ROUND_ROBIN = "round-robin"  # torch: worker w makes batches w, w + n, w + 2n, ...
-    FIRST_FREE = "first-free"  # whichever worker is free makes the next
-    SHARED = "shared"  # all work on one batch; datapipe's decode threads and their blocks
+    FIRST_FREE = "first-free"  # the first free worker makes the next
+    SHARED = "shared"  # all work on one batch, like datapipe's decode threads on its blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A loader and its machine, as far as they matter here."""
+    """The parameters of a loader and its machine that the replay uses."""
 
     num_workers: int  # 0: batches are made within next()
-    depth: int  # batches asked for and not yet handed out; torch: num_workers * prefetch_factor
+    depth: int  # batches requested and not yet handed out; torch: num_workers * prefetch_factor
     delivery: Delivery = Delivery.ROUND_ROBIN
-    num_cores: float | None = None  # that workers and the training's own thread share; None: enough
+    num_cores: float | None = None  # shared by workers and the training's own thread; None: enough
 
     def __post_init__(self) -> None:
         if self.num_workers < 0 or (self.num_workers and self.depth < 1):
-            raise OptionError(f"{self.num_workers} workers, {self.depth} batches in the making: need >= 0 and >= 1")
+            raise OptionError(f"{self.num_workers} workers, {self.depth} batches in progress: need >= 0 and >= 1")
         if self.num_cores is not None and self.num_cores <= 0:
             raise OptionError(f"num_cores is {self.num_cores}; it must be above 0, or None for enough")
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What happens to each batch: (num_replicates, num_steps) seconds each, or arrays that broadcast to it."""
+    """The times of each batch: (num_replicates, num_steps) seconds each, or arrays that broadcast to it."""
 
-    stall_s: Floats  # making it: waiting for storage and the like, whatever the load on the cores
+    stall_s: Floats  # making it: waiting for storage or similar, independent of the load on the cores
     cpu_s: Floats  # making it: on a core
-    delivery_s: Floats  # the caller's own part of next(), once it is ready
+    delivery_s: Floats  # the caller's own part of next(), after the batch is ready
     host_s: Floats  # the caller, from there to the next next(), without waiting for the device
     work_s: Floats  # the device, without waiting for data
     is_synced: NDArray[np.bool_]  # the caller waits for the device at the end of the step
-    host_cpu_s: float = 0.0  # of a core, by the caller per step
-    pace: Floats | None = None  # (num_workers,) how long each takes for what takes 1 on average; None: all are alike
+    host_cpu_s: float = 0.0  # core time of the caller per step
+    pace: Floats | None = None  # (num_workers,) time of each worker relative to the mean; None: all are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Means over the steps that count, (num_replicates,) each."""
+    """Means over the counted steps, (num_replicates,) each."""
 
     step_s: Floats
     gap_s: Floats  # the device idle while the caller was in next()
@@ -73,7 +72,7 @@ class Replayed:
 
 
 def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
-    """Follow every batch. The first `num_settling` steps fill and drain buffers, and are not counted."""
+    """Simulate every batch. The first `num_settling` steps fill and drain buffers and are not counted."""
     fields = (course.stall_s, course.cpu_s, course.delivery_s, course.host_s, course.work_s, course.is_synced)
     num_replicates, num_steps = np.broadcast_shapes(*(field.shape for field in fields))
     if not 0 <= num_settling < num_steps:
@@ -84,10 +83,10 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     makers = _Makers(setup, num_replicates, course.host_cpu_s, course.pace)
     any_synced = bool(synced.any())
     asked = np.zeros(num_replicates)  # when the caller enters next()
-    free = np.zeros(num_replicates)  # when the device has done all it was given
+    free = np.zeros(num_replicates)  # when the device has finished all queued work
     idle = np.zeros(num_replicates)
     counted_from = np.zeros(num_replicates)
-    lead = np.zeros((MAX_LEAD, num_replicates))  # when the device was done with the latest steps
+    lead = np.zeros((MAX_LEAD, num_replicates))  # when the device finished the latest steps
     for step in range(num_steps):
         if step == num_settling:
             counted_from, idle = np.maximum(asked, free), np.zeros(num_replicates)
@@ -105,7 +104,7 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
 
 
 class _Makers:
-    """Where batches are made: in workers, or in the caller."""
+    """The makers of batches: workers, or the caller."""
 
     def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float, pace: Floats | None) -> None:
         self._setup = setup
@@ -114,13 +113,13 @@ class _Makers:
         is_shared = setup.delivery is Delivery.SHARED
         self._num_servers = 1 if is_shared else max(1, setup.num_workers)
         self._threads = setup.num_workers if is_shared else 1  # per server
-        self._done = np.zeros((self._num_servers, num_replicates))  # when each will have done what it was given
-        self._issued = np.zeros((max(1, setup.depth), num_replicates))  # when batch k, at k % depth, was asked for
+        self._done = np.zeros((self._num_servers, num_replicates))  # when each will have finished its batches
+        self._issued = np.zeros((max(1, setup.depth), num_replicates))  # when batch k, at k % depth, was requested
         self._all = np.arange(num_replicates)
-        self._worked_off = np.zeros(num_replicates)  # when the cores will have done all that was begun
+        self._worked_off = np.zeros(num_replicates)  # when the cores will have finished all started work
 
     def make(self, step: int, asked: Floats, stall_s: Floats, cpu_s: Floats) -> Floats:
-        """When the batch is there for a caller who asks for it at `asked`."""
+        """Return when the batch is available to a caller that requests it at `asked`."""
         setup = self._setup
         if not setup.num_workers:
             return asked + stall_s + cpu_s
@@ -135,7 +134,7 @@ class _Makers:
         start = np.maximum(before, self._issued[step % setup.depth])
         cores = self._free_cores(self._host_share(step, asked))
         ready = start + (stall_s + cpu_s) / self._threads
-        if cores is not None:  # all that computes goes through them as through one queue
+        if cores is not None:  # all computation passes through the cores as through one queue
             self._worked_off = np.maximum(self._worked_off, start) + cpu_s / cores
             ready = np.maximum(ready, self._worked_off)
         if setup.delivery is Delivery.FIRST_FREE:
@@ -146,16 +145,16 @@ class _Makers:
         return received
 
     def hand_out(self, step: int, received: Floats) -> None:
-        """A batch was handed out, so another may be asked for."""
+        """Record that a batch was handed out, so that another may be requested."""
         self._issued[step % len(self._issued)] = received
 
     def _host_share(self, step: int, asked: Floats) -> Floats:
-        """Cores that the caller keeps busy, by its steps so far."""
+        """Return the cores that the caller keeps busy, from its steps so far."""
         share: Floats = np.minimum(1.0, self._host_cpu_s * step / np.maximum(asked, 1e-12))
         return share
 
     def _free_cores(self, host_share: Floats) -> Floats | None:
-        """What the caller leaves, who takes its turns too; None where there are enough for all."""
+        """Return the cores that the caller leaves free, as it takes its turns too; None if there are enough for all."""
         cores, num_workers = self._setup.num_cores, self._setup.num_workers
         if cores is None or num_workers + 1 <= cores:
             return None

@@ -1,11 +1,11 @@
-"""What was measured of each step, kept in bounded memory, with exact totals beside it.
+"""The measurements of each step, in bounded memory, with exact totals.
 
-A step is one `next()` and all that follows until the one after it:
+A step is one `next()` and everything until the next one:
 
     begin ---- host_wait ---- end ------------- host_work ------------- begin of the next
           ------- gap ------- | --- copy --- | ---------- work -------- |            (on the device)
 
-Steps are rows of a structured array. Times are float64 seconds, and NaN is *not measured*, never zero.
+Steps are rows of a structured array. Times are float64 seconds, and NaN means *not measured*, never zero.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ STEP = np.dtype(
     [
         ("start_ns", np.int64),  # host clock at begin
         ("pass_id", np.int32),  # one pass over a loader; counted from 0 within a bracket
-        ("loader", np.int32),  # whose pass it was, as the bracket was told
+        ("loader", np.int32),  # the pass's loader, by the number given to the bracket
         ("host_wait_s", np.float64),  # the host in next()
         ("host_work_s", np.float64),  # from there to the next begin
         ("gap_s", np.float64),  # the device with nothing to do while the host was in next()
-        ("copy_s", np.float64),  # the device in copies from the host that the loop asked for; NaN where not watched
+        ("copy_s", np.float64),  # the device in copies from the host that the loop requested; NaN if not observed
         ("work_s", np.float64),  # the rest of the step on the device
-        ("sync_s", np.float64),  # the host, after next(), waiting for the device; NaN where not watched
-        ("num_ready", np.int32),  # batches that could have been handed out at begin; -1: not known
-        ("is_ahead", np.int8),  # the device had not come to this step when the host asked for the next; -1: not known
-        ("num_updates", np.int8),  # optimiser steps; 0 while gradients accumulate, -1: not watched
+        ("sync_s", np.float64),  # the host, after next(), waiting for the device; NaN if not observed
+        ("num_ready", np.int32),  # batches that could have been handed out at begin; -1: unknown
+        ("is_ahead", np.int8),  # the device had not reached this step when the host requested the next; -1: unknown
+        ("num_updates", np.int8),  # optimiser steps; 0 while gradients accumulate, -1: not observed
         ("is_first", np.bool_),  # of its pass
         ("is_evaluation", np.bool_),
     ]
@@ -45,7 +45,7 @@ class Totals:
     """Exact sums over all steps of one kind, however many are kept."""
 
     num_steps: int = 0
-    num_updates: int = 0  # of those watched
+    num_updates: int = 0  # of the observed ones
     num_first: int = 0
     first_wait_s: float = 0.0  # host, in the first next() of passes
     host_wait_s: float = 0.0  # host, all others
@@ -73,7 +73,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Syncs:
-    """Waits for the device that go by one name, such as `Tensor.item`."""
+    """Waits for the device under one name, such as `Tensor.item`."""
 
     num: int = 0
     host_s: float = 0.0
@@ -81,9 +81,9 @@ class Syncs:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What else the bracket came to know."""
+    """The bracket's knowledge besides the steps."""
 
-    device: str | None  # whose gaps were measured; None: the host's clock alone
+    device: str | None  # the device whose gaps were measured; None: only the host's clock
     num_nested: int = 0  # calls of next() within another one, not measured
     num_elsewhere: int = 0  # calls of next() in other threads, not measured
     trains_elsewhere: bool = False  # the optimiser runs in another thread than the measured next()
@@ -91,7 +91,7 @@ class Context:
 
 
 class Timeline:
-    """The latest `capacity` steps. Written to by one thread; `steps()` may be called from any."""
+    """The latest `capacity` steps. Written by one thread; `steps()` may be called from any."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self.training = Totals()
@@ -101,11 +101,11 @@ class Timeline:
         self._num = 0
 
     def __len__(self) -> int:
-        """Steps ever added."""
+        """Return the number of steps ever added."""
         return self._num
 
     def add(self, step: dict[str, Any]) -> None:
-        """`step`: every field of STEP by name."""
+        """Add a step: every field of STEP by name."""
         (self.evaluation if step["is_evaluation"] else self.training).add(step)
         if self._num == len(self._rows) < self._capacity:
             grown = np.zeros(min(2 * len(self._rows), self._capacity), STEP)
@@ -115,7 +115,7 @@ class Timeline:
         self._num += 1
 
     def steps(self, latest: int | None = None) -> Steps:
-        """A copy of the steps kept, or of the latest so many, in order."""
+        """Return a copy of the kept steps, or of the `latest` of them, in order."""
         rows, num = self._rows, self._num
         kept = np.roll(rows, -(num % len(rows))) if num > len(rows) else rows[:num].copy()
         return kept if latest is None else kept[max(0, len(kept) - latest) :]
@@ -125,7 +125,7 @@ _NAMES: tuple[str, ...] = tuple(STEP.names or ())
 
 
 def steps_as_columns(steps: Steps) -> dict[str, list[Any]]:
-    """JSON-safe: field -> one value per step, None where it was not measured."""
+    """Return JSON-safe columns: field -> one value per step, None if it was not measured."""
     columns: dict[str, list[Any]] = {}
     for name in _NAMES:
         values = steps[name].tolist()
@@ -138,7 +138,7 @@ def steps_as_columns(steps: Steps) -> dict[str, list[Any]]:
 
 
 def steps_from_columns(columns: Mapping[str, list[Any]]) -> Steps:
-    """What `steps_as_columns` was given."""
+    """Return the steps that `steps_as_columns` was given."""
     steps = np.zeros(len(columns["start_ns"]), STEP)
     for name in _NAMES:
         missing: Any = math.nan if steps[name].dtype.kind == "f" else -1
@@ -147,7 +147,7 @@ def steps_from_columns(columns: Mapping[str, list[Any]]) -> Steps:
 
 
 def totals_as_dict(totals: Totals) -> dict[str, Any]:
-    """JSON-safe; the device's sums are None where no step was measured on it."""
+    """Return JSON-safe values; the device's sums are None if no step was measured on it."""
     values = dataclasses.asdict(totals)
     if not totals.num_on_device:
         values |= {"gap_s": None, "copy_s": None, "work_s": None}

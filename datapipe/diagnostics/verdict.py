@@ -1,6 +1,6 @@
-"""The verdict: is the device short of data, and if not, what holds it up; with the reason in words.
+"""The verdict: does the device lack data, and if not, what limits it; with the reason in words.
 
-The limits are those of TensorFlow's profiler: an input share below 5% is fine, from 20% on the training is highly
+The limits are those of TensorFlow's profiler: an input share below 5% is fine; from 20% on, the training is highly
 input-bound.
 """
 
@@ -20,10 +20,10 @@ Severity = Literal["fine", "moderate", "high"]
 
 
 class Kind(enum.Enum):
-    """What a step's time goes to, beyond what it must."""
+    """The limit of a step's time."""
 
     DATA_BOUND = "data-bound"  # the device waits for data
-    SYNC_EXPOSED = "sync-exposed"  # it does, but because the loop waits for the device in every step
+    SYNC_EXPOSED = "sync-exposed"  # the same, but because the loop waits for the device in every step
     HOST_BOUND = "host-bound"  # the device waits for the host: Python, launching kernels
     COMPUTE_BOUND = "compute-bound"  # the device is busy
     NOT_ENOUGH = "not enough steps"
@@ -32,28 +32,28 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one rank."""
+    """The verdict on one rank."""
 
     kind: Kind
-    severity: Severity | None  # of the starvation; None where it is not known
+    severity: Severity | None  # of the starvation; None if unknown
     reason: str
     figures: Figures
-    rank: int | None = None  # whose verdict it is, where that is said
+    rank: int | None = None  # the rank, if it is given
 
     @property
     def starvation(self) -> Interval | None:
-        """The share of the time that goes by waiting for data."""
+        """The share of the time spent waiting for data."""
         return self.figures.starvation
 
     @property
     def is_device(self) -> bool:
-        """Whether it is the device's idle time that was measured, not the host's wait."""
+        """True if the device's idle time was measured, not the host's wait."""
         return self.figures.basis == "device"
 
 
 @dataclass(frozen=True, slots=True)
 class RankedVerdict:
-    """Of all ranks: that of the slowest one, for which the others wait in their collectives."""
+    """The verdict on all ranks: that of the slowest one, for which the others wait in their collectives."""
 
     rank: int
     verdict: Verdict
@@ -62,11 +62,12 @@ class RankedVerdict:
 
 
 def severity_of(starvation: float) -> Severity:
+    """Return the severity of a share of time spent waiting for data."""
     return "fine" if starvation < MODERATE else "moderate" if starvation < HIGH else "high"
 
 
 def judge(figures: Figures, context: Context | None = None) -> Verdict:
-    """One rank's verdict. `context`: what the bracket knew beside the steps."""
+    """Return one rank's verdict. `context`: the bracket's knowledge besides the steps."""
     if context is not None and context.trains_elsewhere:
         reason = (
             "the loader is read by another thread than the one that trains, so its waiting is not the training's; "
@@ -77,7 +78,7 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
     if share is None or not figures.is_settled:
         return Verdict(Kind.NOT_ENOUGH, None, _too_few(figures), figures)
     if severity_of(share.low) == "fine" and severity_of(share.high) == "high":
-        reason = f"{_percent(share)} is too wide to tell: {figures.num_steps} steps; run longer"
+        reason = f"the interval {_percent(share)} of {figures.num_steps} steps is too wide to decide; run longer"
         return Verdict(Kind.NOT_ENOUGH, None, reason, figures)
     severity = severity_of(share.value)
     if severity != "fine":
@@ -86,8 +87,10 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
 
 
 def judge_ranks(verdicts: Sequence[Verdict]) -> RankedVerdict:
-    """`verdicts`: by rank, at least one. The slowest is the one that waits most for data: on the others its waiting
-    shows as work, in the collectives."""
+    """Return the verdict on the ranks, given in order, at least one.
+
+    The slowest rank is the one that waits most for data: on the others its waiting appears as work, in the collectives.
+    """
     shares = tuple(verdict.figures.starvation for verdict in verdicts)
     rank = max(range(len(verdicts)), key=lambda one: _waited_s(verdicts[one].figures))
     worst = verdicts[rank]
@@ -107,7 +110,7 @@ def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verd
     who = "the device waits for data" if figures.basis == "device" else "the host waits in next() (no device was measured)"
     reason = f"{who} {figures.data_s * 1e3:.1f} ms of each {figures.step_s * 1e3:.1f} ms step, {_percent(share)}"
     if figures.copy_s is not None and figures.copy_s > figures.data_s / 2:
-        reason += f"; {figures.copy_s * 1e3:.1f} ms of it in copies from the host that the loop itself asks for"
+        reason += f"; {figures.copy_s * 1e3:.1f} ms of it in copies from the host that the loop itself requests"
     if figures.exposed_by_sync_s and (figures.data_s - figures.exposed_by_sync_s) / figures.step_s < MODERATE:
         reason += (
             f"; it waits for the device in {figures.sync_share:.0%} of the steps, and without that up to "
@@ -121,12 +124,12 @@ def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verd
 
 def _other_verdict(figures: Figures, share: Interval) -> Verdict:
     if figures.basis == "host":
-        reason = f"the host waits {_percent(share)} of the time in next(); what else holds it up was not measured"
+        reason = f"the host waits {_percent(share)} of the time in next(); other delays were not measured"
         return Verdict(Kind.COMPUTE_BOUND, "fine", reason, figures)
     if figures.idle_share is not None and figures.idle_share > 0.5:
         reason = (
             f"data takes {_percent(share)}, but in {figures.idle_share:.0%} of the steps the device had run out of work "
-            "before the next batch was asked for: Python and the launching of kernels are slower than the kernels"
+            "before the next batch was requested: Python and launching kernels take longer than the kernels"
         )
         return Verdict(Kind.HOST_BOUND, "fine", reason, figures)
     reason = f"data takes {_percent(share)}; the device has work while the next batch is fetched"
@@ -138,7 +141,7 @@ def _other_verdict(figures: Figures, share: Interval) -> Verdict:
 
 
 def _too_few(figures: Figures) -> str:
-    apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are set apart"
+    apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are excluded"
     return f"{figures.num_steps} steps of a steady state ({apart}); run longer, or pass more batches per epoch"
 
 

@@ -1,4 +1,4 @@
-"""What a replay needs to know, taken from a measurement; and what a change would make of it."""
+"""The inputs of a replay, taken from a measurement, and the effect of a change on them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from datapipe.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Measured series: how long batches take to make, and to use. The two need not be of one length."""
+    """Measured series: the times to make batches, and to use them. The two may differ in length."""
 
     production_s: Floats  # (b,) wall time to make each batch, by one worker, in order
-    production_cpu_s: Floats | None  # (b,) of it on a core; None: not measured, and taken to be all of it
+    production_cpu_s: Floats | None  # (b,) the part on a core; None: not measured, and taken to be all of it
     delivery_s: Floats  # (d,) the caller's part of next() when the batch is ready
     host_s: Floats  # (n,) the caller between two next(), without waiting for the device
-    work_s: Floats  # (n,) the device; all 0 where there is none, and the caller itself is what works
+    work_s: Floats  # (n,) the device; all 0 without a device, when the caller itself does the work
     is_synced: NDArray[np.bool_]  # (n,) the caller waits for the device in this step
-    setup: Setup  # with which all this was measured
-    host_cpu_s: float = 0.0  # of a core, by the caller per step
-    made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: not known
+    setup: Setup  # the setup of the measurement
+    host_cpu_s: float = 0.0  # core time of the caller per step
+    made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: unknown
 
     def __post_init__(self) -> None:
         if not (
@@ -37,7 +37,7 @@ class Workload:
         ):
             raise OptionError(
                 f"a workload of {len(self.production_s)} batches made and {len(self.host_s)}, {len(self.work_s)}, "
-                f"{len(self.is_synced)} steps, {len(self.delivery_s)} deliveries; the steps must agree, and none be 0"
+                f"{len(self.is_synced)} steps, {len(self.delivery_s)} deliveries; the steps must agree, and none may be 0"
             )
         if self.made_by is not None and len(self.made_by) != len(self.production_s):
             raise OptionError(f"{len(self.made_by)} workers for {len(self.production_s)} batches")
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a remedy does to a workload. The defaults change nothing."""
+    """The effect of a remedy on a workload. The defaults change nothing."""
 
     setup: Setup | None = None  # None: as measured
     production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
@@ -73,11 +73,11 @@ def workload_of(
     made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
 ) -> Workload | None:
-    """From the steady steps of a run; None where too little was measured to replay it.
+    """Return the workload of a run's steady steps; None if too little was measured to replay it.
 
-    `production_s`, `production_cpu_s`: of each batch, as its worker measured them. With no workers a batch is made
-    within `next()`, whose time is then taken. `delivery_s`: None: the waits for batches that lay ready, or where
-    that is not known the shortest wait.
+    `production_s`, `production_cpu_s`: of each batch, as its worker measured them. Without workers a batch is made within
+    `next()`, and the time of that is used. `delivery_s`: None: the waits for batches that were ready, or if that is
+    unknown the shortest wait.
     """
     rows = steps[find_steady(steps).chosen]
     if len(rows) < MIN_STEPS:
@@ -110,10 +110,10 @@ def workload_of(
 
 
 def course_of(workload: Workload, change: Change, *, num_replicates: int, num_steps: int, seed: int = 0) -> Course:
-    """Replicates of the workload under the change, drawn in blocks from what was measured.
+    """Return replicates of the workload under the change, drawn in blocks from the measurements.
 
-    The first replicate is what was measured, repeated as often as needed. The same seed draws the same for any
-    change, so that differences between changes are not those of chance.
+    The first replicate is the measurement, repeated as often as needed. The same seed draws the same for any change, so that
+    differences between changes are not chance.
     """
     shape = (num_replicates, num_steps)
     made = _rows_of(workload.production_s, shape, workload.setup.num_workers, seed)
@@ -121,7 +121,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
     pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
-    if pace is not None and workload.made_by is not None:  # whoever is free makes a batch, in a time of its own
+    if pace is not None and workload.made_by is not None:  # the first free worker makes a batch, at its own pace
         stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
     spread = math.sqrt(math.log1p(change.production_spread**2))
     drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
@@ -142,7 +142,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
 
 
 def _pace(workload: Workload) -> Floats | None:
-    """Return what each worker takes for a batch, over what all take; None where some of them are not known."""
+    """Return each worker's time per batch relative to the mean; None if some are unknown."""
     if workload.made_by is None:
         return None
     num = np.bincount(workload.made_by, minlength=workload.setup.num_workers)
@@ -154,11 +154,11 @@ def _pace(workload: Workload) -> Floats | None:
 
 
 def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:
-    """(replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and begin with one.
+    """Return (replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and start with one.
 
-    A replicate is another run as long as the measured one, repeated as often as needed: a mean over more steps than
-    were measured would seem surer than it is. It is drawn from a series that is itself drawn from the measured one,
-    as both what was measured and what will come are left to chance.
+    A replicate is another run as long as the measured one, repeated as often as needed: a mean over more steps than were
+    measured would seem more certain than it is. It is drawn from a series that is itself drawn from the measured one, since
+    both the measurement and the future are subject to chance.
     """
     num_replicates, num_steps = shape
     unit = max(1, min(unit, len(series)))
@@ -173,9 +173,9 @@ def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> ND
 
 
 def production_parts(workload: Workload) -> tuple[Floats, Floats]:
-    """(what a batch waits for, what it computes): (b,) seconds each, with the cores to itself.
+    """Return (waiting, computing) of each batch: (b,) seconds each, as if it had the cores to itself.
 
-    With too few cores, a batch also waited for its turn on one; that part is not to be counted as storage's.
+    With too few cores, a batch also waited for its turn on one; that part is not counted as storage's.
     """
     if workload.production_cpu_s is None:
         return np.zeros(len(workload.production_s)), workload.production_s

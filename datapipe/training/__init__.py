@@ -1,7 +1,7 @@
-"""Training: a thin, instrumented loop over torch, behind any loader.
+"""A thin, instrumented training loop over torch that works with any loader.
 
-`fit` trains; the pieces it is made of (schedule, precision, accumulation, checkpoints, ...) work alone. Torch is imported
-when a name that needs it is first used.
+`fit` trains. The pieces it is made of (schedule, precision, accumulation, checkpoints, ...) also work alone. Torch is
+imported when a name that needs it is first used.
 """
 
 from __future__ import annotations

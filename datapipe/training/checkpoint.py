@@ -1,4 +1,4 @@
-"""Checkpoints and weights: whole or absent, tensors and plain values only, nothing in a file is executed."""
+"""Write and read checkpoints and weights atomically; files hold tensors and plain values, and nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from datapipe.errors import FormatError, MissingDataError, StateError, StorageEr
 from datapipe.regular_files import open_file
 from datapipe.training.schedule import Best
 
-_WRAPPERS = ("model", "state_dict", "model_state_dict", "network")  # under which checkpoints keep weights
-_PREFIXES = ("module.", "_orig_mod.")  # of DDP and torch.compile
+_WRAPPERS = ("model", "state_dict", "model_state_dict", "network")  # keys under which checkpoints keep weights
+_PREFIXES = ("module.", "_orig_mod.")  # added by DDP and torch.compile
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What became of a file's weights."""
+    """The outcome of loading weights from a file."""
 
-    num_tensors: int  # taken over
-    fresh: tuple[str, ...]  # of the model, left as initialised: the head
-    unused: tuple[str, ...]  # of the file
+    num_tensors: int  # copied into the model
+    fresh: tuple[str, ...]  # names in the model left as initialised: the head
+    unused: tuple[str, ...]  # names in the file that the model does not have
 
     def __str__(self) -> str:
-        text = f"{self.num_tensors} tensors taken over"
+        text = f"{self.num_tensors} tensors loaded"
         if self.fresh:
-            text += f"; left as initialised (another number of classes): {', '.join(self.fresh)}"
-        return text + (f"; in the file only: {_some(self.unused)}" if self.unused else "")
+            text += f"; left as initialised (the number of classes differs): {', '.join(self.fresh)}"
+        return text + (f"; only in the file: {_some(self.unused)}" if self.unused else "")
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
-    """What `torch.save` wrote, if it is tensors and plain values: nothing in it is executed.
+    """Return what `torch.save` wrote, without executing anything in the file.
 
-    Raises MissingDataError, FormatError for anything else.
+    Only tensors and plain values are accepted. Raises MissingDataError for a missing file, FormatError for other content.
     """
     try:
         with open_file(path) as file:
@@ -51,14 +51,14 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
         raise
     except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, pickle.UnpicklingError) as exc:
         first = str(exc).strip().split("\n")[0]
-        raise FormatError(f"{path}: not tensors and plain values as torch.save writes them, or cut short ({first:.160})") from exc
+        raise FormatError(f"{path}: not tensors and plain values as torch.save writes them, or truncated ({first:.160})") from exc
 
 
 def load_pretrained(model: nn.Module, path: Path, *, num_classes: int) -> Loaded:
-    """Take over the weights of `path`, but for a head made for another number of classes, and say what was done.
+    """Load the weights of `path` into `model`, except for a head made for another number of classes, and report what was done.
 
-    A tensor belongs to the head if it has a row for each of `num_classes` and differs, or is missing, in the file. Raises
-    StateError where any other weight is missing or of another shape, and what `read_tensors` raises.
+    A tensor belongs to the head if it has a row for each of `num_classes` and is missing from the file or differs there.
+    Raises StateError if any other weight is missing or has another shape, and what `read_tensors` raises.
     """
     saved = _weights(read_tensors(path), path)
     wanted = model.state_dict()
@@ -71,23 +71,23 @@ def load_pretrained(model: nn.Module, path: Path, *, num_classes: int) -> Loaded
             fresh.append(name)
         elif not name.endswith("num_batches_tracked"):
             has = "nothing" if found is None else "x".join(map(str, found.shape))
-            wrong.append(f"{name} (here {'x'.join(map(str, tensor.shape))}, there {has})")
+            wrong.append(f"{name} (model: {'x'.join(map(str, tensor.shape))}, file: {has})")
     if wrong or not fits:
         what = f"{len(wrong)} of {len(wanted)} tensors do not fit: {_some(wrong)}" if wrong else "no tensor fits"
         raise StateError(
-            f"{path}: weights of another network than {type(model).__name__}: {what}; choose the --model they are of"
+            f"{path}: holds weights of another network than {type(model).__name__}: {what}; choose the matching --model"
         )
     model.load_state_dict(fits, strict=False)
     return Loaded(len(fits), tuple(fresh), tuple(name for name in saved if name not in wanted))
 
 
 def _weights(saved: Any, path: Path) -> dict[str, torch.Tensor]:
-    """Tensors by name, out of what training scripts wrap them in."""
+    """Return tensors by name, unwrapped from the dicts that training scripts put them in."""
     for wrapper in _WRAPPERS:
         if isinstance(saved, Mapping) and isinstance(saved.get(wrapper), Mapping):
             saved = saved[wrapper]
     if not isinstance(saved, Mapping):
-        raise FormatError(f"{path}: holds a {type(saved).__name__}, not weights by name")
+        raise FormatError(f"{path}: holds a {type(saved).__name__}, not a dict of weights by name")
     weights = {}
     for name, value in saved.items():
         if isinstance(value, torch.Tensor):
@@ -111,16 +111,16 @@ _KEYS = ("model", "optimizer", "scaler", "loader", "place", "best", "sums", "gen
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where training stands."""
+    """The position of a training run."""
 
-    step: int = 0  # changes of the weights so far
+    step: int = 0  # weight updates so far
     epoch: int = 0
-    batches_done: int = 0  # of the epoch, on each rank
+    batches_done: int = 0  # in this epoch, on each rank
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that going on exactly takes."""
+    """The complete state needed to continue a run exactly."""
 
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
@@ -134,33 +134,33 @@ class Checkpoint:
 
 
 def save_tensors(path: Path, value: Any) -> None:
-    """`torch.save`, atomically: a kill at any moment leaves the old file or the new one. Raises StorageError."""
+    """Call `torch.save` atomically: a kill at any moment leaves the old file or the new one. Raises StorageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_writer(path) as file:
             torch.save(value, file)
-    except (OSError, RuntimeError) as exc:  # torch's writer raises RuntimeError for a full disk
+    except (OSError, RuntimeError) as exc:  # torch's writer raises RuntimeError when the disk is full
         raise StorageError(f"{path}: cannot be written ({str(exc).splitlines()[0]:.160}); is the disk full?") from exc
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write it atomically. Raises StorageError."""
+    """Write the checkpoint atomically. Raises StorageError."""
     values = {name: getattr(checkpoint, name) for name in _KEYS}
     values |= {"place": dataclasses.asdict(checkpoint.place), "best": dataclasses.asdict(checkpoint.best), "version": VERSION}
     save_tensors(path, values)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read it into host memory. Raises MissingDataError, FormatError."""
+    """Read a checkpoint into host memory. Raises MissingDataError, FormatError."""
     saved = read_tensors(path)
     if not isinstance(saved, Mapping) or saved.get("version") != VERSION or any(name not in saved for name in _KEYS):
-        raise FormatError(f"{path}: not a checkpoint of this training loop; for weights alone there is --pretrained")
+        raise FormatError(f"{path}: is not a checkpoint of this training loop; to load weights only, use --pretrained")
     values = {name: saved[name] for name in _KEYS}
     return Checkpoint(**{**values, "place": Place(**saved["place"]), "best": Best.from_json(saved["best"])})
 
 
 def restore(what: Any, state: Mapping[str, Any], *, path: Path, remedy: str) -> None:
-    """`what.load_state_dict(state)`, its refusal translated. Raises StateError."""
+    """Call `what.load_state_dict(state)` and translate its errors. Raises StateError."""
     try:
         what.load_state_dict(state)
     except StateError as exc:

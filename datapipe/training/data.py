@@ -1,4 +1,4 @@
-"""Labelled datasets for a classifier, and the transforms that it is usually trained and validated with."""
+"""Labelled datasets for a classifier, and the usual transforms for training and validation."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ AUGMENTATIONS = {"none": (), "rand": (RandAugment,), "trivial": (TrivialAugmentW
 def training_recipe(
     size: int, *, num_classes: int, augment: str = "none", mixup: float = 0.0, cutmix: float = 0.0
 ) -> list[object]:
-    """A random crop of `size` pixels, flipped half the time, normalised float32; on request augmented and mixed.
+    """Return a random crop of `size` pixels, flipped half the time, normalised to float32; optionally augmented and mixed.
 
-    `mixup`, `cutmix`: alpha of the Beta distribution, 0 for none. Raises OptionError for both at once, for an unknown
+    `mixup`, `cutmix`: alpha of the Beta distribution, 0 for none. Raises OptionError for both at once and for an unknown
     `augment`, and what the transforms raise.
     """
     if augment not in AUGMENTATIONS:
@@ -46,7 +46,7 @@ def training_recipe(
 
 
 def validation_recipe(size: int) -> list[object]:
-    """The middle `size` pixels of an image whose shorter side is 8/7 of that, normalised float32."""
+    """Return the central crop of `size` pixels of an image whose shorter side is 8/7 of that, normalised to float32."""
     return [Resize(round(size * 8 / 7)), CenterCrop(size), *_normalised()]
 
 
@@ -55,11 +55,11 @@ def _normalised() -> list[object]:
 
 
 def open_labelled(path: str | os.PathLike[str]) -> Dataset:
-    """The dataset at `path`. Raises OptionError for one without images or labels, and what `open_index` raises."""
+    """Open the dataset at `path`. Raises OptionError if it has no images or labels, and what `open_index` raises."""
     dataset = Dataset(open_index(path))
     held = ", ".join(field.name for field in dataset.index.manifest.fields)
     if not dataset.fields.has_image:
-        raise OptionError(f"{path}: holds no images (has: {held}); training here is of image classifiers")
+        raise OptionError(f"{path}: holds no images (has: {held}); this command trains image classifiers")
     if not dataset.fields.has_label:
         raise OptionError(
             f"{path}: its samples have no label (has: {held}); convert a folder with a directory per class, or a table with a "
@@ -71,15 +71,15 @@ def open_labelled(path: str | os.PathLike[str]) -> Dataset:
 
 
 def count_classes(dataset: Dataset, wanted: int | None = None, *, where: str) -> int:
-    """Classes for the model's head: `wanted`, else those that the dataset names, else up to its highest label.
+    """Return the number of classes for the model's head: `wanted`, else those that the dataset names, else the highest label + 1.
 
-    `where` names the dataset in errors. Raises OptionError for labels that are no classes or beyond that number. Reads every
+    `where` names the dataset in errors. Raises OptionError for labels that are negative or not below that number. Reads every
     label.
     """
     labels = dataset.index.labels()
     least, most = int(labels.min()), int(labels.max())
     if least < 0:
-        raise OptionError(f"{where}: holds the label {least}; classes count from 0: take those samples out, or give them a class")
+        raise OptionError(f"{where}: holds the label {least}; classes count from 0: remove those samples, or give them a class")
     named = dataset.index.manifest.classes
     num_classes = wanted or max(len(named or ()), most + 1)
     if most >= num_classes:
@@ -91,7 +91,7 @@ def count_classes(dataset: Dataset, wanted: int | None = None, *, where: str) ->
 
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:
-    """Raises OptionError where a label means different classes in the two."""
+    """Raise OptionError if a label means different classes in the two datasets."""
     ours, theirs = train.index.manifest.classes, val.index.manifest.classes
     if ours is not None and theirs is not None and ours != theirs:
         first = next(

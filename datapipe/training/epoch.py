@@ -1,4 +1,4 @@
-"""One pass over the loader: batches to steps, figures, and the places to stop at."""
+"""One pass over the loader: train on each batch, log figures, and stop where asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from datapipe.training.stop_signals import Stopping
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a pass went, as far as this process trained it; None: it trained nothing of it."""
+    """The speed of a pass, for the part that this process trained; None if it trained nothing of it."""
 
     images_per_s: float | None  # over all ranks
     starvation: float | None
@@ -33,8 +33,8 @@ def train_epoch(
 ) -> Pace:
     """Train the rest of the epoch that `state.place` is in.
 
-    Afterwards `state.total` holds all of the epoch. Raises InterruptedRun, DivergenceError, what the loader raises, and
-    StateError for a loader that ends before its length.
+    Afterwards `state.total` holds the sums of the whole epoch. Raises InterruptedRun, DivergenceError, what the loader raises,
+    and StateError for a loader that ends before its length.
     """
     epoch, first = state.place.epoch, state.place.batches_done
     _tell_epoch(state.loader, epoch)
@@ -68,7 +68,7 @@ def train_epoch(
 
 
 def _interval(state: TrainingState, *, lr: float, bracket: Bracket, since_s: float) -> StepMetrics:
-    """The figures since the last such call, which go over to the epoch's."""
+    """Return the figures since the last such call, and add them to those of the epoch."""
     total = state.interval.over(state.peers)
     means = checked(means_of(total), step=state.place.step)
     state.total += total
@@ -85,7 +85,7 @@ def _interval(state: TrainingState, *, lr: float, bracket: Bracket, since_s: flo
 
 
 def _watched(loader: Iterable[Any], bracket: Bracket, num: int) -> Generator[Any, None, None]:
-    """The next `num` batches at most: one more is never asked for, as the loader's place is that of the last handed out."""
+    """Yield at most the next `num` batches. One more is never requested, since the loader's state is that of its last batch."""
     batches = iter(loader)
     try:
         for _ in range(num):
@@ -101,7 +101,7 @@ def _watched(loader: Iterable[Any], bracket: Bracket, num: int) -> Generator[Any
 
 
 def _tell_epoch(loader: Any, epoch: int) -> None:
-    """As torch's users do; a loader that goes on in this epoch keeps its place."""
+    """Call `set_epoch` as torch's users do; a loader that resumes in this epoch keeps its position."""
     for teller in (loader, getattr(loader, "sampler", None)):
         tell = getattr(teller, "set_epoch", None)
         if callable(tell):

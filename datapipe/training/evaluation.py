@@ -1,4 +1,4 @@
-"""Loss and accuracy: sums over batches and ranks, and a model evaluated over a loader, each sample counted once."""
+"""Loss and accuracy: sums over batches and ranks, and the evaluation of a model with each sample counted once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DivergenceError(DatapipeError, ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Over some samples of all ranks."""
+    """Mean figures over some samples of all ranks."""
 
     num_samples: int
     loss: float
-    accuracy: float | None  # None where labels are shares of classes
+    accuracy: float | None  # None for labels that are shares of classes
 
 
 class Sums:
@@ -36,7 +36,7 @@ class Sums:
         self.values = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, losses: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, real: torch.Tensor | None) -> None:
-        """One batch: (b,) losses, (b, num_classes) outputs. Samples that are not `real` do not count."""
+        """Add one batch: (b,) losses, (b, num_classes) outputs. Samples that are not `real` do not count."""
         weights = torch.ones(len(labels), device=losses.device) if real is None else real
         has_class = labels.ndim == 1 and outputs.ndim == 2
         correct = ((outputs.argmax(1) == labels) & weights.bool()).sum() if has_class else weights.new_zeros(())
@@ -46,29 +46,29 @@ class Sums:
         self.values += torch.stack([part.to(torch.float64) for part in (kept.sum(), num, correct, counted)])
 
     def over(self, peers: ProcessGroup) -> torch.Tensor:
-        """The sum over ranks so far, in host memory. Waits for the device."""
+        """Return the sum over ranks so far, in host memory. Waits for the device."""
         return peers.add(self.values.clone()).cpu()
 
     def clear(self) -> None:
         self.values.zero_()
 
     def resume(self, total: torch.Tensor, peers: ProcessGroup) -> None:
-        """Go on from a total over ranks: one of them takes it all."""
+        """Continue from a total over all ranks, which rank 0 takes whole."""
         self.values.copy_(total if peers.leads else torch.zeros_like(total))
 
 
 def means_of(total: torch.Tensor) -> Means:
-    """The means of a total over ranks; NaN for no samples."""
+    """Return the means of a total over ranks; NaN for no samples."""
     loss, num, correct, counted = total.tolist()
     return Means(int(num), loss / num if num else float("nan"), correct / counted if counted else None)
 
 
 def checked(means: Means, *, step: int) -> Means:
-    """The same means. Raises DivergenceError for a loss that is not finite."""
+    """Return `means` unchanged. Raises DivergenceError for a loss that is not finite."""
     if means.num_samples and not math.isfinite(means.loss):
         raise DivergenceError(
             f"the loss is {means.loss} at step {step}; lower the learning rate, clip the gradient, or warm up for longer "
-            "(the last checkpoint is from before)"
+            "(the last checkpoint was saved before this)"
         )
     return means
 
@@ -83,9 +83,9 @@ def evaluate(
     peers: ProcessGroup | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Means | None:
-    """The means over `loader`; None if `stop`, asked after each batch, said so.
+    """Return the means over `loader`; None if `stop`, which is called after each batch, returned True.
 
-    With several ranks give each its share by a loader with tail="mask". The model is in evaluation mode meanwhile.
+    With several ranks, give each its share with a loader that has tail="mask". The model is in evaluation mode meanwhile.
     """
     peers = ProcessGroup.join() if peers is None else peers
     check_counts_once(loader, peers)
@@ -110,11 +110,11 @@ def evaluate(
 
 
 def check_counts_once(loader: Any, peers: ProcessGroup) -> None:
-    """Raises OptionError for a loader of ours that would give several ranks the same sample."""
+    """Raise OptionError if a datapipe loader would give several ranks the same sample."""
     tail, dataset = getattr(getattr(loader, "options", None), "tail", None), getattr(loader, "dataset", ())
     batch = (getattr(loader, "batch_size", None) or 1) * peers.world_size
     if peers.world_size > 1 and tail is Tail.PAD and len(dataset) % batch % peers.world_size:
         raise OptionError(
-            f"the validation loader pads {len(dataset)} samples for {peers.world_size} ranks, so that some count twice; "
+            f"the validation loader pads {len(dataset)} samples for {peers.world_size} ranks, so some would count twice; "
             "pass tail='mask' to it"
         )

@@ -1,4 +1,4 @@
-"""A model while it learns: from a loader's batches, in mixed precision, to changed weights."""
+"""A model in training: from a loader's batches, in mixed precision, to updated weights."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from datapipe.training.schedule import scale_gradients, set_rate
 
 @dataclass(frozen=True, slots=True)
 class LabelledBatch:
-    """Images with labels, on the device that computes."""
+    """Images with labels, on the computing device."""
 
     images: torch.Tensor  # (b, ...) what the model takes
     labels: torch.Tensor  # (b,) int64 classes, or (b, num_classes) float shares of them
-    real: torch.Tensor | None  # (b,) bool, False for repeats that fill a batch up; None: all are real
+    real: torch.Tensor | None  # (b,) bool, False for repeats that pad a batch; None: all are real
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def num_real(self) -> int | torch.Tensor:
-        """Samples that count; a 0-dimensional tensor where only the device knows."""
+        """The number of samples that count; a 0-dimensional tensor if only the device knows it."""
         return len(self) if self.real is None else self.real.sum()
 
 
 def labelled_batch(batch: object, device: torch.device, *, channels_last: bool) -> LabelledBatch:
-    """A batch of ours, of torch's loader, or a dict with "image" and "label", moved to `device`.
+    """Move a batch of datapipe's or torch's loader, or a dict with "image" and "label", to `device`.
 
-    A tuple is (images, labels, ...); a bool vector at its end, or "real" in a dict, says which samples count (the loader's
+    A tuple is (images, labels, ...). A bool vector at its end, or "real" in a dict, says which samples count (the loader's
     tail="mask"). Raises OptionError for anything else.
     """
     images, labels, real = _parts(batch)
@@ -70,24 +70,24 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MixedPrecision:
-    """What stands between a loss and an optimiser's step. Weights and optimiser stay float32.
+    """Mixed-precision autocast and loss scaling. Weights and optimiser state stay float32.
 
-    With "fp16" the loss is multiplied by a scale, gradients are divided by it, and a step whose gradients are not finite is
-    left out and the scale lowered (Micikevicius et al., "Mixed Precision Training", 2018). Raises OptionError where the
-    device cannot do it.
+    With "fp16" the loss is multiplied by a scale and gradients are divided by it. A step whose gradients are not finite is
+    skipped and the scale lowered (Micikevicius et al., "Mixed Precision Training", 2018). Raises OptionError if the device
+    does not support the precision.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
         if name not in ("fp32", *_DTYPES):
             raise OptionError(f"precision is {name!r}; choose one of fp32, {', '.join(_DTYPES)}")
         if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not have; choose 'fp16'")
+            raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not support; choose 'fp16'")
         self.name = name
         self._device_type = device.type
         self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def autocast(self) -> torch.autocast:
-        """The context of forward pass and loss."""
+        """Return the context for the forward pass and the loss."""
         dtype = _DTYPES.get(self.name)
         return torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
 
@@ -96,20 +96,20 @@ class MixedPrecision:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, before anything looks at them."""
+        """Divide the gradients by the scale, before anything reads them."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Change the weights, unless the gradients are not finite; adapt the scale."""
+        """Update the weights, unless the gradients are not finite, and adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty but for "fp16"."""
+        """Return the scaler's state; empty except for "fp16"."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """An empty state, saved in another precision, leaves the scale as it is."""
+        """Restore the scale. An empty state, saved with another precision, leaves it unchanged."""
         if state and self.name == "fp16":
             self._scaler.load_state_dict(state)
 
@@ -118,16 +118,16 @@ Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (b, c) outpu
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor, *, label_smoothing: float = 0.0) -> torch.Tensor:
-    """(b,) losses in nats, for labels that are classes or shares of classes."""
+    """Return (b,) losses in nats, for labels that are classes or shares of classes."""
     _check_head(outputs, labels)
     return nn.functional.cross_entropy(outputs, labels, reduction="none", label_smoothing=label_smoothing)
 
 
 class Learner:
-    """A model, its optimiser, and the way from losses to a step. Not thread-safe.
+    """A model, its optimiser, and the path from losses to a step. Not thread-safe.
 
-    `nominal`: samples of a full step on one rank, by which losses are divided before they are known all to be there. The
-    gradient of a step is that of the mean loss over all its samples on all ranks, however they fell into batches.
+    `nominal`: samples of a full step on one rank; losses are divided by it before the real number is known. The gradient of a
+    step is that of the mean loss over all its samples on all ranks, however they were divided into batches.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Learner:
             self._parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
     def learn(self, batch: LabelledBatch, *, ends_step: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the gradient of a batch; its (b,) losses and its outputs. Ranks exchange gradients with the last of a step."""
+        """Add the gradient of a batch; return its (b,) losses and its outputs. Ranks exchange gradients at the end of a step."""
         parallel = self._parallel
         waits = isinstance(parallel, nn.parallel.DistributedDataParallel) and not ends_step
         with parallel.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
@@ -168,7 +168,7 @@ class Learner:
         return losses.detach(), outputs.detach()
 
     def step(self, share: float) -> None:
-        """Change the weights, at `share` of the learning rate, and forget the gradients."""
+        """Update the weights at `share` of the learning rate, and clear the gradients."""
         set_rate(self.optimizer.param_groups, self.rates, share)
         self.precision.unscale(self.optimizer)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -182,11 +182,11 @@ class Learner:
     def _losses(self, outputs: Any, batch: LabelledBatch) -> torch.Tensor:
         losses = self._criterion(outputs, batch.labels)
         if losses.shape != (len(batch),):
-            raise OptionError(f"criterion gave {tuple(losses.shape)}; it must give one loss per sample, ({len(batch)},)")
+            raise OptionError(f"criterion returned {tuple(losses.shape)}; it must return one loss per sample, ({len(batch)},)")
         return losses if batch.real is None else losses.where(batch.real, torch.zeros_like(losses))
 
     def _mean_num_real(self, device: torch.device) -> float | torch.Tensor:
-        """Samples of this step on the average rank."""
+        """Return the mean number of samples of this step per rank."""
         if self._peers.world_size == 1:
             return self._num_real
         num = torch.as_tensor(self._num_real, dtype=torch.float64, device=device)
@@ -194,10 +194,10 @@ class Learner:
 
 
 def _check_head(outputs: Any, labels: torch.Tensor) -> None:
-    """Raises OptionError where model and labels cannot belong together; on a GPU as far as that needs no waiting."""
+    """Raise OptionError if the model's outputs and the labels cannot match. On a GPU, skip what would need synchronisation."""
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
         shown = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise OptionError(f"the model gives {shown}, not (batch, classes); pass a criterion= that takes it, or another model")
+        raise OptionError(f"the model returns {shown}, not (batch, classes); pass a criterion= that accepts it, or another model")
     num_classes = outputs.shape[1]
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise OptionError(f"the model has {num_classes} outputs, labels are shares of {labels.shape[1]} classes; make them equal")

@@ -1,4 +1,4 @@
-"""Models by name: two of our own, and those of torchvision and timm where they are installed."""
+"""Models by name: two of our own, and those of torchvision and timm if they are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from datapipe.errors import DependencyError, OptionError
 
-_GROUP = 8  # channels that are normalised together
+_GROUP = 8  # channels per group of GroupNorm
 
 
 class ConvNet(nn.Module):
@@ -43,10 +43,10 @@ class _ConvBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches of `patch` pixels, `depth` blocks of width `width`: (b, 3, h, w) -> (b, num_classes). 2.8 million weights.
+    """A vision transformer with patches of `patch` pixels and `depth` blocks: (b, 3, h, w) -> (b, num_classes). 2.8 M weights.
 
-    Fixed sine and cosine positions and the mean over all patches (Beyer, Zhai and Kolesnikov, "Better plain ViT baselines for
-    ImageNet-1k", 2022), so any size that `patch` divides will do. Raises OptionError for other sizes.
+    Positions are fixed sines and cosines, and the output is the mean over all patches (Beyer, Zhai and Kolesnikov, "Better
+    plain ViT baselines for ImageNet-1k", 2022), so any size that `patch` divides works. Raises OptionError for other sizes.
     """
 
     def __init__(self, num_classes: int, *, patch: int = 16, width: int = 192, depth: int = 6, heads: int = 3) -> None:
@@ -63,7 +63,7 @@ class VisionTransformer(nn.Module):
         height, width = images.shape[-2:]
         if height % self.patch or width % self.patch:
             raise OptionError(
-                f"images of {height} x {width} pixels do not divide into patches of {self.patch}; choose another size"
+                f"images of {height} x {width} pixels cannot be divided into patches of {self.patch}; choose another size"
             )
         patches = self.embed(images)
         rows, columns, depth = patches.shape[2], patches.shape[3], patches.shape[1]
@@ -92,7 +92,7 @@ class _AttentionBlock(nn.Module):
 
 
 def _positions(rows: int, columns: int, width: int, device: torch.device) -> torch.Tensor:
-    """(rows x columns, width) a quarter each: sine and cosine of the column, sine and cosine of the row."""
+    """Return (rows x columns, width) positions, a quarter each: sine and cosine of the column, sine and cosine of the row."""
     frequency = torch.exp(torch.arange(width // 4, device=device) * (-math.log(10_000.0) / (width // 4 - 1)))
     y = torch.arange(rows, device=device).repeat_interleave(columns)[:, None] * frequency
     x = torch.arange(columns, device=device).repeat(rows)[:, None] * frequency
@@ -101,16 +101,16 @@ def _positions(rows: int, columns: int, width: int, device: torch.device) -> tor
 
 BUILT_IN: dict[str, Callable[[int], nn.Module]] = {"cnn": ConvNet, "vit": VisionTransformer}
 LIBRARIES = ("torchvision", "timm")
-_THEIRS = "names of torchvision.models and timm.list_models() work too, as resnet50 or timm:convnext_tiny"
+_THEIRS = "names of torchvision.models and timm.list_models() work too, such as resnet50 or timm:convnext_tiny"
 _SIZE_ARGUMENTS = {"torchvision": "image_size", "timm": "img_size"}
 
 
 def make_model(name: str, num_classes: int, *, size: int | None = None) -> nn.Module:
-    """The network of that name, its head made for `num_classes`, with random weights.
+    """Return the network `name` with random weights and a head for `num_classes`.
 
-    "cnn" and "vit" are ours; any other name is looked for in torchvision and in timm, "timm:resnet18" in timm alone.
-    `size`: side of the images in pixels, for networks that are made for one size, as most vision transformers are.
-    Raises OptionError for a name that nothing here has, DependencyError where the library is not installed.
+    "cnn" and "vit" are ours. Any other name is looked up in torchvision and then in timm; "timm:resnet18" in timm alone.
+    `size`: side of the images in pixels, for networks made for one size, such as most vision transformers.
+    Raises OptionError for an unknown name, DependencyError if the library is not installed.
     """
     if name in BUILT_IN:
         return BUILT_IN[name](num_classes)
@@ -139,17 +139,17 @@ def make_model(name: str, num_classes: int, *, size: int | None = None) -> nn.Mo
 
 
 def _library(name: str) -> Any:
-    """torchvision.models, or timm. By name, so that neither is needed until one is asked for."""
+    """Import torchvision.models or timm, so that neither is needed until a model asks for it."""
     try:
         return importlib.import_module({"torchvision": "torchvision.models"}.get(name, name))
     except ImportError as exc:
         raise DependencyError(f"{name} is not installed (pip install {name})") from exc
-    except RuntimeError as exc:  # a torchvision that was built for another torch
-        raise DependencyError(f"{name} does not go with this torch: {exc}") from exc
+    except RuntimeError as exc:  # torchvision was built for another torch
+        raise DependencyError(f"{name} does not work with this torch: {exc}") from exc
 
 
 def _names(library: str, models: Any) -> list[str]:
-    """Classifiers only: torchvision's detectors fetch weights from the network while they are made."""
+    """Return the names of classifiers only: torchvision's detectors fetch weights from the network when they are created."""
     return list(models.list_models(module=models) if library == "torchvision" else models.list_models())
 
 
@@ -161,8 +161,8 @@ def _made(library: str, models: Any, name: str, num_classes: int, size: int | No
     try:
         try:
             model: nn.Module = make(name, **taken)
-        except TypeError:  # most networks take images of any size, and no such argument
+        except TypeError:  # most networks take images of any size and do not have this argument
             model = make(name, num_classes=num_classes)
-    except (TypeError, ValueError, AssertionError) as exc:  # not every one of them takes it
+    except (TypeError, ValueError, AssertionError) as exc:  # some networks do not take num_classes
         raise OptionError(f"model {name!r} of {library} cannot be made with num_classes={num_classes}: {exc}") from exc
     return model

@@ -1,4 +1,4 @@
-"""How to train: one frozen value, checked on construction. Needs no torch, so that a command line can read its defaults."""
+"""Training options: one frozen value, checked on construction. Needs no torch, so that a command line can read the defaults."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "watch": ("accuracy", "loss"),
     "display": ("auto", "bar", "lines", "none"),
 }
-# What may differ between a run and the one that goes on with it, without being worth a word.
+# Options that may differ between a run and its continuation without a note.
 _INCIDENTAL = ("out", "resume", "save_every_steps", "save_every_minutes", "log_every", "display")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What `fit` needs to know beside model and data. Raises OptionError for values that make no sense.
+    """The options of `fit`. Raises OptionError for invalid values.
 
-    A *step* here is one change of the weights: `accumulate` batches on every rank.
+    A *step* is one update of the weights: `accumulate` batches on every rank.
     """
 
     epochs: int = 10
-    optimizer: str = "adamw"  # a name of torch.optim, in any case of letters
-    lr: float | None = None  # at the top of the schedule; None: 1e-3 for adamw, 0.05 for sgd, else what torch defaults to
-    weight_decay: float | None = None  # of matrices and filters only; None: 0.05 for adamw, 1e-4 for sgd, else 0
-    momentum: float = 0.9  # of sgd, nesterov's
+    optimizer: str = "adamw"  # a class name of torch.optim, in any letter case
+    lr: float | None = None  # peak of the schedule; None: 1e-3 for adamw, 0.05 for sgd, else torch's default
+    weight_decay: float | None = None  # for matrices and filters only; None: 0.05 for adamw, 1e-4 for sgd, else 0
+    momentum: float = 0.9  # Nesterov momentum of sgd
     warmup: float = 0.05  # share of all steps over which lr rises from 0
     final_lr: float = 0.0  # share of lr that the cosine ends at
     precision: Precision = "fp32"
     accumulate: int = 1  # batches per step and rank
-    clip_norm: float | None = None  # of the gradient over all parameters
+    clip_norm: float | None = None  # limit on the norm of the gradient over all parameters
     label_smoothing: float = 0.0
     activation_checkpointing: bool = False
     compile: str | None = None  # a backend of torch.compile
     channels_last: bool = True
     patience: int | None = None  # epochs without improvement after which to stop; None: never
-    min_delta: float = 0.0  # the least that counts as improvement
-    watch: Watched = "accuracy"  # of the validation: what `patience` and best.pt go by
-    seed: int = 0  # of dropout and the like, and of a loader that is given none
-    out: Path | str | None = None  # checkpoints, metrics.jsonl, run.json; None: nothing is written
-    resume: Path | str | None = None  # a checkpoint; "auto": that of `out` if there is one; None: `out` must have none
-    save_every_steps: int | None = None  # beside every epoch
+    min_delta: float = 0.0  # the smallest change that counts as improvement
+    watch: Watched = "accuracy"  # the validation figure that decides `patience` and best.pt
+    seed: int = 0  # for dropout and other random numbers, and for a loader without its own seed
+    out: Path | str | None = None  # directory for checkpoints, metrics.jsonl, run.json; None: write nothing
+    resume: Path | str | None = None  # a checkpoint; "auto": the one in `out`, if any; None: `out` must have none
+    save_every_steps: int | None = None  # in addition to after every epoch
     save_every_minutes: float | None = 15.0
     log_every: int = 10  # steps
     display: Display = "auto"
@@ -78,12 +78,12 @@ class TrainOptions:
         _require(self.resume is None or self.resume != "auto" or self.out is not None, self, "resume", "pass out= as well")
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe values by name."""
+        """Return JSON-safe values by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: os.fspath(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What a run that was saved under `saved` would do otherwise, one line each."""
+        """Return what differs from the options `saved` with a run, one line each."""
         mine = self.to_json()
         return [
             f"{name} was {saved[name]!r} and is {mine[name]!r}"

@@ -1,4 +1,4 @@
-"""What must be there before the first step: device, model, optimizer, and the place to begin at."""
+"""Prepare the first step: device, model, optimizer, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from datapipe.training.record import METRICS, RECORD
 
 
 def recompute_blocks(model: nn.Module) -> int:
-    """Let the blocks of a model compute twice; how many there are. Parameter names stay as they are.
+    """Make the blocks of a model recompute their activations and return their number. Parameter names do not change.
 
-    Blocks are the members of a Sequential or ModuleList that has two or more of one class with submodules of their own, as
-    the stages of a ResNet and the layers of a ViT; the outermost count. Raises OptionError for a model that has none.
+    Blocks are the members of a Sequential or ModuleList with two or more members of one class that have submodules, such as
+    the stages of a ResNet or the layers of a ViT; the outermost count. Raises OptionError for a model that has none.
     """
     blocks = list(find_blocks(model))
     if not blocks:
         raise OptionError(
-            f"activation_checkpointing: {type(model).__name__} has no Sequential or ModuleList of like blocks; "
+            f"activation_checkpointing: {type(model).__name__} has no Sequential or ModuleList of blocks of one class; "
             "use torch.utils.checkpoint in its forward, or leave the option out"
         )
     for block in blocks:
@@ -42,7 +42,7 @@ def recompute_blocks(model: nn.Module) -> int:
 
 
 def find_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a model, outermost first."""
+    """Yield the blocks of a model, outermost first."""
     for child in module.children():
         members = list(child.children())
         like = len(members) >= 2 and len({type(member) for member in members}) == 1
@@ -58,7 +58,7 @@ def _recompute(block: nn.Module) -> None:
 
     @contextlib.contextmanager
     def again() -> Iterator[None]:
-        """Running statistics have seen the batch already; with a momentum of 0 they stay as they are."""
+        """Freeze the running statistics, which have seen the batch already: with a momentum of 0 they do not change."""
         before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
         try:
             for norm, _, count in before:
@@ -76,7 +76,7 @@ def _recompute(block: nn.Module) -> None:
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()), **kwargs)
 
-    # torch.compile does not follow a context; such blocks are compiled one by one.
+    # torch.compile cannot trace a context function, so these blocks are compiled one by one.
     alone = torch.compiler.disable(forward_twice, recursive=False) if norms else forward_twice  # type: ignore[no-untyped-call]
     block.forward = alone
 
@@ -86,17 +86,17 @@ _DECAYS = {"adamw": 0.05, "sgd": 1e-4}
 
 
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """The optimiser that the options name, over the model's parameters that want gradients.
+    """Return the optimiser that the options name, over the model's trainable parameters.
 
-    Raises OptionError for an unknown name, for one that needs a closure or sparse gradients, for weight decay where it has
-    none, and for a model without parameters to train.
+    Raises OptionError for an unknown name, for one that needs a closure or sparse gradients, for weight decay if it has none,
+    and for a model without trainable parameters.
     """
     cls = _class(options.optimizer)
     name = cls.__name__.lower()
     takes = inspect.signature(cls).parameters
     decay = _DECAYS.get(name, 0.0) if options.weight_decay is None else options.weight_decay
     if decay and "weight_decay" not in takes:
-        raise OptionError(f"weight_decay is {decay}; {cls.__name__} has none; pass 0")
+        raise OptionError(f"weight_decay is {decay}; {cls.__name__} has no weight decay; pass 0")
     arguments: dict[str, Any] = {}
     rate = _RATES.get(name) if options.lr is None else options.lr
     if rate is not None:
@@ -105,7 +105,7 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optim
         arguments |= {"momentum": options.momentum, "nesterov": options.momentum > 0}
     groups = parameter_groups(model, decay)
     if not groups:
-        raise OptionError(f"{type(model).__name__} has no parameters that want gradients; there is nothing to train")
+        raise OptionError(f"{type(model).__name__} has no parameters that require gradients; there is nothing to train")
     if "weight_decay" not in takes:
         groups = [{"params": group["params"]} for group in groups]
     optimizer: torch.optim.Optimizer = cls(groups, **arguments)
@@ -113,9 +113,9 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optim
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and filters with weight decay; norms, biases and other vectors without. Empty groups are left out.
+    """Return matrices and filters with weight decay, and norms, biases and other vectors without. Empty groups are left out.
 
-    What `model.no_weight_decay()` names, if there is such a method (timm's models), goes without as well.
+    Names that `model.no_weight_decay()` returns, if there is such a method (timm's models), also get no weight decay.
     """
     named = getattr(model, "no_weight_decay", None)
     spared = set(named()) if callable(named) else set()
@@ -136,14 +136,14 @@ def _class(name: str) -> Any:
         near = difflib.get_close_matches(name.lower(), known, n=2) or ["adamw", "sgd"]
         raise OptionError(f"optimizer is {name!r}, which torch.optim does not have; did you mean {' or '.join(near)}?")
     if name.lower() in ("lbfgs", "sparseadam", "muon"):
-        reason = {"lbfgs": "evaluates the loss several times a step", "sparseadam": "wants sparse gradients"}
+        reason = {"lbfgs": "evaluates the loss several times a step", "sparseadam": "needs sparse gradients"}
         why = reason.get(name.lower(), "takes matrices only")
         raise OptionError(f"optimizer is {name!r}, which {why}; choose another, such as adamw")
     return known[name.lower()]
 
 
 def device_for(loader: Any) -> torch.device:
-    """Where the loader hands batches over, if it says so; else this rank's GPU, or the CPU where there is none."""
+    """Return the loader's device if it has one; else this rank's GPU, or the CPU if there is none."""
     device = getattr(loader, "device", None)
     if isinstance(device, torch.device):
         return device
@@ -153,9 +153,9 @@ def device_for(loader: Any) -> torch.device:
 
 
 def prepare_model(model: nn.Module, options: TrainOptions, device: torch.device) -> nn.Module:
-    """The same model: on the device, in the memory format, recomputing and compiled as the options say."""
+    """Return the same model: on the device, in the memory format, with recomputation and compiled as the options say."""
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise OptionError(f"model is wrapped in {type(model).__name__}; pass the bare module, it is wrapped here")
+        raise OptionError(f"model is wrapped in {type(model).__name__}; pass the bare module: fit wraps it itself")
     model = model.to(device)
     if options.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -180,7 +180,7 @@ def make_learner(
     criterion: Criterion | None,
     optimizer: torch.optim.Optimizer | None,
 ) -> Learner:
-    """`model`, prepared, with everything that changes it."""
+    """Return a learner over the prepared `model`, with its optimizer, criterion and precision."""
     return Learner(
         model,
         make_optimizer(model, options) if optimizer is None else optimizer,
@@ -193,24 +193,24 @@ def make_learner(
 
 
 def batches_per_epoch(loader: object, peers: ProcessGroup) -> int:
-    """Batches on this rank. Raises OptionError for a loader that does not know, has none, or differs between ranks."""
+    """Return the number of batches on this rank. Raises OptionError if the loader has no length, no batches, or ranks differ."""
     if not isinstance(loader, Sized):
         raise OptionError(f"{type(loader).__name__} has no length; the schedule needs one: give it a __len__")
     lengths = peers.gather(len(loader))
     if len(set(lengths)) > 1:
-        raise OptionError(f"the loaders of the ranks have {', '.join(map(str, lengths))} batches; they must have equally many")
+        raise OptionError(f"the loaders of the ranks have {', '.join(map(str, lengths))} batches; the numbers must be equal")
     if lengths[0] < 1:
         raise OptionError("the loader has no batches: fewer samples than batch_size x world_size and drop_last; lower batch_size")
     return int(lengths[0])
 
 
 def checkpoint_to_resume(options: TrainOptions) -> Path | None:
-    """The file to go on from.
+    """Return the checkpoint to resume from, or None.
 
-    Raises OptionError where `out` holds a run that nobody asked to go on with, StorageError where it cannot hold one.
+    Raises OptionError if `out` holds a run and `resume` is not set, StorageError if `out` cannot hold one.
     """
     last = None if options.out is None else Path(options.out) / LAST
-    if options.out is not None:  # now, rather than at the end of an epoch
+    if options.out is not None:  # fail now rather than at the end of an epoch
         for name in (LAST, BEST, METRICS, RECORD):
             refuse_to_replace(Path(options.out) / name)
     if options.resume == "auto":
@@ -219,6 +219,6 @@ def checkpoint_to_resume(options: TrainOptions) -> Path | None:
         return Path(options.resume)
     if last is not None and last.exists():
         raise OptionError(
-            f"{options.out}: holds a run already; go on with it by --resume auto (resume='auto'), or choose another --out (out=)"
+            f"{options.out}: already holds a run; resume it with --resume auto (resume='auto'), or choose another --out (out=)"
         )
     return None

@@ -1,4 +1,4 @@
-"""Reports a run as it goes: on standard error, as a bar or a line every ten seconds, and in the files of its directory."""
+"""Report a run as it goes: on standard error, as a bar or a line every ten seconds, and in the files of its directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE_EVERY_S = 10.0
 
 
 class RunDisplay:
-    """Shows a run of `num_steps` steps from `first_step` on. Not thread-safe; close it at the end."""
+    """A display of a run of `num_steps` steps from `first_step` on. Not thread-safe; close it at the end."""
 
     def __init__(self, kind: Display, *, num_steps: int, num_epochs: int, first_step: int, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -42,12 +42,12 @@ class RunDisplay:
             )
 
     def advance(self) -> None:
-        """One step is done."""
+        """Count one step."""
         if self._bar is not None:
             self._bar.update(1)
 
     def show(self, metrics: StepMetrics) -> None:
-        """The state after an interval."""
+        """Show the state after an interval."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {metrics.epoch + 1}/{self._num_epochs}", refresh=False)
             self._bar.set_postfix_str(_state(metrics))
@@ -61,11 +61,11 @@ class RunDisplay:
             self.say(f"{place}: {_state(metrics)}, {left_s:.0f} s left")
 
     def show_epoch(self, metrics: EpochMetrics) -> None:
-        """A line for an epoch that ended."""
+        """Print a line for a finished epoch."""
         self.say(epoch_line(metrics, self._num_epochs))
 
     def say(self, text: str) -> None:
-        """A line of text, above the bar if there is one."""
+        """Print a line of text, above the bar if there is one."""
         if self._is_silent:
             return
         text = printable(text)
@@ -80,7 +80,7 @@ class RunDisplay:
 
 
 def epoch_line(metrics: EpochMetrics, num_epochs: int) -> str:
-    """An epoch in one line."""
+    """Return the figures of an epoch in one line."""
     parts = [f"train loss {metrics.train_loss:.3f}"]
     if metrics.train_accuracy is not None:
         parts.append(f"accuracy {metrics.train_accuracy:.1%}")
@@ -101,7 +101,7 @@ def _state(metrics: StepMetrics) -> str:
 
 
 class RunLogger:
-    """Takes down a run from `place` on. On other ranks than 0 (`leads` False) it keeps the epochs and says nothing."""
+    """Records a run from `place` on. On ranks other than 0 (`leads` False) it keeps the epochs and prints nothing."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class RunLogger:
 
     @property
     def epochs(self) -> list[EpochMetrics]:
-        """All epochs so far; those of processes before this one only where they were written down."""
+        """All epochs so far; those of earlier processes only if the run is recorded in `out`."""
         return self._epochs if self._log is None else self._log.epochs
 
     def say(self, text: str) -> None:
@@ -156,7 +156,7 @@ class RunLogger:
         self.write("running", best)
 
     def write(self, status: str, best: Best) -> None:
-        """Bring run.json up to date."""
+        """Update run.json."""
         if self._record is not None:
             self._record.write(status, self.epochs, dataclasses.asdict(best))
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other: sums, values, and when to stop or save."""
+"""Communication between the ranks of a run: sums, values, and when to stop or save."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch import distributed, nn
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The ranks that train together; one alone where torch.distributed is not initialised. All must make the same calls."""
+    """The ranks that train together; a single rank if torch.distributed is not initialised. All must make the same calls."""
 
     rank: int = 0
     world_size: int = 1
-    control: Any = None  # a gloo group: what is decided on the host must not wait for the GPU
+    control: Any = None  # a gloo group: decisions on the host must not wait for the GPU
 
     @classmethod
     def join(cls) -> ProcessGroup:
-        """Those of torch.distributed."""
+        """Join the ranks of torch.distributed."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return cls()
         return cls(distributed.get_rank(), distributed.get_world_size(), distributed.new_group(backend="gloo"))
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the one that prints and writes."""
+        """True on the rank that prints and writes."""
         return self.rank == 0
 
     def add(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, on the device, in place."""
+        """Sum `values` over ranks, on the device, in place, and return them."""
         if self.world_size > 1:
             distributed.all_reduce(values)
         return values
 
     def gather(self, value: object) -> list[Any]:
-        """The value of every rank, by rank."""
+        """Return the value of every rank, in the order of ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -44,17 +44,17 @@ class ProcessGroup:
         return values
 
     def align_buffers(self, model: nn.Module) -> None:
-        """Give every rank the running statistics of rank 0, which is what a checkpoint holds."""
+        """Give every rank the running statistics of rank 0, which are those in a checkpoint."""
         if self.world_size > 1:
             for buffer in model.buffers():
                 distributed.broadcast(buffer, 0)
 
 
 class Agreement:
-    """Brings the ranks to stop or save at the same step, though each hears a signal at a time of its own.
+    """Makes all ranks stop or save at the same step, although signals reach them at different times.
 
-    What a rank asks for at one call, all are told at the next, so nobody waits for messages on their way. A rank alone is
-    told at once.
+    Each call returns what any rank requested at the previous call, so no rank waits for messages in transit. A single rank
+    gets its own request at once.
     """
 
     def __init__(self, peers: ProcessGroup) -> None:
@@ -63,7 +63,7 @@ class Agreement:
         self._work: Any = None
 
     def __call__(self, signal: int, save: bool) -> tuple[int, bool]:
-        """What any rank asked for: the number of a signal to stop for (0: none), whether to save."""
+        """Return what any rank requested: the number of a signal to stop for (0: none), and True to save."""
         if self._peers.world_size == 1:
             return signal, save
         agreed = self.settle()
@@ -72,7 +72,7 @@ class Agreement:
         return agreed
 
     def settle(self) -> tuple[int, bool]:
-        """What was asked for at the last call, waiting for the ranks that have not got there."""
+        """Return the requests of the last call, after waiting for the ranks that have not made it yet."""
         if self._work is None or self._sent is None:
             return 0, False
         self._work.wait()

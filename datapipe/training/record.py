@@ -1,4 +1,4 @@
-"""What a run leaves in writing: run.json (what it was, and each epoch), metrics.jsonl (a line per interval and epoch)."""
+"""The written record of a run: run.json (options, environment, epochs) and metrics.jsonl (a line per interval and epoch)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _PACKAGES = ("gpu-datapipe", "torch", "torchvision", "timm", "numpy", "pillow", 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The mean over the steps since the last such line, over all ranks."""
+    """Mean figures over the steps since the previous line, over all ranks."""
 
-    step: int  # changes of the weights so far
+    step: int  # weight updates so far
     epoch: int
     loss: float
     accuracy: float | None
-    lr: float  # of the last of these steps
+    lr: float  # at the last of these steps
     images_per_s: float
     starvation: float | None  # of this pass so far, on rank 0
 
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:
-    """One epoch, over all ranks. None: not measured."""
+    """The figures of one epoch, over all ranks. None: not measured."""
 
     step: int
     epoch: int
@@ -49,13 +49,13 @@ class EpochMetrics:
     val_loss: float | None
     val_accuracy: float | None
     val_samples: int | None
-    images_per_s: float | None  # of the part that this process trained, without validation
+    images_per_s: float | None  # for the part that this process trained, without validation
     starvation: float | None
-    seconds: float  # likewise, with validation
+    seconds: float  # for the same part, with validation
 
 
 class MetricsLog:
-    """Lines of JSON, each written at once. Going on from `place` drops what lies beyond it, so that no step comes twice."""
+    """JSON lines, each flushed at once. Resuming at `place` drops the lines after it, so that no step occurs twice."""
 
     def __init__(self, path: Path, place: Place) -> None:
         kept = [line for line in _lines(path) if _is_before(line, place)]
@@ -65,7 +65,7 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, metrics: StepMetrics | EpochMetrics) -> None:
-        """Raises StorageError."""
+        """Append one line. Raises StorageError."""
         try:
             self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
             self._file.flush()
@@ -79,7 +79,7 @@ class MetricsLog:
 
 
 class RunRecord:
-    """`run.json`, written anew, atomically, whenever something is added."""
+    """The file `run.json`, rewritten atomically whenever something is added."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], *, resumed_at: int | None) -> None:
         self._path = path
@@ -89,13 +89,13 @@ class RunRecord:
         self._facts = {"started": started, "resumed_at": resumptions, **facts}
 
     def write(self, status: str, epochs: list[EpochMetrics], best: Mapping[str, Any]) -> None:
-        """`status`: running, finished, stopped early, interrupted, diverged or failed."""
+        """Write the file; `status` is running, finished, stopped early, interrupted, diverged or failed."""
         rows = [dataclasses.asdict(epoch) for epoch in epochs]
         write_json(self._path, {**self._facts, "status": status, "epochs": rows, "best": dict(best)})
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a run depends on beside its options: command, versions, device, the commit of the current directory."""
+    """Return what a run depends on besides its options: command, versions, device, the commit of the current directory."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "command": sys.argv,
@@ -110,7 +110,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def git_commit(directory: Path) -> dict[str, Any] | None:
-    """The commit checked out there and whether tracked files differ from it; None outside of git."""
+    """Return the commit checked out in `directory` and whether tracked files differ from it; None outside of git."""
     commit = _git(directory, "rev-parse", "HEAD")
     changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
     return None if not commit or changes is None else {"commit": commit, "changed": bool(changes)}
@@ -125,7 +125,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of an earlier run; one that a kill cut short is left out."""
+    """Return the lines of an earlier run, without one that a kill truncated."""
     lines = []
     for text in read_bytes(path).decode(errors="replace").splitlines() if path.exists() else ():
         try:

@@ -1,4 +1,4 @@
-"""`fit`: a model, a loader, and an account of how it went."""
+"""`fit` trains a model with a loader and reports the result."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from datapipe.training.stop_signals import InterruptedRun, Stopping, StopSignal,
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended."""
+    """The result of a run."""
 
     status: str  # "finished" or "stopped early"
-    step: int  # changes of the weights, over all processes that had a part in the run
+    step: int  # weight updates, over all processes that took part in the run
     epochs: tuple[EpochMetrics, ...]
     best: Best
-    out: Path | None  # where last.pt, metrics.jsonl and run.json lie
+    out: Path | None  # directory of last.pt, metrics.jsonl and run.json
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe values."""
+        """Return JSON-safe values."""
         return {**dataclasses.asdict(self), "out": None if self.out is None else str(self.out)}
 
 
@@ -55,30 +55,30 @@ def fit(
     on_step: Callable[[StepMetrics], None] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Train `model`, in place, on all ranks of torch.distributed if that is initialised.
+    """Train `model`, in place, on all ranks of torch.distributed if it is initialised.
 
-    loader: anything with a length that gives (images, labels) batches on the device, or on the CPU; labels are (b,) classes
-      or (b, num_classes) shares. To go on in mid-epoch it needs state_dict and load_state_dict.
+    loader: anything with a length that yields (images, labels) batches on the device, or on the CPU; labels are (b,) classes
+      or (b, num_classes) shares. To resume in mid-epoch it needs state_dict and load_state_dict.
     val_loader: the same for validation after each epoch; with several ranks, one with tail="mask".
     criterion: (outputs, labels) -> (b,) losses; cross-entropy by default.
-    optimizer: one of your own over parameters of `model`, already on the device, in place of the one that options name.
-    bracket: makes what goes around `next()` in each epoch; by default the GPU's clock, or without one the host's.
+    optimizer: your own, over parameters of `model` already on the device, in place of the one that options name.
+    bracket: makes the measurement around `next()` in each epoch; by default the GPU's clock, or the host's without a GPU.
     on_step: called on rank 0 every `log_every` steps.
     about: further facts for run.json, JSON-safe.
 
-    SIGTERM and SIGINT, heard in the main thread, let the step be finished and the run be saved, then act as always
-    (SystemExit(143), KeyboardInterrupt). The global generators of torch, numpy and Python are seeded. Raises OptionError and
-    StateError for what does not fit together, DivergenceError (an ArithmeticError) for a loss that is not finite,
-    StorageError where `out` cannot be written.
+    On SIGTERM and SIGINT, if called in the main thread, it finishes the step, saves the run, and then acts as usual
+    (SystemExit(143), KeyboardInterrupt). It seeds the global generators of torch, numpy and Python. Raises OptionError and
+    StateError for arguments that do not fit together, DivergenceError (an ArithmeticError) for a loss that is not finite,
+    StorageError if `out` cannot be written.
     """
     options = TrainOptions() if options is None else options
     validation = Validation(val_loader, criterion or cross_entropy)  # without label smoothing
     if val_loader is None and options.patience is not None:
-        raise OptionError(f"patience is {options.patience} and there is nothing to validate with; pass val_loader as well")
+        raise OptionError(f"patience is {options.patience} and there is no validation data; pass val_loader as well")
     with note_signals() as stop_signal:
         run = _prepared(model, loader, options, validation, criterion, optimizer, stop_signal)
         report, signal = run(bracket, on_step=on_step, about=about)
-        del run  # an exception would keep it, and with it the process group
+        del run  # an exception's traceback would keep it alive, and with it the process group
     if signal:
         obey(signal)
     return report
@@ -86,7 +86,7 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What comes after each epoch; no loader: nothing."""
+    """The loader and criterion of the validation after each epoch; without a loader there is none."""
 
     loader: Any
     criterion: Criterion
@@ -101,7 +101,7 @@ def _prepared(
     optimizer: torch.optim.Optimizer | None,
     stop_signal: StopSignal,
 ) -> _Run:
-    """A run at its beginning, or where it left off."""
+    """Return a run at its beginning, or at the checkpoint to resume from."""
     peers, device = ProcessGroup.join(), device_for(loader)
     num_batches = batches_per_epoch(loader, peers)
     if validation.loader is not None:
@@ -121,7 +121,7 @@ def _prepared(
         state.begin()
         return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, [])
     notes = [f"note: {note}" for note in state.resume(resumed)]
-    notes.insert(0, f"going on from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}")
+    notes.insert(0, f"resuming from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}")
     return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, notes)
 
 
@@ -133,7 +133,7 @@ class _Run:
     ) -> None:
         self._state, self._validation, self._stopping = state, validation, stopping
         self._num_batches, self._notes = num_batches, notes
-        # Ranks with unequally much to validate would wait for each other's word without end.
+        # Ranks whose validation loaders differ in length would wait for each other's messages forever.
         self._stops_between = len(set(state.peers.gather(_length(validation.loader)))) == 1
 
     def __call__(
@@ -143,7 +143,7 @@ class _Run:
         on_step: Callable[[StepMetrics], None] | None,
         about: Mapping[str, Any] | None,
     ) -> tuple[Report, int]:
-        """Train; the report, and the signal that ended it, or 0."""
+        """Train, and return the report and the signal that ended the run, or 0."""
         state, options = self._state, self._state.options
         num_steps = options.epochs * steps_per_epoch(self._num_batches, options.accumulate)
         schedule = Schedule.of(num_steps, warmup=options.warmup, final=options.final_lr)
@@ -221,7 +221,7 @@ class _Run:
         state, options = self._state, self._state.options
         value = val.loss if options.watch == "loss" else val.accuracy
         if value is None:
-            raise OptionError("watch is 'accuracy', which validation labels that are shares of classes do not have; watch 'loss'")
+            raise OptionError("watch is 'accuracy', but labels that are shares of classes have none; pass watch='loss'")
         before = state.best
         state.best = before.after(epoch, value, higher_is_better=options.watch == "accuracy", min_delta=options.min_delta)
         if state.best.num_worse == 0:
@@ -229,7 +229,7 @@ class _Run:
 
 
 def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What run.json says of a run from its beginning."""
+    """Return what run.json says about a run from its beginning."""
     model, loader = state.learner.model, state.loader
     dataset = getattr(loader, "dataset", None)
     index = getattr(dataset, "index", None)
@@ -258,5 +258,5 @@ def _length(value: Any) -> int | None:
 
 
 def _whole(batch_size: object) -> int:
-    """Samples of a full batch; 1 where the loader does not say, which scales losses otherwise and gradients not at all."""
+    """Return the samples of a full batch; 1 if the loader does not say, which changes the scale of losses, not of gradients."""
     return batch_size if isinstance(batch_size, int) and batch_size > 0 else 1

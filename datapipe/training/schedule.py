@@ -1,8 +1,10 @@
 """When weights change, at which learning rate, and when to stop: functions of the step and pure values.
 
-Several batches make one step, weighted as if they were one large batch. Each adds the gradient of `sum of its losses / nominal`,
-where `nominal` is what a full step would have on this rank. Once all have, gradients are multiplied by `nominal / what there
-was`: exact for short batches, masked samples, the rest of an epoch, and ranks that have unequally many."""
+Several batches make one step, weighted as if they were one large batch. Each adds the gradient of `sum of its losses /
+nominal`, where `nominal` is the number of samples of a full step on this rank. After the last batch, gradients are multiplied
+by `nominal / real samples`. That is exact for short batches, masked samples, the rest of an epoch, and ranks whose numbers of
+samples differ.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from datapipe.errors import OptionError
 class Schedule:
     """The share of the top learning rate at each of `num_steps` steps.
 
-    Step k of the warm-up has (k + 1) / warmup_steps; after that the share falls from 1 as 1 + cos (Loshchilov and Hutter,
-    "SGDR", 2017), and would reach `final` with the step after the last.
+    Step k of the warm-up has (k + 1) / warmup_steps. After that the share falls from 1 as 1 + cos (Loshchilov and Hutter,
+    "SGDR", 2017), and would reach `final` at the step after the last.
     """
 
     num_steps: int
@@ -35,11 +37,11 @@ class Schedule:
 
     @classmethod
     def of(cls, num_steps: int, *, warmup: float, final: float) -> Schedule:
-        """`warmup` as a share of the steps."""
+        """Return a schedule with `warmup` as a share of the steps."""
         return cls(num_steps, round(warmup * num_steps), final)
 
     def __call__(self, step: int) -> float:
-        """Steps count from 0; beyond the last the share stays `final`."""
+        """Return the share at `step`, which counts from 0. From `num_steps` on it is `final`."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if step >= self.num_steps:
@@ -55,20 +57,20 @@ def set_rate(groups: Iterable[dict[str, Any]], rates: Iterable[float], share: fl
 
 
 def ends_step(batch: int, *, num_batches: int, accumulate: int) -> bool:
-    """Whether the weights change after this batch (from 0) of an epoch; its last one always ends a step."""
+    """Return True if the weights change after this batch (from 0) of an epoch; its last batch always ends a step."""
     return (batch + 1) % accumulate == 0 or batch + 1 == num_batches
 
 
 def steps_per_epoch(num_batches: int, accumulate: int) -> int:
-    """Changes of the weights, the last perhaps from fewer batches."""
+    """Return the number of weight updates; the last may use fewer batches."""
     return -(-num_batches // accumulate)
 
 
 def scale_gradients(parameters: Iterable[torch.Tensor], nominal: float, num_real: float | torch.Tensor) -> None:
-    """Make gradients of `sum of losses / nominal` those of the mean over `num_real` samples, in place.
+    """Turn gradients of `sum of losses / nominal` into those of the mean over `num_real` samples, in place.
 
-    Under DDP, which averages over ranks, pass the mean over ranks for `num_real`. Nothing is touched if they are equal; a
-    tensor is not looked at on the host. No samples leave gradients as they are, which are 0.
+    Under DDP, which averages over ranks, pass the mean over ranks as `num_real`. If the two are equal nothing changes. A
+    tensor is not read on the host. With no samples the gradients, which are 0, stay unchanged.
     """
     if not isinstance(num_real, torch.Tensor):
         if num_real == nominal:
@@ -83,21 +85,21 @@ def scale_gradients(parameters: Iterable[torch.Tensor], nominal: float, num_real
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best validation so far. Pure values: each epoch makes a new one."""
+    """The best validation so far. Immutable: each epoch makes a new one."""
 
-    value: float | None = None  # accuracy or loss, as is watched
+    value: float | None = None  # accuracy or loss, whichever is watched
     epoch: int | None = None
     num_worse: int = 0  # epochs since
 
     def after(self, epoch: int, value: float, *, higher_is_better: bool, min_delta: float = 0.0) -> Best:
-        """The best once `epoch` brought `value`. A NaN never is."""
+        """Return the best after `epoch` gave `value`. A NaN is never the best."""
         gain = 0.0 if self.value is None else value - self.value if higher_is_better else self.value - value
         if value == value and (self.value is None or gain > min_delta):
             return Best(value, epoch)
         return dataclasses.replace(self, num_worse=self.num_worse + 1)
 
     def is_exhausted(self, patience: int | None) -> bool:
-        """Whether `patience` epochs have gone by without a better one."""
+        """Return True if `patience` epochs have passed without an improvement."""
         return patience is not None and self.num_worse >= patience
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How much of the training time went by waiting for data."""
+"""The share of the training time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from datapipe.diagnostics.cuda_clock import open_clock
 
 
 class Bracket(Protocol):
-    """Goes around each `next()` of one pass over a loader. Called from one thread."""
+    """A measurement around each `next()` of one pass over a loader. Called from one thread."""
 
     def begin(self) -> None:
-        """The loop is about to ask for a batch."""
+        """Note that the loop is about to request a batch."""
 
     def end(self) -> None:
-        """It has it."""
+        """Note that the loop has the batch."""
 
     def stop(self) -> None:
-        """The pass is over, or left."""
+        """Note that the pass has ended or was abandoned."""
 
     @property
     def starvation(self) -> float | None:
-        """Time waiting for data / time of the steps, so far in this pass; None where nothing was measured yet."""
+        """Time waiting for data / time of the steps, so far in this pass; None if nothing was measured yet."""
 
 
 class HostBracket:
-    """The host's clock: what the loop stood in `next()`. On a GPU that overstates, as work launched before still runs."""
+    """A measurement by the host's clock: the time in `next()`. Overstates on a GPU, where earlier work still runs meanwhile."""
 
     def __init__(self) -> None:
         self._started_s: float | None = None
@@ -52,10 +52,10 @@ class HostBracket:
 
 
 class DeviceBracket:
-    """The device's clock where torch finds a GPU: for how long it stood idle while the loop was in `next()`.
+    """A measurement by the GPU's clock: how long the GPU was idle while the loop was in `next()`.
 
-    Counted are steps that the device has passed, so the figure lags a few steps behind; until there is one, and where the
-    device cannot tell, it is the host's.
+    Only steps that the device has passed count, so the figure lags a few steps. Until there is one, and if the device cannot
+    tell, the figure is the host's.
     """
 
     def __init__(self) -> None:
@@ -83,5 +83,5 @@ class DeviceBracket:
 
 
 def open_bracket() -> Bracket:
-    """The bracket for this machine."""
+    """Return the bracket for this machine."""
     return DeviceBracket() if open_clock().device is not None else HostBracket()

@@ -1,4 +1,4 @@
-"""A run's state: what training changes, random numbers included, saved and restored."""
+"""The state of a run, random numbers included, saved and restored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datapipe.training.schedule import Best
 
 
 def seed_generators(seed: int, rank: int) -> None:
-    """Seed torch's, numpy's and Python's generators; each rank draws its own numbers."""
+    """Seed torch's, numpy's and Python's generators; each rank draws different numbers."""
     mixed = int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0] >> 1)
     torch.manual_seed(mixed)
     np.random.seed(mixed % 2**32)
@@ -27,7 +27,7 @@ def seed_generators(seed: int, rank: int) -> None:
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Where this process's generators stand: tensors and plain values."""
+    """Return the states of this process's random generators as tensors and plain values."""
     version, internal, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -39,7 +39,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(states: dict[str, Any], device: torch.device) -> None:
-    """Go on drawing where `generator_states` was called."""
+    """Restore the generators to what `generator_states` returned."""
     torch.set_rng_state(states["torch"].cpu())
     if device.type == "cuda" and states["cuda"] is not None:
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)
@@ -50,7 +50,7 @@ def restore_generators(states: dict[str, Any], device: torch.device) -> None:
 
 
 class TrainingState:
-    """Learner, loader, and how far they are. All ranks make the same calls; rank 0 writes."""
+    """Learner, loader, and their progress. All ranks make the same calls; rank 0 writes."""
 
     def __init__(
         self, learner: Learner, loader: Any, options: TrainOptions, *, peers: ProcessGroup, device: torch.device
@@ -59,14 +59,14 @@ class TrainingState:
         self.place = Place()
         self.best = Best()
         self.interval = Sums(device)  # since the last line of metrics
-        self.total = torch.zeros(4, dtype=torch.float64)  # of the epoch before that, over all ranks
+        self.total = torch.zeros(4, dtype=torch.float64)  # of the epoch up to that line, over all ranks
 
     def begin(self) -> None:
-        """A run from the start."""
+        """Start a run from the beginning."""
         seed_generators(self.options.seed, self.peers.rank)
 
     def save(self) -> None:
-        """Write the checkpoint, where the options name a directory. Raises StorageError, DivergenceError."""
+        """Write the checkpoint, if the options name a directory. Raises StorageError, DivergenceError."""
         interval = self.interval.over(self.peers)
         checked(means_of(interval), step=self.place.step)
         generators = self.peers.gather(generator_states(self.device))
@@ -87,22 +87,22 @@ class TrainingState:
         save_checkpoint(Path(self.options.out) / LAST, checkpoint)
 
     def save_best(self) -> None:
-        """Write the weights alone."""
+        """Write the weights only."""
         if self.options.out is not None and self.peers.leads:
             value = {"model": self.learner.model.state_dict(), "epoch": self.best.epoch, self.options.watch: self.best.value}
             save_tensors(Path(self.options.out) / BEST, value)
 
     def resume(self, path: Path) -> list[str]:
-        """Go on from a checkpoint; what is otherwise than when it was saved, a line each.
+        """Resume from a checkpoint and return what differs from when it was saved, one line each.
 
-        Raises StateError for one of another model, optimiser or data, and what reading it raises.
+        Raises StateError for a checkpoint of another model, optimiser or data, and what reading it raises.
         """
         saved, learner = load_checkpoint(path), self.learner
         restore(learner.model, saved.model, path=path, remedy="pass the model and the number of classes that it was saved with")
         own = [{name: value for name, value in group.items() if name != "params"} for group in learner.optimizer.param_groups]
         restore(learner.optimizer, saved.optimizer, path=path, remedy="pass the optimizer that it was saved with")
         for group, values in zip(learner.optimizer.param_groups, own, strict=True):
-            group.update(values)  # the options in force count, not those of then
+            group.update(values)  # the current options count, not the saved ones
         learner.precision.load_state_dict(dict(saved.scaler))
         self._resume_loader(saved, path)
         self.place, self.best = saved.place, saved.best
@@ -114,7 +114,7 @@ class TrainingState:
         else:
             seed_generators(self.options.seed + self.place.step, self.peers.rank)
         if len(saved.generators) != self.peers.world_size:
-            notes.append(f"ranks were {len(saved.generators)} and are {self.peers.world_size}: dropout draws other numbers")
+            notes.append(f"ranks were {len(saved.generators)} and are {self.peers.world_size}: dropout draws different numbers")
         return notes
 
     def _resume_loader(self, saved: Checkpoint, path: Path) -> None:
@@ -123,5 +123,5 @@ class TrainingState:
         elif saved.place.batches_done:
             raise StateError(
                 f"{path}: was saved after {saved.place.batches_done} batches of an epoch, and a loader without state_dict and "
-                "load_state_dict cannot go on there; use datapipe.DataLoader"
+                "load_state_dict cannot resume there; use datapipe.DataLoader"
             )

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: noted at once, obeyed once the step is finished and the run is saved."""
+"""SIGTERM and Ctrl-C: recorded at once, acted on after the step is finished and the run is saved."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from datapipe.training.ranks import Agreement, ProcessGroup
 from datapipe.training.state import TrainingState
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT)
-_ONE_AND_THE_SAME_S = 1.0  # a terminal and a launcher both pass a Ctrl-C on
+_ONE_AND_THE_SAME_S = 1.0  # a terminal and a launcher both deliver the same Ctrl-C
 
 
 class StopSignal:
-    """The signal that arrived, if any. A second Ctrl-C, a second later or more, ends the process at once."""
+    """The signal that arrived, if any. A second Ctrl-C, at least a second later, ends the process at once."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -28,7 +28,7 @@ class StopSignal:
         self._process = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a loader's worker, forked meanwhile: a Ctrl-C is for us to see to
+        if os.getpid() != self._process:  # a loader's forked worker: the main process handles a Ctrl-C
             if number != signal.SIGINT:
                 obey(number)
             return
@@ -40,7 +40,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def note_signals() -> Iterator[StopSignal]:
-    """Note SIGTERM and SIGINT instead of obeying them. In other threads than the main one nothing is noted."""
+    """Record SIGTERM and SIGINT instead of acting on them. Outside the main thread nothing is recorded."""
     stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop_signal
@@ -54,14 +54,14 @@ def note_signals() -> Iterator[StopSignal]:
 
 
 def obey(number: int) -> NoReturn:
-    """KeyboardInterrupt for SIGINT; for others SystemExit with 128 + their number, as shells count."""
+    """Raise KeyboardInterrupt for SIGINT; for other signals SystemExit with 128 + their number, as shells do."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 
 class InterruptedRun(Exception):  # noqa: N818  (nothing went wrong)
-    """All ranks have agreed to stop, and the run is saved."""
+    """Raised after all ranks agreed to stop and the run is saved."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -69,7 +69,7 @@ class InterruptedRun(Exception):  # noqa: N818  (nothing went wrong)
 
 
 class Stopping:
-    """Saves when it is time to, and ends the run when a rank was told to stop. All ranks make the same calls."""
+    """Saves when due, and ends the run when a rank was told to stop. All ranks make the same calls."""
 
     def __init__(self, stop_signal: StopSignal, options: TrainOptions, peers: ProcessGroup) -> None:
         self._stop_signal, self._options, self._peers = stop_signal, options, peers
@@ -78,7 +78,7 @@ class Stopping:
         self._saved_s = time.monotonic()
 
     def after_step(self, state: TrainingState) -> None:
-        """Raises InterruptedRun, with the state saved."""
+        """Save if due. Raises InterruptedRun, with the state saved, if a rank was told to stop."""
         every_s, every_steps = self._options.save_every_minutes, self._options.save_every_steps
         is_hour = self._peers.leads and every_s is not None and time.monotonic() - self._saved_s > 60 * every_s
         signal, save = self._agreement(self._stop_signal.number, is_hour)
@@ -92,17 +92,17 @@ class Stopping:
         self._saved_s = time.monotonic()
 
     def asks_to_stop(self) -> bool:
-        """Between the batches of a validation; `end` is then called."""
+        """Return True if validation should stop, asked between its batches; `end` is then called."""
         self._signal = self._agreement(self._stop_signal.number, False)[0]
         return self._signal != 0
 
     def end(self, state: TrainingState, signal: int = 0) -> None:
-        """Raises InterruptedRun, with the state saved by the time that any rank gets there."""
+        """Save the state and raise InterruptedRun once every rank has arrived."""
         self._agreement.settle()
         state.save()
         self._peers.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
         raise InterruptedRun(signal or self._signal)
 
     def close(self) -> None:
-        """Let no message be under way when the ranks part."""
+        """Complete the outstanding message before the ranks part."""
         self._agreement.settle()

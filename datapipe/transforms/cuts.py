@@ -1,12 +1,12 @@
-"""Arithmetic on `Cuts`: how a crop, a resize or a flip merges into what is to be done already.
+"""Arithmetic on `Cuts`: merge a crop, a resize or a flip into the steps already planned.
 
-A list of `Cuts` is a chain: the image that enters one is what leaves the one before it. Each function
-here returns a chain that gives, bit for bit, the pixels of the chain it was given followed by the new
-step. Where the step merges into the last cut exactly it does; otherwise it is one more cut. Boxes are
-(top, left, height, width). All functions are pure; the arrays in `Cuts` are shared and never written.
+A list of `Cuts` is a chain: the output of each is the input of the next. Each function here returns a chain that
+gives, bit for bit, the pixels of the given chain followed by the new step. The step merges into the last cut if that
+is exact; otherwise it becomes one more cut. Boxes are (top, left, height, width). All functions are pure; the arrays in
+`Cuts` are shared and never written.
 
-One invariant serves decoders that can decode a region alone: where nothing is resampled, the region
-is no larger than the part of the image that the window shows.
+One invariant helps decoders that can decode only a region: where nothing is resampled, the region is no larger than
+the part of the image that the window shows.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Ints = NDArray[np.int64]
 
 
 def whole(sizes: Ints) -> list[Cuts]:
-    """The chain that leaves images of these (n, 2) sizes (height, width, in pixels) as they are."""
+    """Return the chain that leaves images of these (n, 2) sizes (height, width, in pixels) unchanged."""
     region = np.zeros((len(sizes), 4), np.int64)
     region[:, 2:] = sizes
     return [Cuts(region=region, size=region[:, 2:], window=region, flip=unflipped(len(sizes)))]
 
 
 def output_sizes(cuts: list[Cuts]) -> Ints:
-    """(n, 2) height and width of what leaves the chain."""
+    """Return the (n, 2) heights and widths of the chain's output."""
     return cuts[-1].window[:, 2:]
 
 
 @lru_cache(maxsize=64)
 def unflipped(num_samples: int) -> NDArray[np.bool_]:
-    """(n, 2) False; shared, read-only."""
+    """Return (n, 2) False; shared, read-only."""
     flags = np.zeros((num_samples, 2), np.bool_)
     flags.flags.writeable = False
     return flags
@@ -43,14 +43,14 @@ def unflipped(num_samples: int) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=256)
 def full_window(num_samples: int, height: int, width: int) -> Ints:
-    """(n, 4) windows (0, 0, height, width); shared, read-only. Its columns 2: are the sizes."""
+    """Return (n, 4) windows (0, 0, height, width); shared, read-only. Columns 2: are the sizes."""
     window = np.tile(np.array([0, 0, height, width], np.int64), (num_samples, 1))
     window.flags.writeable = False
     return window
 
 
 def crop(cuts: list[Cuts], box: Ints, *, fill: tuple[int, int, int] = (0, 0, 0)) -> list[Cuts]:
-    """Cut `box` (n, 4) out of what leaves the chain; where it reaches beyond, there is `fill`."""
+    """Cut `box` (n, 4) out of the chain's output, with `fill` where the box reaches outside."""
     last = cuts[-1]
     inside = _lies_inside(box, last.window[:, 2:])
     window = _unflip(box, last)
@@ -69,9 +69,9 @@ def crop(cuts: list[Cuts], box: Ints, *, fill: tuple[int, int, int] = (0, 0, 0))
 
 
 def resize(cuts: list[Cuts], size: Ints, interpolation: Interpolation = "bilinear") -> list[Cuts]:
-    """Resize what leaves the chain to `size` (n, 2), antialiased.
+    """Resize the chain's output to `size` (n, 2), antialiased.
 
-    A flip that comes before is carried out after: the resize's weights are symmetric, of both interpolations.
+    An earlier flip is executed afterwards, which is exact: the weights of both interpolations are symmetric.
     """
     last = cuts[-1]
     if not _is_resampled(last) and _lies_inside(last.window, last.size):
@@ -85,7 +85,7 @@ def resize(cuts: list[Cuts], size: Ints, interpolation: Interpolation = "bilinea
 
 
 def crop_and_resize(cuts: list[Cuts], box: Ints, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> list[Cuts]:
-    """Cut out `box` (n, 4), which lies inside what leaves the chain, and resize it to (height, width)."""
+    """Cut `box` (n, 4), which lies inside the chain's output, and resize it to (height, width)."""
     last = cuts[-1]
     window = full_window(len(box), *size)
     if last.window is last.region:
@@ -95,13 +95,13 @@ def crop_and_resize(cuts: list[Cuts], box: Ints, size: tuple[int, int], interpol
 
 
 def flip(cuts: list[Cuts], flags: NDArray[np.bool_]) -> list[Cuts]:
-    """Flip vertically where flags[:, 0], horizontally where flags[:, 1]."""
+    """Flip vertically where flags[:, 0] is set, horizontally where flags[:, 1] is set."""
     last = cuts[-1]
     return [*cuts[:-1], Cuts(last.region, last.size, last.window, last.flip ^ flags, last.fill, last.interpolation)]
 
 
 def _is_resampled(cuts: Cuts) -> bool:
-    if cuts.size.base is cuts.region:  # made here as the region's own columns
+    if cuts.size.base is cuts.region:  # this module made it as a view of the region's columns
         return False
     return not np.array_equal(cuts.size, cuts.region[:, 2:])
 
@@ -117,7 +117,7 @@ def _at_origin(size: Ints) -> Ints:
 
 
 def _unflip(box: Ints, cuts: Cuts) -> Ints:
-    """The box of the unflipped window that shows what `box` shows of the flipped one."""
+    """Return the box of the unflipped window that shows what `box` shows of the flipped one."""
     if not cuts.flip.any():
         return box
     mirrored = cuts.window[:, 2:] - box[:, :2] - box[:, 2:]
@@ -125,7 +125,7 @@ def _unflip(box: Ints, cuts: Cuts) -> Ints:
 
 
 def _uncovers(window: Ints, last: Cuts) -> bool:
-    """Whether `window` would show pixels of the resized region that the last window had cut away."""
+    """Return True if `window` would show pixels of the resized region that the last window had cut away."""
     top_left, bottom_right = _clipped(window, last.size)
     shown = (bottom_right > top_left).all(axis=1, keepdims=True)
     within = (top_left >= last.window[:, :2]) & (bottom_right <= last.window[:, :2] + last.window[:, 2:])
@@ -137,7 +137,7 @@ def _clipped(window: Ints, size: Ints) -> tuple[Ints, Ints]:
 
 
 def _shrunk(cuts: Cuts) -> Cuts:
-    """Where nothing is resampled, let the region be what the window shows of it, and no more."""
+    """Shrink the region to what the window shows of it, where nothing is resampled."""
     if _is_resampled(cuts):
         if not (cuts.size == cuts.region[:, 2:]).all(axis=1).any():
             return cuts
@@ -145,7 +145,7 @@ def _shrunk(cuts: Cuts) -> Cuts:
     else:
         plain = np.ones((len(cuts), 1), np.bool_)
     top_left, bottom_right = _clipped(cuts.window, cuts.size)
-    # A window that shows nothing but fill still needs a region: one pixel, which it then does not show.
+    # A window that shows only fill still needs a region: one pixel, which it does not show.
     top_left = np.minimum(top_left, cuts.size - 1)
     bottom_right = np.maximum(bottom_right, top_left + 1)
     region, window = cuts.region.copy(), cuts.window.copy()

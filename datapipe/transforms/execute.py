@@ -1,9 +1,8 @@
-"""Cuts carried out on the CPU: decoded pixels in, one row of a block out.
+"""Execute cuts on the CPU: decoded pixels in, one row of a block out.
 
-This runs once per image in every decode thread, so it holds the GIL as briefly as it can: one call
-into torch's SIMD resize (uint8, antialiased, fixed-point weights), which writes straight
-into the destination. Functions are thread-safe as long as destinations differ. They use torch's
-intra-op threads as the caller has set them; one per decode thread is meant.
+This runs once per image in every decode thread, so it holds the GIL as briefly as possible: one call into torch's SIMD
+resize (uint8, antialiased, fixed-point weights), which writes straight into the destination. Functions are thread-safe
+if destinations differ. They use torch's intra-op threads as the caller has set them; set one per decode thread.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from datapipe.errors import DecodeError
 from datapipe.probe import MAX_PIXELS
 from datapipe.transforms.protocols import Cuts, Interpolation
 
-# What torch.nn.functional.interpolate(mode=..., antialias=True) calls. Called directly because only so it
-# takes a destination: that saves a temporary image and a copy. A test holds them equal to interpolate.
+# The functions behind torch.nn.functional.interpolate(mode=..., antialias=True). Only these accept a destination,
+# which saves a temporary image and a copy. A test checks that the results equal those of interpolate.
 RESIZES: dict[Interpolation, Callable[..., torch.Tensor]] = {
     "bilinear": torch._C._nn._upsample_bilinear2d_aa,
     "bicubic": torch._C._nn._upsample_bicubic2d_aa,
@@ -31,7 +30,7 @@ RESIZES: dict[Interpolation, Callable[..., torch.Tensor]] = {
 
 
 class RowCut(NamedTuple):
-    """One sample's row of a `Cuts`, as plain numbers: reading arrays one number at a time would cost more than it."""
+    """One sample's row of a `Cuts` as plain numbers, since reading arrays one number at a time would cost more."""
 
     region: list[int]  # top, left, height, width
     size: list[int]  # height, width
@@ -42,23 +41,23 @@ class RowCut(NamedTuple):
 
 
 def row_cuts(cuts: Cuts) -> list[RowCut]:
-    """The rows of `cuts`, in order."""
+    """Return the rows of `cuts`, in order."""
     columns = cuts.region.tolist(), cuts.size.tolist(), cuts.window.tolist(), cuts.flip.tolist()
     return list(map(_AS_ROW_CUT, zip(*columns, repeat(cuts.fill), repeat(cuts.interpolation), strict=False)))
 
 
-_AS_ROW_CUT = functools.partial(tuple.__new__, RowCut)  # RowCut(*values), without a line of Python
+_AS_ROW_CUT = functools.partial(tuple.__new__, RowCut)  # RowCut(*values), without executing Python code
 
 
 class Row(NamedTuple):
-    """One row of a block, as numpy and as torch see it."""
+    """One row of a block as numpy and as torch see it."""
 
     pixels: NDArray[np.uint8]  # (h, w, 3), contiguous
     as_batch: torch.Tensor  # (1, 3, h, w), the same memory
 
 
 def rows_of(block: torch.Tensor) -> list[Row]:
-    """The rows of a block, (n, h, w, 3) uint8 and contiguous: views that scratch memory needs only once."""
+    """Return the rows of a block, (n, h, w, 3) uint8 and contiguous. Scratch memory needs these views only once."""
     num, height, width, _ = block.shape
     image = 3 * height * width
     batches = block.as_strided((num, 1, 3, height, width), (image, image, 1, 3 * width, 3)).unbind()
@@ -66,18 +65,18 @@ def rows_of(block: torch.Tensor) -> list[Row]:
 
 
 def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> None:
-    """Write what `how` makes of one sample into `out`.
+    """Write the result of `how` for one sample to `out`.
 
-    `image`: (h, w, 3) uint8, the pixels of `how.region` only; not changed, copied first unless it is
-    contiguous and writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`; as a `Row`
-    it costs two views less.
-    Raises DecodeError if the image is not of the region's size, ValueError if `out` is not of the window's.
+    `image`: (h, w, 3) uint8, the pixels of `how.region` only; never changed, and copied first unless it is contiguous and
+    writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`; a `Row` saves two views.
+
+    Raises DecodeError if the image does not have the region's size, ValueError if `out` does not have the window's.
     """
     (_, _, region_height, region_width), (height, width), window, (vertically, horizontally), fill, interpolation = how
     top, left, window_height, window_width = window
     pixels, as_batch = out if isinstance(out, Row) else _row(out)
     if image.shape != (region_height, region_width, 3):
-        raise DecodeError(f"decoding gave an array of shape {image.shape}, asked for was ({region_height}, {region_width}, 3)")
+        raise DecodeError(f"decoding returned an array of shape {image.shape}; expected ({region_height}, {region_width}, 3)")
     if pixels.shape != (window_height, window_width, 3):
         raise ValueError(f"the destination must be ({window_height}, {window_width}, 3); it is {pixels.shape}")
     if height == region_height and width == region_width:
@@ -95,7 +94,7 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> 
 
 
 def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8] | Row) -> None:
-    """As `cut`, for one sample's row of every Cuts of a chain; `image` holds the pixels of the first one's region."""
+    """Do the same as `cut` for one sample's rows of a whole chain; `image` holds the pixels of the first row's region."""
     if len(steps) > 1:
         refuse_large(steps)
         for how, following in itertools.pairwise(steps):
@@ -113,7 +112,7 @@ def _row(pixels: NDArray[np.uint8]) -> Row:
 
 
 def refuse_large(steps: Sequence[RowCut]) -> None:
-    """Raise DecodeError where a step makes an image larger than any may be: of one of 1 x 10,000,000 pixels, for instance."""
+    """Raise DecodeError if a step makes an image that exceeds the limit, for example from one of 1 x 10,000,000 pixels."""
     for how in steps:
         for height, width in (how.size, how.window[2:]):
             if height * width > MAX_PIXELS:
@@ -123,17 +122,17 @@ def refuse_large(steps: Sequence[RowCut]) -> None:
 
 
 def _usable(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image in memory that torch takes as it is."""
-    # numpy calls an array with a side of 1 contiguous whatever that side's stride; torch does not take a negative one.
+    """Return the image in memory that torch accepts."""
+    # numpy ignores the stride of a side of length 1 when it checks contiguity; torch rejects a negative one.
     return image if image.flags.carray and min(image.strides) > 0 else image.copy()
 
 
 def _as_batch(image: NDArray[np.uint8]) -> torch.Tensor:
-    """(h, w, 3) contiguous -> the same memory as a (1, 3, h, w) tensor.
+    """Return (h, w, 3) contiguous memory as a (1, 3, h, w) tensor, without a copy.
 
-    By explicit strides: for one image permute and unsqueeze leave a batch stride by which torch does not
-    recognise channels_last, and the resize then repacks what comes out (1.6 times as long). The view is made
-    in numpy, because each of torch's operators, views too, lets go of the GIL and has to win it back.
+    The strides are explicit: for one image, permute and unsqueeze leave a batch stride that torch does not recognise as
+    channels_last, and the resize then repacks its output (1.6 times as long). The view is made in numpy because each of
+    torch's operators, views included, releases the GIL and has to acquire it again.
     """
     height, width, _ = image.shape
     strides = (3 * height * width, 1, 3 * width, 3)
@@ -141,7 +140,7 @@ def _as_batch(image: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def _place(image: NDArray[np.uint8], top: int, left: int, out: NDArray[np.uint8], fill: tuple[int, int, int]) -> None:
-    """Copy the window at (top, left) of `image` to `out`; what lies beyond the image is `fill`."""
+    """Copy the window at (top, left) of `image` to `out`, with `fill` beyond the image."""
     height, width = out.shape[:2]
     image_height, image_width = image.shape[:2]
     first_row, first_column = max(-top, 0), max(-left, 0)

@@ -1,8 +1,8 @@
 """Crops, resizes, paddings and flips, with the names, defaults and meaning of torchvision.transforms.v2.
 
-Each is arithmetic on boxes (`datapipe.transforms.cuts`); no pixel is touched here. Random ones draw per
-sample, in torchvision's order and with its rounding. Sizes are in pixels, (height, width). Arguments are
-checked at construction; what is not available is refused with OptionError.
+Each is arithmetic on boxes (`datapipe.transforms.cuts`) and touches no pixels. Random ones draw per sample, in
+torchvision's order and with its rounding. Sizes are in pixels, (height, width). Arguments are checked at construction;
+unavailable options raise OptionError.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, repr=False)
 class Resize:
-    """Resize to (height, width), or so that the shorter side is `size` and the aspect ratio kept.
+    """Resize to (height, width), or so that the shorter side is `size` and the aspect ratio is kept.
 
-    With an int, `max_size` limits the longer side; with None the longer side becomes `max_size`. Lengths
-    are truncated as in torchvision, where they come out 0 (torchvision then fails) they are 1.
+    With an int, `max_size` limits the longer side; with None the longer side becomes `max_size`. Lengths are truncated as
+    in torchvision; where that gives 0 (and torchvision fails) they are 1.
     """
 
     size: int | Size | None
@@ -66,7 +66,7 @@ class Resize:
         elif not is_count(max_size):
             raise refusal(self, "max_size", max_size, "it must be a positive int or None")
         elif isinstance(self.size, tuple):
-            raise refusal(self, "max_size", max_size, "it goes with a single int as size only; drop it")
+            raise refusal(self, "max_size", max_size, "it works only with a single int as size; drop it")
         elif self.size is not None and max_size <= self.size:
             raise refusal(self, "max_size", max_size, f"it must be greater than the shorter side's {self.size}")
         put(self, "interpolation", check_interpolation(self, interpolation, antialias))
@@ -83,7 +83,7 @@ class Resize:
         return (height, width)
 
     def sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) the sizes to which images of these (n, 2) sizes are resized."""
+        """Return the (n, 2) sizes to which images of these (n, 2) sizes are resized."""
         if isinstance(self.size, tuple):
             return chain.full_window(len(sizes), *self.size)[:, 2:]
         short, long = sizes.min(axis=1), sizes.max(axis=1)
@@ -108,7 +108,7 @@ class Resize:
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop:
-    """Cut `size` out of the middle; what the image lacks is padded with `fill` on both sides."""
+    """Cut `size` out of the centre; a smaller image is padded with `fill` on both sides."""
 
     size: Size = field(metadata={"square": True})
     fill: Fill = (0, 0, 0)
@@ -162,7 +162,7 @@ class Pad:
 
 @dataclass(frozen=True, repr=False)
 class RandomCrop:
-    """Cut `size` out at a random place, after padding by `padding` and, with `pad_if_needed`, by what is lacking.
+    """Cut out `size` at a random position, after padding by `padding` and, with `pad_if_needed`, up to the crop's size.
 
     `fold` raises OptionError for an image that is smaller than the crop.
     """
@@ -233,7 +233,7 @@ class RandomHorizontalFlip:
 
 @dataclass(frozen=True, repr=False)
 class RandomVerticalFlip:
-    """Turn upside down (mirror top and bottom) with probability `p`."""
+    """Mirror top and bottom with probability `p`."""
 
     p: float = 0.5
 
@@ -249,7 +249,7 @@ class RandomVerticalFlip:
         return _flip(cuts, draws, operation, axis=0, p=self.p)
 
 
-DRAWS_NOTHING = (Resize, CenterCrop, Pad)  # the same cut for a sample in each epoch
+DRAWS_NOTHING = (Resize, CenterCrop, Pad)  # a sample gets the same cut in every epoch
 
 
 def _flip(cuts: list[Cuts], draws: Draws, operation: int, *, axis: int, p: float) -> list[Cuts]:

@@ -1,7 +1,7 @@
-"""Checks of what a user passes to a transform, and how a transform is written back as source.
+"""Checks of the arguments of transforms, and the source form of a transform.
 
-Every check returns the value in one canonical form, so that equal meanings compare equal, and raises
-OptionError with the name of the transform, the argument, what was given and what is accepted.
+Every check returns the value in one canonical form, so that equal meanings compare equal. It raises OptionError with the
+name of the transform, the argument, the value passed and the accepted values.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Fill = tuple[int, int, int]
 
 
 def refusal(owner: object, argument: str, got: object, expected: str) -> OptionError:
-    """The error to raise: `owner` cannot take `got` for `argument`; `expected` says what it can take."""
+    """Return the error for `got` as `argument` of `owner`; `expected` says which values are accepted."""
     return OptionError(f"{type(owner).__name__}: {argument} is {got!r}; {expected}")
 
 
 def is_number(value: object) -> bool:
-    """Whether value is a finite int or float (booleans are neither)."""
+    """Return True if value is a finite int or float (booleans are neither)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_count(value: object) -> bool:
-    """Whether value is an int of at least 1."""
+    """Return True if value is an int of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_size(owner: object, size: object, *, argument: str = "size") -> tuple[int, int]:
-    """One int for a square, (s,), or (height, width), in pixels -> (height, width)."""
+    """Return (height, width) in pixels for one int (a square), (s,), or (height, width)."""
     expected = "it must be a positive int, or (height, width)"
     if is_count(size):
         return (int(size), int(size))  # type: ignore[call-overload]
@@ -45,7 +45,7 @@ def check_size(owner: object, size: object, *, argument: str = "size") -> tuple[
 
 
 def check_range(owner: object, argument: str, value: object, *, least: float, most: float = math.inf) -> Range:
-    """(low, high) with least <= low <= high <= most."""
+    """Return (low, high) with least <= low <= high <= most."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2 and all(map(is_number, value)):
         low, high = float(value[0]), float(value[1])
         if least <= low <= high <= most:
@@ -55,14 +55,14 @@ def check_range(owner: object, argument: str, value: object, *, least: float, mo
 
 
 def check_probability(owner: object, value: object) -> float:
-    """A number in [0, 1]."""
+    """Return a number in [0, 1]."""
     if is_number(value) and 0 <= value <= 1:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     raise refusal(owner, "p", value, "it must be a probability between 0 and 1")
 
 
 def check_fill(owner: object, value: object) -> Fill:
-    """One number, or one per channel, 0 to 255 -> (red, green, blue). None is 0, as in torchvision."""
+    """Return (red, green, blue) for one number, or one per channel, 0 to 255. None is 0, as in torchvision."""
     if value is None:
         return (0, 0, 0)
     values: Sequence[object] = [value] if is_number(value) else value if isinstance(value, Sequence) else ()
@@ -73,7 +73,7 @@ def check_fill(owner: object, value: object) -> Fill:
 
 
 def check_interpolation(owner: object, interpolation: object, antialias: object) -> Interpolation:
-    """Accept torchvision's ways of saying "bilinear" and "bicubic" with antialiasing, and nothing else."""
+    """Return the canonical name for torchvision's forms of "bilinear" and "bicubic" with antialiasing; refuse all others."""
     name = getattr(interpolation, "value", interpolation)
     if antialias is not True:
         raise refusal(owner, "antialias", antialias, "resizing is always antialiased, as PIL's is; drop the argument")
@@ -92,15 +92,15 @@ def check_constant_padding(owner: object, padding_mode: object) -> str:
 
 
 def check_uint8(owner: object, dtype: torch.dtype) -> torch.dtype:
-    """Accept images of uint8 only."""
+    """Return `dtype` if it is uint8, else raise OptionError."""
     if dtype != torch.uint8:
         got = str(dtype).removeprefix("torch.")
-        raise OptionError(f"{owner!r} works on uint8 images, and {got} ones reach it; put it before ToDtype")
+        raise OptionError(f"{owner!r} works on uint8 images, but gets {got} images; put it before ToDtype")
     return dtype
 
 
 def source_repr(transform: object) -> str:
-    """The call that makes an equal transform: required arguments by position, then what differs from its default."""
+    """Return the call that makes an equal transform: required arguments by position, then those that differ from the default."""
     parts = []
     for field in dataclasses.fields(transform):  # type: ignore[arg-type]
         if not field.init:

@@ -1,4 +1,4 @@
-"""Transforms of the user's, called with one image."""
+"""Call the user's own transforms with one image."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RestInput = Literal["pil", "tensor"]
 
 
 def call_each(transforms: Sequence[Callable[[Any], Any]], image: torch.Tensor, *, first_takes: RestInput) -> Any:
-    """What the last of them returns for an (h, w, 3) image.
+    """Return the result of calling the transforms in order on an (h, w, 3) image.
 
-    The first is given a PIL image (`image` must be uint8) or a contiguous (3, h, w) tensor of its dtype; each further one
-    what the one before it returned. Those of albumentations are given, and give, (h, w, c) arrays. `image` must not be used
-    elsewhere: its memory may be handed over. Raises what they raise.
+    The first gets a PIL image (`image` must be uint8) or a contiguous (3, h, w) tensor of its dtype, each further one the
+    result of the one before. Those of albumentations get and return (h, w, c) arrays. Do not use `image` elsewhere: the
+    transforms may get its memory. Raises what they raise.
     """
     value: Any = _tensor(image) if first_takes == "tensor" else image.numpy()
     if first_takes == "pil" and not is_albumentations(transforms[0]):
@@ -37,7 +37,7 @@ def _tensor(image: torch.Tensor) -> torch.Tensor:
 
 
 def _array(value: Any) -> Any:
-    """An image as albumentations takes it: (h, w, c), contiguous."""
+    """Return an image in the form that albumentations expects: (h, w, c), contiguous."""
     if isinstance(value, torch.Tensor):
         return np.ascontiguousarray(value.permute(1, 2, 0).numpy())
     return np.array(value) if isinstance(value, Image.Image) else value

@@ -1,4 +1,4 @@
-"""RandomResizedCrop: the crop that most image training uses, drawn for many samples in few numpy calls."""
+"""RandomResizedCrop: the usual crop of image training, drawn for many samples in few numpy calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from datapipe.transforms.options import Range, check_interpolation, check_range,
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 Size = tuple[int, int]
-_NUM_ATTEMPTS = 10  # before it falls back to a central crop
-_FEW = 24  # samples for which computing all attempts costs less than finding out who needs them
+_NUM_ATTEMPTS = 10  # attempts before the central crop
+_FEW = 24  # up to this many samples, computing all attempts is cheaper than finding which samples need them
 
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop:
     """Cut out a box of random area and aspect ratio and resize it to `size`.
 
-    `scale` bounds the area as a share of the image's, `ratio` the box's width / height (uniform in its
-    logarithm). As in torchvision up to ten boxes are tried, then the largest central one within `ratio` is
-    taken.
+    `scale` bounds the area as a share of the image's, `ratio` the box's width / height (uniform in its logarithm). As in
+    torchvision, up to ten boxes are tried; if none fits, the largest central one within `ratio` is taken.
     """
 
     size: Size = field(metadata={"square": True})
@@ -63,8 +62,8 @@ class RandomResizedCrop:
         return chain.crop_and_resize(cuts, boxes, self.size, self.interpolation)
 
     def boxes(self, sizes: NDArray[np.int64], draws: Draws, operation: int) -> NDArray[np.int64]:
-        """(n, 4) the boxes cut out of images of these (n, 2) sizes."""
-        if len(sizes) <= _FEW:  # all attempts at once: numpy's calls cost more than their work
+        """Return the (n, 4) boxes to cut out of images of these (n, 2) sizes."""
+        if len(sizes) <= _FEW:  # all attempts at once: the overhead of numpy's calls exceeds their work
             box, fits = self._first_fit(sizes, draws.uniform(operation, 4 * _NUM_ATTEMPTS))
         else:
             box, fits = self._first_fit(sizes, draws.uniform(operation, 4))
@@ -76,7 +75,7 @@ class RandomResizedCrop:
         return box
 
     def _first_fit(self, sizes: NDArray[np.int64], uniform: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The first of the boxes drawn from `uniform` (n, 4 * attempts) that fits; where none does, False."""
+        """Return the first box drawn from `uniform` (n, 4 * attempts) that fits, and False where none does."""
         num_samples = len(sizes)
         drawn = uniform.reshape(num_samples, -1, 4)
         low, high = self.scale

@@ -1,9 +1,8 @@
-"""A list of transforms, checked and sorted by who carries them out.
+"""A list of transforms, checked and sorted by the part of the loader that executes them.
 
-The geometry goes in front, to be done with the decoding; pixel operations follow as a chain over
-blocks; batch operations close, or else transforms of the user's own, called per sample. A transform's
-place among those that are carried out here is its `operation` number in all draws, wherever it ends up
-being executed.
+Geometry comes first and runs with the decoding. Pixel operations follow as a chain over blocks. Batch operations come
+last, or else the user's own transforms, called per sample. A transform's position among datapipe's is its `operation`
+number in all draws, wherever it is executed.
 """
 
 from __future__ import annotations
@@ -37,33 +36,33 @@ class _ChecksDtype(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """What becomes of each image, and of each batch. Made by `Recipe.of`; equal for equal transforms."""
+    """The transforms applied to each image and to each batch. Made by `Recipe.of`; equal for equal transforms."""
 
-    transforms: tuple[object, ...]  # flattened: datapipe's, those of others turned into datapipe's, and then `rest`
+    transforms: tuple[object, ...]  # flattened: datapipe's, others converted to datapipe's, then `rest`
     geometry: tuple[tuple[int, GeometryOp], ...] = dataclasses.field(compare=False)  # (operation, transform)
     pixels: tuple[PixelStep, ...] = dataclasses.field(compare=False)
     batch: tuple[tuple[int, BatchOp], ...] = dataclasses.field(compare=False)  # (operation, transform)
-    output_dtype: torch.dtype = dataclasses.field(compare=False)  # of what the pixel operations leave
+    output_dtype: torch.dtype = dataclasses.field(compare=False)  # of the pixel operations' output
     rest: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)  # called per sample, in order
-    rest_input: RestInput = "pil"  # what the first of them takes
-    rest_reason: str | None = dataclasses.field(default=None, compare=False)  # which is the first, and why
+    rest_input: RestInput = "pil"  # input of the first of them
+    rest_reason: str | None = dataclasses.field(default=None, compare=False)  # names the first, with the reason
     output_kind: Kind | None = dataclasses.field(default="any", compare=False)  # see `of`
-    _origins: tuple[str | None, ...] = dataclasses.field(default=(), compare=False)  # of `transforms`: whose they were
-    _passed_over: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # those in which there was nothing to do
+    _origins: tuple[str | None, ...] = dataclasses.field(default=(), compare=False)  # origin of each of `transforms`
+    _passed_over: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # transforms with nothing to do
 
     @classmethod
     def of(cls, transforms: object, *, input_kind: Kind = "any") -> Recipe:
-        """Sort and check a transform, a sequence of them, or a Compose, nested as deeply as you like; None is empty.
+        """Sort and check a transform, a sequence of them, or a Compose, nested to any depth; None is empty.
 
-        Transforms of torchvision (v1 and v2) and timm become datapipe's where these do the same. From the first one that
-        does not, or is any other callable, all are called per sample: they are the recipe's `rest`.
+        Transforms of torchvision (v1 and v2) and timm become datapipe's if these do the same. From the first one that does not,
+        or is any other callable, all are called per sample: they are the recipe's `rest`.
 
-        `input_kind`: what the transforms would be given elsewhere, a "pil" image or a "tensor" (torchvision's v2 lets
-        images of the wrong kind pass in silence). "any" is whichever the first one that cares takes. `output_kind` is
-        what they would hand on; None after a rest, of which nobody knows.
+        `input_kind`: the image that the transforms would get elsewhere, "pil" or "tensor" (torchvision's v2 silently passes
+        images of the wrong kind through). "any" is what the first transform that requires a kind accepts. `output_kind` is
+        the kind of their output; None after a rest, where it is unknown.
 
-        Raises OptionError for what is no transform, for an order that cannot be honoured exactly by datapipe's own, and for
-        one of them that cannot take the dtype that reaches it.
+        Raises OptionError for an object that is not a transform, for an order that datapipe's transforms cannot keep exactly, and
+        for one of them that does not support the dtype of its input.
         """
         if isinstance(transforms, Recipe):
             return transforms
@@ -96,13 +95,13 @@ class Recipe:
         return f"[{', '.join(map(repr, self.transforms))}]"
 
     def geometry_alone(self) -> Recipe:
-        """The recipe without its pixel and batch operations and its rest, which somebody else then carries out."""
+        """Return the recipe without pixel operations, batch operations and rest, which the caller then executes elsewhere."""
         return dataclasses.replace(self, pixels=(), batch=(), output_dtype=torch.uint8, rest=())
 
     def output_size(self, input_size: Size | None = None) -> Size | None:
-        """(height, width) of every image that leaves, given that of every one that enters; None if it depends on the sample.
+        """Return (height, width) of every output image for that of every input image; None if it depends on the sample.
 
-        None as well where a rest makes the images: nobody knows what it gives.
+        With a rest it is None too, since the size of its output is unknown.
         """
         if self.rest:
             return None
@@ -112,13 +111,13 @@ class Recipe:
         return size
 
     def check_equal_sizes(self, input_size: Size | None = None, *, such_as: str = "") -> Size:
-        """The one size in which all images leave. Raises OptionError where they could differ.
+        """Return the common size of all output images. Raises OptionError if they could differ.
 
-        `input_size`: (height, width) where all stored images have it, None where they differ, as `such_as` says.
+        `input_size`: (height, width) if all stored images have it, None if they differ, as `such_as` says.
         """
         size = self.output_size(input_size)
         if self.rest:
-            raise OptionError(f"images are made by {described(self.rest[-1])}, and nobody else knows their sizes")
+            raise OptionError(f"images are made by {described(self.rest[-1])}, so their sizes are unknown")
         if size is None:
             ends = f"ends with {self.geometry[-1][1]!r}, which keeps differences" if self.geometry else "has no crop or resize"
             raise OptionError(
@@ -128,9 +127,9 @@ class Recipe:
         return size
 
     def draw_cuts(self, draws: Draws, sizes: NDArray[np.int64]) -> list[Cuts]:
-        """The geometry of n samples whose stored images have these (n, 2) sizes, in pixels, as a chain of Cuts.
+        """Return the geometry of n samples whose stored images have these (n, 2) sizes, in pixels, as a chain of Cuts.
 
-        Costs tens of microseconds for any n up to a few hundred: call it once per batch rather than per image.
+        It takes tens of microseconds for any n up to a few hundred: call it once per batch rather than per image.
         """
         cuts = whole(sizes)
         for operation, op in self.geometry:
@@ -138,11 +137,11 @@ class Recipe:
         return cuts
 
     def run_pixels(self, block: torch.Tensor, draws: Draws, out: torch.Tensor) -> None:
-        """Carry out the pixel operations on a block of n images and write them to `out`.
+        """Execute the pixel operations on a block of n images and write the result to `out`.
 
-        `block`: (n, h, w, 3) uint8, contiguous; may be overwritten. `out`: (n, h, w, 3) of `output_dtype`, contiguous,
-        on the same device; may be `block` itself where that dtype is uint8. `draws`: those of the n samples.
-        The result for a sample does not depend on the others in its block. Thread-safe.
+        `block`: (n, h, w, 3) uint8, contiguous; may be overwritten. `out`: (n, h, w, 3) of `output_dtype`, contiguous, on the
+        same device; may be `block` itself if that dtype is uint8. `draws`: those of the n samples. The result for a sample does
+        not depend on the others in its block. Thread-safe.
         """
         size = (block.shape[1], block.shape[2])
         images = block.permute(0, 3, 1, 2)
@@ -157,33 +156,33 @@ class Recipe:
             out.copy_(images.permute(0, 2, 3, 1))
 
     def run_batch(self, images: torch.Tensor, labels: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
-        """Carry out the batch operations: (b, 3, h, w) images and int64 labels (b,) in; `draws` has length 1."""
+        """Execute the batch operations on (b, 3, h, w) images and int64 labels (b,); `draws` has length 1."""
         size = (images.shape[2], images.shape[3])
         for operation, op in self.batch:
             images, labels = op.apply(images, labels, op.draw(draws, operation, size))
         return images, labels
 
     def run_rest(self, image: torch.Tensor) -> object:
-        """What the `rest` makes of one image, (h, w, 3) of `output_dtype`, as `run_pixels` left it.
+        """Return the result of the `rest` for one image, (h, w, 3) of `output_dtype`, as `run_pixels` left it.
 
-        Its memory may be handed over, so it must not be used afterwards. Raises what the user's transforms raise, and draws
-        from where they draw. Thread-safe as far as they are.
+        Do not use the image afterwards: the transforms may get its memory. Raises what the user's transforms raise, and draws
+        from the generators that they use. Thread-safe if they are.
         """
         return call_each(self.rest, image, first_takes=self.rest_input)
 
     def explain(self) -> list[str]:
-        """What is done where, one line per step, and what it was made of where it was another library's."""
+        """Return what is done where, one line per step, with the original transform if it was another library's."""
         lines = self.explain_own()
         if self.rest:
-            lines += [f"per sample: {', '.join(map(described, self.rest))}", f"  since {self.rest_reason}"]
-            return [*lines, f"out: what {described(self.rest[-1])} gives"]
+            lines += [f"per sample: {', '.join(map(described, self.rest))}", f"  because {self.rest_reason}"]
+            return [*lines, f"out: what {described(self.rest[-1])} returns"]
         size = self.output_size()
         shape = f"{size[0]} x {size[1]}" if size else "of the sample's size"
         lines.append(f"out: {str(self.output_dtype).removeprefix('torch.')} RGB, {shape}, channels_last")
         return lines
 
     def explain_own(self) -> list[str]:
-        """The same without the rest, and without what leaves: what datapipe carries out."""
+        """Return the same for datapipe's own part: without the rest and the output line."""
         last_pixel = min((step.operation for step in self.pixels), default=len(self.transforms))
         lines = [
             f"with the decode: {op!r}{self._from(op)}"
@@ -200,13 +199,13 @@ class Recipe:
         return lines
 
     def _from(self, *ops: object) -> str:
-        """Which transforms of other libraries these were."""
+        """Name the transforms of other libraries that these were converted from."""
         pairs = list(zip(self.transforms, self._origins, strict=False))
         origins = [origin for op in ops for own, origin in pairs if own is op and origin]
         return f", from {' + '.join(origins)}" if origins else ""
 
     def _whole(self) -> tuple[object, ...]:
-        """Its transforms, to become part of a list. Raises OptionError where there is a rest."""
+        """Return the transforms, to become part of a list. Raises OptionError if there is a rest."""
         if self.rest:
             raise OptionError(
                 f"a Recipe that ends with {described(self.rest[-1])} cannot be part of a list; pass the transforms themselves"
@@ -214,7 +213,7 @@ class Recipe:
         return self.transforms
 
     def split_front(self) -> tuple[Recipe, Recipe]:
-        """The leading geometry that draws nothing, and all that follows: one after the other, what the whole recipe does."""
+        """Return the leading geometry that draws nothing, and the rest of the recipe; executed in turn they equal the recipe."""
         num = next((n for n, (_, op) in enumerate(self.geometry) if not isinstance(op, DRAWS_NOTHING)), len(self.geometry))
         front, behind = self.geometry[:num], self.geometry[num:]
         alone = dataclasses.replace(self.geometry_alone(), transforms=tuple(op for _, op in front), geometry=front)

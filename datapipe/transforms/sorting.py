@@ -1,7 +1,7 @@
-"""Sorting a list of transforms by who carries them out, and checking that their order can be honoured.
+"""Sort a list of transforms by the part of the loader that executes them, and check that their order can be kept.
 
-Transforms of other libraries become datapipe's as they arrive; from the first one that does not, all are kept as they
-are, to be called per sample.
+Transforms of other libraries are converted to datapipe's as they arrive. From the first that cannot be, all are kept
+unchanged, to be called per sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Size = tuple[int, int]  # height, width in pixels
 
 @dataclass(frozen=True)
 class PixelStep:
-    """A pixel operation, the number by which it draws, and the dtype that reaches it. `stands_for`: what it was made of."""
+    """A pixel operation, its number in draws, and the dtype of its input. `stands_for`: the operations it was made of."""
 
     operation: int
     op: PixelOp
@@ -35,40 +35,40 @@ class PixelStep:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Transforms sorted so far. A number is the place of a transform in `ops`."""
+    """The transforms sorted so far. A number is the position of a transform in `ops`."""
 
-    kind: Kind  # of the image that leaves the last one
-    dtype: torch.dtype = torch.uint8  # of the same
-    ops: tuple[object, ...] = ()  # all those of datapipe's
-    origins: tuple[str | None, ...] = ()  # what each of them was, where it was another library's
+    kind: Kind  # of the last transform's output
+    dtype: torch.dtype = torch.uint8  # of the same output
+    ops: tuple[object, ...] = ()  # all of datapipe's transforms
+    origins: tuple[str | None, ...] = ()  # the other library's transform that each was, if any
     geometry: tuple[tuple[int, GeometryOp], ...] = ()
     pixels: tuple[PixelStep, ...] = ()
     batch: tuple[tuple[int, BatchOp], ...] = ()
-    passed_over: tuple[str, ...] = ()  # those in which there is nothing to do
+    passed_over: tuple[str, ...] = ()  # transforms with nothing to do
     rest: tuple[Callable[[Any], Any], ...] = ()
     rest_reason: str | None = None
-    wrapper: Callable[[Any], Any] | None = None  # what made the image a tv_tensors.Image
+    wrapper: Callable[[Any], Any] | None = None  # the transform that made the image a tv_tensors.Image
 
     def with_transform(self, transform: object) -> Sorted:
-        """With one more. Raises OptionError for what is no transform, and for what can be done neither here nor per sample."""
+        """Return this with one more. Raises OptionError for an object that is not a transform, or that cannot be executed."""
         if isinstance(transform, type):
             raise OptionError(f"{transform.__name__} is a class; pass an instance, {transform.__name__}(...)")
         if isinstance(transform, (GeometryOp, PixelOp, BatchOp)):
             if self.rest:
                 raise OptionError(
-                    f"{transform!r} comes after {described(self.rest[0])}, from which on transforms are called per sample "
-                    f"({self.rest_reason}); move it before, or use torchvision's in its place"
+                    f"{transform!r} comes after {described(self.rest[0])}; from there on, transforms are called per sample "
+                    f"({self.rest_reason}); move it before that, or use torchvision's instead"
                 )
             return self._with_op(transform, None)
         if not callable(transform):
             raise OptionError(
-                f"{transform!r} (of type {type(transform).__module__}.{type(transform).__qualname__}) is no transform known "
-                "here, nor can it be called; use those of datapipe.transforms, named as in torchvision.transforms.v2"
+                f"{transform!r} (of type {type(transform).__module__}.{type(transform).__qualname__}) is not a known transform "
+                "and not callable; use those of datapipe.transforms, named as in torchvision.transforms.v2"
             )
         return self._with_foreign(transform)
 
     def with_kind(self, kind: Kind | None) -> Sorted:
-        """With images of that kind from here on, where it is known to be one."""
+        """Return this with images of `kind` from here on, if the kind is known."""
         return self if kind in (None, "any") else dataclasses.replace(self, kind=kind)
 
     def _with_foreign(self, transform: Callable[[Any], Any]) -> Sorted:
@@ -76,12 +76,12 @@ class Sorted:
         if self.rest:
             if mixes_batches(transform):
                 raise OptionError(
-                    f"{name} mixes whole batches, and comes after {described(self.rest[0])}, which is called per sample; "
+                    f"{name} mixes whole batches but comes after {described(self.rest[0])}, which is called per sample; "
                     "call it in the training loop, or pass it as batch_transform"
                 )
             return dataclasses.replace(self, rest=(*self.rest, transform))
         if self.batch and not mixes_batches(transform):
-            raise OptionError(f"{name} comes after {self.batch[-1][1]!r}, which mixes whole batches; move it before")
+            raise OptionError(f"{name} comes after {self.batch[-1][1]!r}, which mixes whole batches; move it before that")
         try:
             lowered = lower(transform, self.kind)
         except OptionError as exc:
@@ -93,7 +93,7 @@ class Sorted:
             try:
                 grown = grown._with_op(op, name)
             except OptionError as exc:
-                if isinstance(op, Normalize) or not isinstance(op, (GeometryOp, PixelOp)):  # it would fail there, too
+                if isinstance(op, Normalize) or not isinstance(op, (GeometryOp, PixelOp)):  # it would fail per sample, too
                     raise
                 return self._with_rest(transform, f"{name} is called as it is: {exc}")
         if not lowered.ops:
@@ -110,7 +110,7 @@ class Sorted:
         number = len(self.ops)
         grown = dataclasses.replace(self, ops=(*self.ops, op), origins=(*self.origins, origin))
         if self.batch and isinstance(op, (GeometryOp, PixelOp)):
-            raise OptionError(f"{op!r} comes after {self.batch[-1][1]!r}, which mixes whole batches; move it before")
+            raise OptionError(f"{op!r} comes after {self.batch[-1][1]!r}, which mixes whole batches; move it before that")
         if isinstance(op, GeometryOp):
             _check_movable(op, self.geometry, self.pixels)
             return dataclasses.replace(grown, geometry=(*self.geometry, (number, op)))
@@ -125,7 +125,7 @@ class Sorted:
 
 
 def fuse(steps: Sequence[PixelStep]) -> tuple[PixelStep, ...]:
-    """Turn conversions from uint8, with a Normalize right behind, into one operation; leave out those that do nothing."""
+    """Fuse each conversion from uint8, with a Normalize directly after it, into one operation; drop those that do nothing."""
     fused: list[PixelStep] = []
     for step in steps:
         op, previous = step.op, fused[-1] if fused else None
@@ -143,24 +143,24 @@ def fuse(steps: Sequence[PixelStep]) -> tuple[PixelStep, ...]:
 
 
 def _check_movable(op: GeometryOp, geometry: Sequence[tuple[int, GeometryOp]], pixels: Sequence[PixelStep]) -> None:
-    """Raise OptionError unless `op` gives the same, bit for bit, when it is done before all of `pixels`."""
+    """Raise OptionError unless `op` gives the same result, bit for bit, before all of `pixels`."""
     if not pixels:
         return
     flips = isinstance(op, (RandomHorizontalFlip, RandomVerticalFlip))
     crops = isinstance(op, (RandomCrop, CenterCrop)) and not _may_pad(op, geometry)
     for step in pixels:
         reach = getattr(step.op, "reach", Reach.PLACE)
-        # A sum over an image is the same in any order where the values are whole numbers, not where they are fractions.
+        # A sum over an image does not depend on the order for whole numbers; for fractions it does.
         summed = reach is Reach.IMAGE and step.dtype == torch.uint8
         if not ((flips and (summed or reach is Reach.POINT)) or (crops and reach is Reach.POINT)):
             raise OptionError(
-                f"{op!r} comes after {step.op!r}, and the two cannot change places without changing the result; "
+                f"{op!r} comes after {step.op!r}, and swapping them would change the result; "
                 "move all crops, resizes, paddings and flips to the front of the list"
             )
 
 
 def _may_pad(op: RandomCrop | CenterCrop, geometry: Sequence[tuple[int, GeometryOp]]) -> bool:
-    """Whether the crop could show its fill, which the pixel operations would then change."""
+    """Return True if the crop could show its fill, which the pixel operations would then change."""
     size: Size | None = None
     for _, earlier in geometry:
         size = earlier.output_size(size)

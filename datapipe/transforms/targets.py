@@ -1,10 +1,9 @@
-"""Masks and boxes under the cuts of their image.
+"""Apply the cuts of an image to its masks and boxes.
 
-What a `Cuts` does to an image it does to each axis by itself: crop, resample, window, flip. For a mask, whose
-values are labels and never mixed, that makes one source row per output row and one source column per output
-column; for boxes an affine map per axis. Meaning as in torchvision v2: masks are resampled to the nearest
-neighbour (`datapipe.masks` tells by which rule, and what it costs), boxes move with the pixels and are clipped to
-what is left of the image. Pure functions.
+A `Cuts` treats each axis separately: crop, resample, window, flip. For a mask, whose values are labels and are never
+mixed, that gives one source row per output row and one source column per output column; for boxes, an affine map per
+axis. The meaning is that of torchvision v2: masks are resampled to the nearest neighbour (`datapipe.masks` documents the
+rule and its cost), and boxes move with the pixels and are clipped to what remains of the image. Pure functions.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Boxes = NDArray[np.float32]  # (k, 4) left, top, right, bottom in pixels; right 
 
 
 def cut_mask(mask: Mask, steps: Sequence[RowCut], *, fill: int = 0) -> Mask:
-    """What a chain of cuts makes of the mask of its image: (height, width) of the last window, the dtype kept.
+    """Apply a chain of cuts to the mask of its image: (height, width) of the last window, the same dtype.
 
-    `steps`: one sample's row of every Cuts of the chain. `fill`: the label of what lies beyond the image. Raises
-    DecodeError if the mask is smaller than the first region reaches, i.e. is not that image's.
+    `steps`: one sample's row of every Cuts of the chain. `fill`: the label beyond the image. Raises DecodeError if the mask is
+    smaller than the extent of the first region, so cannot belong to that image.
     """
     top, left, height, width = steps[0].region
     if mask.shape[0] < top + height or mask.shape[1] < left + width:
@@ -41,7 +40,7 @@ def cut_mask(mask: Mask, steps: Sequence[RowCut], *, fill: int = 0) -> Mask:
 
 
 def move_boxes(boxes: Boxes, steps: Sequence[RowCut]) -> Boxes:
-    """Where boxes come to lie: (k, 4), clipped to the last window; one that is cut away has no area left."""
+    """Return the boxes after the cuts: (k, 4), clipped to the last window; a box that is cut away has no area."""
     moved = boxes.astype(np.float32, copy=True).reshape(-1, 4)
     for axis in (0, 1):
         ends = moved[:, 1 - axis :: 2]  # top and bottom, or left and right
@@ -56,7 +55,7 @@ def move_boxes(boxes: Boxes, steps: Sequence[RowCut]) -> Boxes:
 
 
 def _sources(steps: Sequence[RowCut], axis: int) -> NDArray[np.int64]:
-    """For each row (axis 0) or column (axis 1) that leaves the chain, the one of the whole image it shows; -1: none."""
+    """Return, for each row (axis 0) or column (axis 1) of the output, the one of the whole image that it shows; -1: none."""
     first = steps[0].region[axis]
     sources = np.arange(first, first + steps[0].region[axis + 2], dtype=np.int64)
     for number, how in enumerate(steps):

@@ -178,7 +178,7 @@ def odd_targets(root: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(own_getitem, "__getitem__"), (other_loader, "not torchvision's loader"), (odd_targets, "Python code of its own")],
+    [(own_getitem, "__getitem__"), (other_loader, "not with torchvision's loader"), (odd_targets, "custom Python code")],
 )
 def test_what_is_not_torchvisions_own_is_left_to_torch(
     root: Path, make: Any, reason: str, capsys: pytest.CaptureFixture[str]
@@ -200,7 +200,7 @@ def test_a_dataset_goes_into_our_loader_directly(root: Path) -> None:
     assert next(iter(dp.DataLoader(folders.ImageFolder(root), batch_size=2, transform=CENTRE)))[0].shape == (2, 3, 24, 24)
     with pytest.raises(dp.OptionError, match=r"dataset has a transform of its own, and transform= is given too"):
         dp.DataLoader(folder, transform=CROP)
-    with pytest.raises(dp.OptionError, match=r"Numbers is Python code of its own.*from_torch\(torch.utils.data.DataLoader"):
+    with pytest.raises(dp.OptionError, match=r"Numbers is custom Python code.*from_torch\(torch.utils.data.DataLoader"):
         dp.DataLoader(Numbers())
 
 
@@ -409,7 +409,7 @@ def test_a_table_of_paths_is_seen_through(root: Path) -> None:
 
 def test_tables_that_make_their_samples_themselves(root: Path) -> None:
     table = hugging_face_dataset(root)
-    with pytest.raises(dp.OptionError, match=r"lies in memory; save_to_disk\(\) it"):
+    with pytest.raises(dp.OptionError, match=r"is in memory; save_to_disk\(\) it"):
         dp.DataLoader(table)
     with pytest.raises(dp.OptionError, match=r"has a transform of its own \(set_transform\)"):
         dp.DataLoader(table.with_transform(lambda rows: rows))

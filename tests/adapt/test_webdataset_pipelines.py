@@ -66,28 +66,31 @@ def test_batches_made_in_the_pipeline(shards: Path) -> None:
 
 
 REASONS: dict[str, tuple[Any, str]] = {
-    "a map of one's own": (lambda shards: pipeline(shards).map(same), "maps samples by same, which is no decode"),
+    "a map of one's own": (lambda shards: pipeline(shards).map(same), "maps samples with same, which is not decode"),
     "epochs of its own": (lambda shards: classification(shards).with_epoch(10), "with_epoch"),
-    "arrays": (lambda shards: pipeline(shards).decode("rgb").to_tuple("jpg", "cls"), "no decode"),
+    "arrays": (lambda shards: pipeline(shards).decode("rgb").to_tuple("jpg", "cls"), "not decode"),
     "no tuples": (lambda shards: pipeline(shards).decode("pil"), "to_tuple"),
-    "other fields": (lambda shards: pipeline(shards).decode("pil").to_tuple("jpg", "json"), "not an image and perhaps cls"),
+    "other fields": (lambda shards: pipeline(shards).decode("pil").to_tuple("jpg", "json"), "not an image and optionally cls"),
     "other labels": (lambda shards: classification(shards).map_tuple(CENTRE, lambda label: label + 1), "maps labels to others"),
     "labels that look the same": (lambda shards: classification(shards).map_tuple(CENTRE, float), "maps labels to others"),
-    "a handler": (lambda shards: classification(shards, handler=wds.ignore_and_continue), "by a handler (ignore_and_continue)"),
+    "a handler": (
+        lambda shards: classification(shards, handler=wds.ignore_and_continue),
+        "an error handler (ignore_and_continue)",
+    ),
     "labels decoded otherwise": (
         lambda shards: pipeline(shards).decode(wds.handle_extension("cls", float), "pil").to_tuple("jpg", "cls"),
-        "no decode('pil') alone",
+        "not decode('pil') alone",
     ),
     "a splitter of that name": (
         lambda shards: pipeline(shards, nodesplitter=split_by_node).decode("pil").to_tuple("jpg", "cls"),
-        "cannot be seen through (split_by_node)",
+        "has an unsupported stage (split_by_node)",
     ),
-    "a filter": (lambda shards: classification(shards).select(lambda sample: True), "cannot be seen through"),
+    "a filter": (lambda shards: classification(shards).select(lambda sample: True), "has an unsupported stage"),
     "work behind batches": (lambda shards: classification(shards).batched(4).map(same), "more than batch its samples"),
     "resampled": (lambda shards: pipeline(shards, resampled=True).decode("pil").to_tuple("jpg", "cls"), ""),
     "a command": (
         lambda shards: wds.WebDataset("pipe:cat x.tar", shardshuffle=False).decode("pil").to_tuple("jpg"),
-        "no local file",
+        "not a local file",
     ),
 }
 

@@ -153,7 +153,7 @@ def test_an_arrival_is_handed_over_once() -> None:
     fake = FakeDevice()
     arrival = Uploader(fake).upload(torch.ones(2))
     arrival.hand_over()
-    with pytest.raises(LifecycleError, match="handed over before"):
+    with pytest.raises(LifecycleError, match="already handed over"):
         arrival.hand_over()
 
 
@@ -304,7 +304,7 @@ def test_another_devices_tensor_is_refused() -> None:
             super().__init__()
             self.device = torch.device("cuda", 0)
 
-    with pytest.raises(OptionError, match=r"\(2,\) tensor on meta, to be moved to cuda:0; only tensors in host memory are"):
+    with pytest.raises(OptionError, match=r"\(2,\) tensor on meta, but only tensors in host memory can be moved to cuda:0"):
         Uploader(OnCuda()).upload(torch.ones(2, device="meta"))
 
 
@@ -398,7 +398,7 @@ def test_an_observer_is_told_of_each_copy() -> None:
 
 def test_the_cpu_is_a_device_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked_device("cpu") == torch.device("cpu")
-    with pytest.raises(OptionError, match="'gpu', which torch does not know"):
+    with pytest.raises(OptionError, match="'gpu', which torch does not accept"):
         checked_device("gpu")
     with pytest.raises(OptionError, match="'meta'; batches are moved to CUDA devices only"):
         checked_device("meta")

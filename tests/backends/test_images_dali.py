@@ -182,7 +182,7 @@ def test_a_closed_pipeline_runs_no_more() -> None:
     pipeline = pipeline_of()
     pixels_of(pipeline, *batch_of(CROP, 0))
     pipeline.close()
-    with pytest.raises(dp.BackendError, match="ended with the interpreter"):
+    with pytest.raises(dp.BackendError, match="shut down with the interpreter"):
         pipeline.run(*batch_of(CROP, 0), None)
 
 

@@ -136,5 +136,5 @@ def test_who_moves_itself() -> None:
 
 
 def test_a_type_that_cannot_be_made_anew_is_named() -> None:
-    with pytest.raises(OptionError, match=r"OwnMapping, which cannot be made anew .*give the type a \.to"):
+    with pytest.raises(OptionError, match=r"OwnMapping, which cannot be rebuilt .*give the type a \.to"):
         negated({"a": OwnMapping(X, X)})

@@ -39,11 +39,11 @@ def test_the_cpu_decodes_regions() -> None:
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its trial was ended by SIGSEGV"),
-        ("raise RuntimeError('error 8')", "its trial failed: RuntimeError: error 8"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its test was killed by SIGSEGV"),
+        ("raise RuntimeError('error 8')", "its test failed: RuntimeError: error 8"),
         ("print(41.5)", "its pixels are 41.5 of 255 off on average"),
         ("print('NaN')", "its pixels are nan of 255 off on average"),
-        ("import time; time.sleep(60)", "its trial did not end within 1 s"),
+        ("import time; time.sleep(60)", "its test did not end within 1 s"),
     ],
     ids=["killed", "failed", "wrong", "not a number", "hangs"],
 )

@@ -56,7 +56,7 @@ def test_kept_images_are_counted_and_may_be_too_many(
 
 
 def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {0: None, 1: "its trial was ended by SIGSEGV"}
+    problems = {0: None, 1: "its test was killed by SIGSEGV"}
     room = "datapipe.backends.images_dali"
     monkeypatch.setattr(f"{room}.installation.installation", lambda: None)
     monkeypatch.setattr(f"{room}.installation.mismatch", lambda: None)
@@ -64,7 +64,7 @@ def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     (advice,) = [line for line in doctor.examine()["advice"] if "JPEG" in line]
-    assert advice.startswith("GPU 1 decodes whole JPEGs, not the crop's region alone: its trial was ended by SIGSEGV; another ")
+    assert advice.startswith("GPU 1 decodes whole JPEGs, not the crop's region alone: its test was killed by SIGSEGV; another ")
 
 
 @pytest.fixture

@@ -39,10 +39,10 @@ def spoiled(tree: Path) -> dict[str, str]:
         "class_0/empty.jpg": (b"", "empty file"),
         "class_0/zeros.jpg": (bytes(500), "500 zero bytes"),
         "class_1/text.jpg": (b"<html>404 not found</html>", "not an image"),
-        "class_1/cut.jpg": (good[: len(good) * 2 // 3], "cut off"),
+        "class_1/cut.jpg": (good[: len(good) * 2 // 3], "truncated"),
         "class_1/header only.jpg": (good[:3], "header does not parse"),
         "class_2/bomb.png": (BOMB, "bomb"),
-        "class_2/cut.png": (encoded_image(3, form="PNG")[:-12], "cut off"),
+        "class_2/cut.png": (encoded_image(3, form="PNG")[:-12], "truncated"),
     }
     for source, (data, _) in files.items():
         (tree / source).write_bytes(data)
@@ -235,7 +235,7 @@ def test_a_destination_that_is_a_file(tree: Path, tmp_path: Path) -> None:
 
 def test_a_destination_within_a_dataset_is_refused(tree: Path, tmp_path: Path) -> None:
     convert(ConvertOptions(tree, tmp_path / "out", num_workers=1))
-    with pytest.raises(OptionError, match=r"out/further/more: lies within the dataset .*out, whose files are known"):
+    with pytest.raises(OptionError, match=r"out/further/more: lies within the dataset .*out; choose"):
         convert(ConvertOptions(tree, tmp_path / "out" / "further" / "more"))
     assert not (tmp_path / "out" / "further").exists()
 
@@ -406,7 +406,7 @@ def test_two_runs_at_once_are_refused(tree: Path, tmp_path: Path) -> None:
             convert(options)
     with (building / "part-2-of-2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match="divides the work otherwise"):
+        with pytest.raises(StorageError, match="divides the work differently"):
             convert(options)
     assert convert(options).is_finished
 
@@ -501,7 +501,7 @@ def test_shares_are_exact() -> None:
 
 
 def test_limit_and_fail_do_not_go_together(tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--max-errors means nothing"):
+    with pytest.raises(OptionError, match="--max-errors has no effect"):
         ConvertOptions(tree, tmp_path / "out", max_errors=Limit(3))
 
 

@@ -91,8 +91,8 @@ def test_what_is_a_mask() -> None:
     assert mask_size(encoded(MASKS["RGB"], "BMP")) == ("bmp", (20, 30))
     assert mask_size(npy(LABELS > 3)) == ("npy", (20, 30))
     for data, said in (
-        (npy(LABELS[0]), "is no mask, expected"), (npy(LABELS * 0.5), "is no mask"), (b"x", "not an image"),
-        (encoded(MASKS["L"])[:-12], "cut off"), (npy(LABELS)[:-1], "cut off"),
+        (npy(LABELS[0]), "is not a mask, expected"), (npy(LABELS * 0.5), "is not a mask"), (b"x", "not an image"),
+        (encoded(MASKS["L"])[:-12], "truncated"), (npy(LABELS)[:-1], "cut off"),
     ):  # fmt: skip
         with pytest.raises(DecodeError, match=said):
             mask_size(data)
@@ -158,17 +158,17 @@ def test_boxes_on_disk() -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([[1, 2, 3, 4]], "no boxes, expected rows of"),
-        ([1, 2, 3, 4, 5], "no boxes, expected rows of"),
-        ([[1, 2, 3, 4, 5], [1]], "no boxes, expected rows of"),
-        ([["a", 2, 3, 4, 5]], "no boxes, expected rows of"),
-        ({"a": 1}, "no boxes, expected rows of"),
-        (7, "no boxes, expected rows of"),
+        ([[1, 2, 3, 4]], "not a list of boxes, expected rows of"),
+        ([1, 2, 3, 4, 5], "not a list of boxes, expected rows of"),
+        ([[1, 2, 3, 4, 5], [1]], "not a list of boxes, expected rows of"),
+        ([["a", 2, 3, 4, 5]], "not a list of boxes, expected rows of"),
+        ({"a": 1}, "not a list of boxes, expected rows of"),
+        (7, "not a list of boxes, expected rows of"),
         ([[3, 2, 1, 4, 5]], r"the box \[3.0, 2.0, 1.0, 4.0\] ends before it begins"),
         ([[1, 2, 3, 4, 0.5]], "not whole numbers from 0"),
         ([[1, 2, 3, 4, -1]], "not whole numbers from 0"),
         ([[1, 2, 3, 4, 1 << 24]], "not whole numbers from 0"),
-        ([[1, 2, float("nan"), 4, 5]], "no numbers"),
+        ([[1, 2, float("nan"), 4, 5]], "not finite numbers"),
     ],
 )
 def test_what_are_no_boxes(rows: Any, said: str) -> None:

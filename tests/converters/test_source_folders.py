@@ -95,7 +95,7 @@ def test_walking_finds_what_the_index_of_a_folder_finds(tmp_path: Path) -> None:
 def test_train_and_val_are_no_classes(tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_tree(tmp_path / "in" / name, num_classes=1, per_class=1)
-    with pytest.raises(OptionError, match="which are sets of their own"):
+    with pytest.raises(OptionError, match="which are separate sets"):
         converted(tmp_path / "in", tmp_path / "out", class_from=ClassFrom.PATH)
     assert len(sources_of(converted(tmp_path / "in", tmp_path / "out", class_from=ClassFrom.NONE))) == 2
 
@@ -157,7 +157,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     for options in ({"resize": Resize.parse("shorter:8")}, {"encode": Encode.parse("png")}):
         with pytest.raises(OptionError, match=r"(--resize shorter:8|--encode png): the samples of .* have no images"):
             converted(tmp_path / "in", tmp_path / "out", **options)
-    with pytest.raises(OptionError, match="--field a=int: means nothing with --from npy"):
+    with pytest.raises(OptionError, match="--field a=int: has no effect with --from npy"):
         converted(tmp_path / "in", tmp_path / "out", fields=(FieldChoice("a", "int"),))
     assert not (tmp_path / "out").exists()
     with pytest.raises(MissingDataError, match=r"no class folders.*pass --class-from none"):
@@ -180,7 +180,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         (["notes.pdf"], r"no images, \.npy or \.tar files in it"),
         (["instances.json"], r"a folder with instances\.json: pass .*instances\.json itself, and --root"),
         (["manifest.jsonl"], r"a folder with manifest\.jsonl"),
-        (["dataset.json", "shard-000000.h5"], "a converted dataset, and not of tars"),
+        (["dataset.json", "shard-000000.h5"], "a converted dataset, but not of tars"),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_the_remedy(tmp_path: Path, names: list[str], said: str) -> None:
@@ -192,7 +192,8 @@ def test_what_cannot_be_told_is_refused_with_the_remedy(tmp_path: Path, names: l
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("x.json", "JSON, but not COCO's"), ("x.txt", "not known by its name"), ("x.csv.gz", "not known")]
+    ("name", "said"),
+    [("x.json", "JSON, but not COCO's"), ("x.txt", "not recognised by its name"), ("x.csv.gz", "not recognised")],
 )
 def test_files_that_are_not_known(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):

@@ -108,7 +108,7 @@ def test_fields_may_be_left_out_or_be_something_else(tmp_path: Path) -> None:
     ):
         converted(source, tmp_path / "out")
     fields = (FieldChoice("mask", "none"), FieldChoice("masks", "none"))
-    with pytest.raises(OptionError, match=r"nothing is paired, there are files of one kind only \(image\)"):
+    with pytest.raises(OptionError, match=r"nothing to pair, there are files of one kind only \(image\)"):
         converted(source, tmp_path / "out", fields=fields)
     fields = (FieldChoice("mask", "image"), FieldChoice("masks", "none"))
     skipping(source, tmp_path / "out", fields=fields)

@@ -95,7 +95,7 @@ def test_labels_are_numbers_or_names(tmp_path: Path) -> None:
     out = converted(tar(tmp_path / "y.tar", named), tmp_path / "named")
     assert (labels_of(out), read_manifest(out).classes) == ([0, 1, 0], ("7", "dog"))
     bad = [(name, b"\xff" if data == b"0" else data) for name, data in members]
-    assert skipping(tar(tmp_path / "z.tar", bad), tmp_path / "bad") == {"z.tar/b": "its label b'\\xff' is no text"}
+    assert skipping(tar(tmp_path / "z.tar", bad), tmp_path / "bad") == {"z.tar/b": "its label b'\\xff' is not text"}
 
 
 def test_samples_without_a_field_that_others_have(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_names_never_become_paths(tmp_path: Path) -> None:
 def test_interleaved_members_are_bad_samples(tmp_path: Path) -> None:
     source = tar(tmp_path / "x.tar", [("a.jpg", image(0)), ("b.jpg", image(1)), ("a.txt", b"x"), ("b.txt", b"y")])
     bad = skipping(source, tmp_path / "out", fields=(FieldChoice("txt", "none"),))
-    assert bad == {"x.tar/a": "its members are not consecutive: some came before; sort the tar by name"} | {
-        "x.tar/b": "its members are not consecutive: some came before; sort the tar by name"
+    assert bad == {"x.tar/a": "its members are not consecutive: some were earlier; sort the tar by name"} | {
+        "x.tar/b": "its members are not consecutive: some were earlier; sort the tar by name"
     }
     assert sources_of(tmp_path / "out") == ["x.tar/a", "x.tar/b"]
     twice = tar(tmp_path / "y.tar", [("a.jpg", image(0)), ("a.jpg", image(1))])
@@ -175,9 +175,7 @@ def test_a_cut_tar(tmp_path: Path) -> None:
     data = (tmp_path / "in" / "a.tar").read_bytes()
     put(tmp_path / "in" / "a.tar", data[: data.index(b"c.jpg") + 700])
     tar(tmp_path / "in" / "b.tar", jpegs("d"))
-    with pytest.raises(
-        StorageError, match=r"a\.tar: member at byte \d+ reaches to .*it was cut; samples from there on are missing"
-    ):
+    with pytest.raises(StorageError, match=r"a\.tar: member at byte \d+ reaches to .*it was cut; samples after that are missing"):
         converted(tmp_path / "in", tmp_path / "out")
     bad = skipping(tmp_path / "in", tmp_path / "out")
     assert list(bad) == ["a.tar"]

@@ -155,7 +155,7 @@ def test_damage_of_the_index_for_other_readers(dataset: Path) -> None:
     (dataset / "shard-000001.idx").unlink()
     flip(dataset / "shard-000000.idx", 3)
     assert {(problem.path, problem.what) for problem in verify(dataset).problems} == {
-        (str(dataset / "shard-000000.idx"), "does not fit its shard; convert again"),
+        (str(dataset / "shard-000000.idx"), "does not match its shard; convert again"),
         (str(dataset / "shard-000001.idx"), "missing"),
     }
 
@@ -164,7 +164,7 @@ def test_samples_behind_a_cut_are_named(dataset: Path) -> None:
     sidecar = Sidecar(index_of(shards(dataset)[0]))
     last = sidecar.source(sidecar.num_samples - 1).decode()
     cut_behind_a_sample(dataset)
-    assert any(last in problem.what and "cut off" in problem.what for problem in verify(dataset).problems)
+    assert any(last in problem.what and "truncated" in problem.what for problem in verify(dataset).problems)
 
 
 def test_splits_are_checked_together(tmp_path: Path) -> None:

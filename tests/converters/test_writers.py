@@ -147,10 +147,10 @@ def test_names_that_a_format_cannot_hold_are_refused(name: str) -> None:
     ("fields", "said"),
     [
         ([], "one or more"),
-        ([IMAGE_FIELD, IMAGE_FIELD], "of different names"),
+        ([IMAGE_FIELD, IMAGE_FIELD], "with different names"),
         ([FieldSpec("label", Kind.TEXT)], "labels, and nothing else"),
         ([FieldSpec("class", Kind.LABEL)], "labels, and nothing else"),
-        ([FieldSpec("image", Kind.MASK)], "what is called 'image' is an image"),
+        ([FieldSpec("image", Kind.MASK)], "a field named 'image' must be an image"),
     ],
 )
 def test_fields_that_make_no_set_are_refused(fields: list[FieldSpec], said: str) -> None:
@@ -323,7 +323,7 @@ def test_texts_that_are_no_text_are_refused(tmp_path: Path, field: str, data: by
     spoiled = StoredSample(one.id, one.source, one.label, one.size, {**one.fields, field: StoredField("text", data)})
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
     writer.check(one)
-    with pytest.raises(DecodeError, match=rf"field '{field}' is no UTF-8"):
+    with pytest.raises(DecodeError, match=rf"field '{field}' is not UTF-8"):
         writer.check(spoiled)
 
 
@@ -339,7 +339,7 @@ def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytes
     """A future version of pyarrow, or a disk that does not keep what it is given."""
     checksums = itertools.count()  # never the same twice
     monkeypatch.setattr("converters.writers.parquet.crc32c", lambda data: next(checksums))
-    with pytest.raises(FormatError, match="field 'image' reads back other than it was written; pyarrow"):
+    with pytest.raises(FormatError, match="field 'image' differs when read back; pyarrow"):
         write(TARGETS["parquet"], tmp_path / "x")
 
 

@@ -160,7 +160,7 @@ def test_packages_of_the_users_keep_their_names(scripts: Scripts, name: str) -> 
     [found] = scripts.found()
     assert found["training"]["num_steps"] == 3
     if name == "datapipe":
-        assert "called 'datapipe' too" in run.err
+        assert "also named 'datapipe'" in run.err
         assert found["profiles"] == []
         assert not found["loaders"][0]["looks_inside"]
     else:

@@ -118,7 +118,7 @@ def test_two_thousand_batches_take_a_moment() -> None:
 def test_what_cannot_be_replayed_is_refused() -> None:
     with pytest.raises(OptionError, match="workers"):
         Setup(-1, 1)
-    with pytest.raises(OptionError, match="in the making"):
+    with pytest.raises(OptionError, match="in progress"):
         Setup(2, 0)
     with pytest.raises(OptionError, match="num_cores"):
         Setup(2, 4, num_cores=0)

@@ -31,9 +31,9 @@ def test_the_schema_names_every_key() -> None:
 
 @pytest.mark.parametrize("report", [screen, page, trace, lambda one: compare(one, one)])
 def test_other_versions_and_other_files_are_refused(report: Any) -> None:
-    with pytest.raises(FormatError, match=r"version 2, this datapipe reads version 1"):
+    with pytest.raises(FormatError, match=r"version 2, but this datapipe reads version 1"):
         report({**document("data-bound"), "version": 2})
-    with pytest.raises(FormatError, match="is no diagnosis"):
+    with pytest.raises(FormatError, match="is not a diagnosis"):
         report({"rounds": []})
 
 

@@ -76,13 +76,13 @@ REASONS: dict[str, tuple[Any, str]] = {
     ),
     "Hugging Face's": (
         lambda shards: loader_of(type("Dataset", (Numbers,), {"__module__": "datasets.arrow_dataset"})(), 4),
-        "what becomes of the images of its Hugging Face dataset is Python code of the script's own",
+        "the images of its Hugging Face dataset are processed by the script's own Python code",
     ),
     "maps of labels": (lambda shards: loader_of(stream(shards, CROP, never), 4), "maps labels to others"),
     "transforms of one's own": (lambda shards: loader_of(stream(shards, never), 4), "its transforms: "),
-    "a pipe": (lambda shards: loader_of(wds.WebDataset("pipe:cat x.tar", shardshuffle=False)), "which is no local file"),
+    "a pipe": (lambda shards: loader_of(wds.WebDataset("pipe:cat x.tar", shardshuffle=False)), "which is not a local file"),
     "batches by nobody": (lambda shards: loader_of(stream(shards, CROP)), "neither by the loader nor by the pipeline"),
-    "a collate_fn": (lambda shards: loader_of(stream(shards, CROP), 4, collate_fn=never), "its collate_fn is Python code"),
+    "a collate_fn": (lambda shards: loader_of(stream(shards, CROP), 4, collate_fn=never), "its collate_fn is custom Python code"),
 }
 
 

@@ -163,7 +163,7 @@ def test_a_label_that_no_class_has_never_reaches_the_device(folder: Path, fake: 
 def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
     folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problem = "its trial was ended by SIGSEGV"
+    problem = "its test was killed by SIGSEGV"
     for room in ("assembly", "explanation"):
         monkeypatch.setattr(f"datapipe.loader.{room}.region_problem", lambda device_id, hw_decoder_load: problem)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "cpu" if self.options.decodes_regions else "gpu")

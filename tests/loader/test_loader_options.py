@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"memory_format": "x"}, "memory_format is 'x'; choose torch.channels_last"),
     ({"sampler": 5}, "sampler is 5; it must be something to iterate over"),
     ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be something to iterate over"),
-    ({"transform": "flip"}, "is no transform known here, nor can it be called"),
+    ({"transform": "flip"}, "is not a known transform and not callable"),
 ]  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_trains_and_reports(photos: Path, others: Path, tmp_path: Path, capsys: 
     again = ["train", str(photos), *SMALL, "--pretrained", str(out / "best.pt"), "--num-classes", "6", "--epochs", "1"]
     assert main([*again, "--out", str(tmp_path / "other"), "--mixup", "0.2"]) == 0
     said = capsys.readouterr()
-    assert "12 tensors taken over; left as initialised (another number of classes): head.weight, head.bias" in said.err
+    assert "12 tensors loaded; left as initialised (the number of classes differs): head.weight, head.bias" in said.err
     assert "finished after 1 epochs, 5 steps" in said.out
 
 
@@ -92,7 +92,7 @@ def test_stopped_by_ctrl_c_and_by_sigterm(photos: Path, tmp_path: Path) -> None:
         said = process.communicate(timeout=60)[1]
         assert process.returncode == expected, said
         assert "Traceback" not in said
-        assert ("going on from" in said) == (steps > 0)
+        assert ("resuming from" in said) == (steps > 0)
         saved = torch.load(tmp_path / "last.pt", weights_only=True)["place"]["step"]
         assert saved >= steps + 3
         steps = num_lines(tmp_path / "metrics.jsonl")
@@ -124,9 +124,9 @@ def unlabelled(photos: Path, tmp_path: Path) -> Path:
     (["PHOTOS", "--mixup", "0.2", "--cutmix", "1"], 2, "would both mix each batch; pass one of them"),
     (["PHOTOS", "--lr", "-1"], 2, "lr is -1.0; it must be greater than 0"),
     (["PHOTOS", "--batch-size", "0"], 2, "--batch-size is 0; it must be at least 1"),
-    (["PHOTOS", "--patience", "2"], 2, "nothing to validate with"),
+    (["PHOTOS", "--patience", "2"], 2, "there is no validation data"),
     (["PHOTOS", "--optimizer", "adamm"], 2, "did you mean adam"),
-    (["PHOTOS", "--model", "vit", "--size", "40"], 2, "40 x 40 pixels do not divide into patches of 16"),
+    (["PHOTOS", "--model", "vit", "--size", "40"], 2, "40 x 40 pixels cannot be divided into patches of 16"),
     (["PHOTOS", "--pretrained", "/nowhere.pt"], 1, "/nowhere.pt: no such file"),
     (["PHOTOS", "--resume", "/nowhere.pt"], 1, "/nowhere.pt: no such file"),
     (["UNLABELLED"], 2, "its samples have no label (has: image)"),

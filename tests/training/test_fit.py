@@ -198,7 +198,7 @@ class Truncated(list[Any]):
     ((batch for batch in points()), QUIET, OptionError, "generator has no length"),
     ([], QUIET, OptionError, "no batches: fewer samples than"),
     (Truncated(points()), QUIET, StateError, "ended after 8 batches of epoch 0 or soon after; its length says 9"),
-    (points(), dataclasses.replace(QUIET, patience=1), OptionError, "nothing to validate with; pass val_loader"),
+    (points(), dataclasses.replace(QUIET, patience=1), OptionError, "there is no validation data; pass val_loader"),
     (points(), dataclasses.replace(QUIET, compile="gcc"), OptionError, "compile is 'gcc'; choose one of .*inductor"),
     (points(), dataclasses.replace(QUIET, activation_checkpointing=True), OptionError, "no Sequential or ModuleList"),
     ([(torch.randn(2, 5), torch.tensor([0, 7]))], QUIET, OptionError, "labels run from 0 to 7 and the model has 2 outputs"),
@@ -214,7 +214,7 @@ def test_what_does_not_fit_together(loader: Any, options: TrainOptions, error: t
 def test_further_refusals(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="wrapped in DataParallel; pass the bare module"):
         fit(nn.DataParallel(nn.Linear(5, 2)), points(), options=QUIET)
-    with pytest.raises(OptionError, match=r"criterion gave \(\); it must give one loss per sample, \(16,\)"):
+    with pytest.raises(OptionError, match=r"criterion returned \(\); it must return one loss per sample, \(16,\)"):
         fit(nn.Linear(5, 2), points(), options=QUIET, criterion=nn.functional.cross_entropy)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
@@ -272,7 +272,7 @@ def test_evaluation_leaves_the_model_as_it_was_and_counts_once() -> None:
 
 def test_a_validation_loader_that_would_count_twice(others: Path) -> None:
     padded = loader_of(others, recipe=validation_recipe(32))
-    with pytest.raises(OptionError, match="pads 37 samples for 2 ranks, so that some count twice; pass tail='mask'"):
+    with pytest.raises(OptionError, match="pads 37 samples for 2 ranks, so some would count twice; pass tail='mask'"):
         check_counts_once(padded, ProcessGroup(0, 2))
     check_counts_once(padded, ProcessGroup())
     check_counts_once(loader_of(others, recipe=validation_recipe(32), tail="mask"), ProcessGroup(0, 2))

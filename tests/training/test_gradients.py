@@ -199,7 +199,7 @@ def test_recomputing_counts_a_batch_once_and_drops_the_same(is_compiled: bool) -
 
 
 def test_nothing_to_recompute() -> None:
-    with pytest.raises(OptionError, match=r"Sequential has no Sequential or ModuleList of like blocks"):
+    with pytest.raises(OptionError, match=r"Sequential has no Sequential or ModuleList of blocks of one class"):
         recompute_blocks(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)))
 
 
@@ -241,8 +241,8 @@ def test_batches_of_either_form(make: Callable[..., Any]) -> None:
     (torch.zeros(2, 3), torch.tensor([0, 3]), "labels run from 0 to 3 and the model has 3 outputs"),
     (torch.zeros(2, 3), torch.tensor([-1, 0]), "labels run from -1 to 0"),
     (torch.zeros(2, 3), torch.zeros(2, 4), "3 outputs, labels are shares of 4"),
-    (torch.zeros(2, 3, 5), torch.tensor([0, 1]), r"gives \(2, 3, 5\), not \(batch, classes\)"),
-    ({"out": 1}, torch.tensor([0, 1]), "gives dict"),
+    (torch.zeros(2, 3, 5), torch.tensor([0, 1]), r"returns \(2, 3, 5\), not \(batch, classes\)"),
+    ({"out": 1}, torch.tensor([0, 1]), "returns dict"),
 ])  # fmt: skip
 def test_heads_that_do_not_fit_the_labels(outputs: Any, labels: torch.Tensor, said: str) -> None:
     with pytest.raises(OptionError, match=said):

@@ -77,7 +77,7 @@ def test_by_name(options: dict[str, object], kind: str, lr: float, decay: float 
     ({"optimizer": "adan"}, "torch.optim does not have; did you mean adam"),
     ({"optimizer": "zzz"}, "did you mean adamw or sgd"),
     ({"optimizer": "LBFGS"}, "evaluates the loss several times a step"),
-    ({"optimizer": "rprop", "weight_decay": 0.1}, "Rprop has none; pass 0"),
+    ({"optimizer": "rprop", "weight_decay": 0.1}, "Rprop has no weight decay; pass 0"),
 ], ids=str)  # fmt: skip
 def test_refused_by_name(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
@@ -85,5 +85,5 @@ def test_refused_by_name(options: dict[str, object], said: str) -> None:
 
 
 def test_nothing_to_train() -> None:
-    with pytest.raises(OptionError, match="Flatten has no parameters that want gradients"):
+    with pytest.raises(OptionError, match="Flatten has no parameters that require gradients"):
         make_optimizer(nn.Flatten(), TrainOptions())

@@ -27,7 +27,7 @@ def test_a_vision_transformer_knows_places_and_wants_whole_patches() -> None:
     nn.init.normal_(model.head.weight)  # type: ignore[union-attr,arg-type]
     images = torch.randn(1, 3, 32, 32)
     assert not torch.allclose(model(images), model(images.roll(16, 3)), atol=1e-4)
-    with pytest.raises(OptionError, match="30 x 32 pixels do not divide into patches of 16"):
+    with pytest.raises(OptionError, match="30 x 32 pixels cannot be divided into patches of 16"):
         model(torch.zeros(1, 3, 30, 32))
 
 
@@ -73,7 +73,7 @@ def test_of_libraries(name: str) -> None:
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("name", "said"), [
     ("resnet19", "did you mean resnet18"), ("timm:resnet9", "did you mean resnet18"), ("zzzz", "ours are cnn, vit"),
-    ("help", r"ours are cnn, vit; names of torchvision.models and timm.list_models\(\) work too, as resnet50 or timm:"),
+    ("help", r"ours are cnn, vit; names of torchvision.models and timm.list_models\(\) work too, such as resnet50 or timm:"),
     ("keras:x", "no library 'keras'"), ("odd_one", "cannot be made with num_classes=7: no num_classes here"),
 ])  # fmt: skip
 def test_unknown_names(name: str, said: str) -> None:
@@ -109,7 +109,7 @@ def test_a_head_of_another_number_of_classes_is_left_and_named(tmp_path: Path) -
     loaded = load_pretrained(target, tmp_path / "w.pt", num_classes=5)
     assert loaded.fresh == ("head.weight", "head.bias")
     assert str(loaded) == (
-        "12 tensors taken over; left as initialised (another number of classes): head.weight, head.bias; in the file only: extra"
+        "12 tensors loaded; left as initialised (the number of classes differs): head.weight, head.bias; only in the file: extra"
     )
     assert torch.equal(target.head.weight, head)  # type: ignore[union-attr,arg-type]
     assert torch.equal(target.stem.conv.weight, source.stem.conv.weight)  # type: ignore[union-attr,arg-type]
@@ -132,7 +132,7 @@ def test_files_that_are_no_weights_of_it(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(StateError, match=r"weights of another network than ConvNet: \d+ of 14 tensors do not fit: stem.*--model"):
         load_pretrained(model, path, num_classes=5)
     torch.save([1, 2], path)
-    with pytest.raises(FormatError, match="holds a list, not weights by name"):
+    with pytest.raises(FormatError, match="holds a list, not a dict of weights by name"):
         load_pretrained(model, path, num_classes=5)
     torch.save(Evil(), path)
     with pytest.raises(FormatError, match="not tensors and plain values"):

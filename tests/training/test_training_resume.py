@@ -150,7 +150,7 @@ def batches(num: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     options = TrainOptions(epochs=1, out=tmp_path / "run", display="none")
     fit(torch.nn.Linear(6, 3), batches(), options=options)
-    with pytest.raises(OptionError, match=r"holds a run already; go on with it by --resume auto \(resume='auto'\), or choose"):
+    with pytest.raises(OptionError, match=r"already holds a run; resume it with --resume auto \(resume='auto'\), or choose"):
         fit(torch.nn.Linear(6, 3), batches(), options=options)
     last = tmp_path / "run" / "last.pt"
     go_on = dataclasses.replace(options, out=tmp_path / "other", resume=last)
@@ -163,7 +163,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"cut\.pt: not tensors and plain values"):
         fit(torch.nn.Linear(6, 3), batches(), options=dataclasses.replace(go_on, resume=cut))
     torch.save({"weight": torch.zeros(3)}, cut)
-    with pytest.raises(FormatError, match=r"cut\.pt: not a checkpoint of this training loop.*--pretrained"):
+    with pytest.raises(FormatError, match=r"cut\.pt: is not a checkpoint of this training loop.*--pretrained"):
         fit(torch.nn.Linear(6, 3), batches(), options=dataclasses.replace(go_on, resume=cut))
 
 
@@ -173,7 +173,7 @@ def test_a_loader_without_a_state_goes_on_between_epochs_only(tmp_path: Path, ca
     more = TrainOptions(epochs=2, out=out, resume="auto", display="lines", lr=2e-3)
     assert fit(torch.nn.Linear(6, 3), batches(), options=more).step == 8
     said = capsys.readouterr().err
-    assert "going on from" in said
+    assert "resuming from" in said
     assert "note: lr was 0.001 and is 0.002" in said
     assert "note: epochs was 1 and is 2" in said
     torch.manual_seed(0)

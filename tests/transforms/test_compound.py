@@ -99,7 +99,7 @@ def test_reach_is_the_farthest() -> None:
     assert T.RandomChoice([place, T.RandAugment()]).moves_pixels
     moved = T.Recipe.of([T.RandomApply([point]), T.RandomHorizontalFlip()])
     assert "moved before the pixel operations" in moved.explain()[0]
-    with pytest.raises(OptionError, match="cannot change places"):
+    with pytest.raises(OptionError, match="swapping them would change the result"):
         T.Recipe.of([T.RandomApply([place]), T.RandomHorizontalFlip()])
 
 
@@ -147,9 +147,9 @@ def test_repr_is_the_call_that_makes_it(op: Any) -> None:
         (lambda: T.RandomApply(T.RandomInvert()), r"it must be a list"),
         (
             lambda: T.RandomApply([T.RandomHorizontalFlip()]),
-            r"RandomHorizontalFlip\(\) is no pixel operation; crops.*stay outside",
+            r"RandomHorizontalFlip\(\) is not a pixel operation; put crops.*outside",
         ),
-        (lambda: T.RandomOrder([T.RandomInvert]), r"is no pixel operation"),
+        (lambda: T.RandomOrder([T.RandomInvert]), r"is not a pixel operation"),
         (lambda: T.RandomChoice([T.RandomInvert()], [1, 2]), r"p is \[1, 2\]; it must be 1 numbers"),
         (lambda: T.RandomChoice([T.RandomInvert()], [0]), r"not all 0"),
         (lambda: T.Recipe.of([T.ToDtype(torch.float32), T.RandomInvert()]), r"RandomInvert\(\) works on uint8 images"),

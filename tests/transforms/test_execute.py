@@ -137,7 +137,7 @@ def test_the_image_is_not_changed() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(DecodeError, match=r"shape \(19, 30, 3\), asked for was \(20, 30, 3\)"):
+    with pytest.raises(DecodeError, match=r"shape \(19, 30, 3\); expected \(20, 30, 3\)"):
         done(picture(19, 30), one((20, 30), (8, 8)))
     cuts, block = one((20, 30), (8, 8)), torch.zeros(9, 8, 8, 3, dtype=torch.uint8)
     with pytest.raises(ValueError, match="destination"):

@@ -96,7 +96,7 @@ def test_sizes_are_not_known() -> None:
     recipe = T.Recipe.of([T.CenterCrop(8), np.asarray])
     assert recipe.output_size() is None
     assert recipe.output_size((8, 8)) is None
-    with pytest.raises(OptionError, match=r"images are made by numpy\.asarray, and nobody else knows their sizes"):
+    with pytest.raises(OptionError, match=r"images are made by numpy\.asarray, so their sizes are unknown"):
         recipe.check_equal_sizes((8, 8))
     assert recipe.geometry_alone().output_size() == (8, 8)
     assert recipe.geometry_alone().rest == ()

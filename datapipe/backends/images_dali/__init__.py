@@ -1,6 +1,5 @@
-"""Images by DALI: one graph for GPUs and CPUs, fed with what the host has drawn.
+"""Images by DALI: one graph for GPUs and CPUs, fed with parameters drawn on the host.
 
-`gate` decides which samples DALI may see, `graph` describes what is done with them, `pipeline` runs it,
-`installation` says which DALI this machine has. A sample that DALI must not see is represented by a
-placeholder; the loader overwrites its row.
+`gate` decides which samples DALI may see, `graph` describes the operations, `pipeline` runs it, `installation` reports
+which DALI is installed. A sample that DALI must not see is replaced by a placeholder; the loader overwrites its row.
 """

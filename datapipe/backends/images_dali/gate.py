@@ -1,7 +1,7 @@
-"""Which samples DALI may see.
+"""Select the samples that DALI may see.
 
-Bytes whose header does not parse can take DALI's process down with them (a segmentation fault, seen with
-text and with empty samples), so nvImageCodec's own parser is asked about each sample: 2 us.
+Bytes whose header does not parse can crash DALI's process (a segmentation fault, seen with text and with empty samples), so
+nvImageCodec's own parser checks each sample, in 2 us.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CHANNELS = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}  # as stored, 
 
 
 def can_decode(data: bytes, header: ImageHeader) -> bool:
-    """Whether DALI decodes these bytes to the pixels that Pillow would give.
+    """Return True if DALI decodes these bytes to the pixels that Pillow would give.
 
-    Left out: CMYK and 12-bit JPEGs, 16-bit PNGs, animations, GIF, raw pixels; and, as some of their many forms come out
-    otherwise, TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (whose greatest value is not 255).
-    `header` is what `datapipe.probe` read, whose word on the size must be nvImageCodec's too.
+    Excluded are CMYK and 12-bit JPEGs, 16-bit PNGs, animations, GIF and raw pixels. Also excluded, since some of their forms
+    decode differently: TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (maximum value other than 255).
+    `header` is the result of `datapipe.probe`; nvImageCodec must report the same size.
     """
     if header.num_channels not in _CHANNELS.get(header.encoding, ()) or header.animated or header.bit_depth > 8:
         return False
@@ -34,13 +34,13 @@ def can_decode(data: bytes, header: ImageHeader) -> bool:
         stream: Any = import_nvimgcodec().CodeStream(data)
         is_same = stream.height == header.height and stream.width == header.width
         return bool(is_same and stream.dtype == _UINT8 and stream.num_images == 1)
-    except (RuntimeError, TypeError, ValueError):  # its dtype has no name in numpy for some of what it cannot decode
+    except (RuntimeError, TypeError, ValueError):  # for some undecodable images its dtype has no numpy equivalent
         return False
 
 
 @functools.cache
 def placeholder() -> bytes:
-    """A JPEG of PLACEHOLDER_SIDE x PLACEHOLDER_SIDE pixels, for rows that are filled in otherwise."""
+    """Return a JPEG of PLACEHOLDER_SIDE x PLACEHOLDER_SIDE pixels, for rows that are filled in another way."""
     file = io.BytesIO()
     Image.new("RGB", (PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)).save(file, "JPEG")
     return file.getvalue()

@@ -23,7 +23,7 @@ _INPUTS: dict[str, tuple[int, Any]] = {
 
 
 def build_graph(options: GraphOptions) -> Any:
-    """A built pipeline with one output, (height, width, 3) uint8 per sample. Raises RuntimeError as DALI does."""
+    """Return a built pipeline with one output, (height, width, 3) uint8 per sample. Raises RuntimeError as DALI does."""
     pipeline = Pipeline(
         batch_size=options.max_batch_size,
         num_threads=options.num_threads,
@@ -62,13 +62,13 @@ def _images(options: GraphOptions) -> Any:
 
 
 def _decoded(options: GraphOptions) -> Any:
-    """Each sample's region, as PIL would decode it: EXIF orientation not applied, halved chroma interpolated."""
+    """Return each sample's region as PIL would decode it: EXIF orientation not applied, halved chroma interpolated."""
     on_gpu = options.device_id is not None
     how: dict[str, Any] = {"name": DECODER, "device": "mixed" if on_gpu else "cpu"}
     how |= {"adjust_orientation": False, "jpeg_fancy_upsampling": True}
     if on_gpu:
         how["hw_decoder_load"] = options.hw_decoder_load
-        how["affine"] = False  # else the threads of every pipeline are tied to the same first cores
+        how["affine"] = False  # otherwise the threads of every pipeline are pinned to the same first cores
     region = {"start": _input("region_at"), "shape": _input("region_size"), "axes": [0, 1]}
     if options.decodes_regions:
         return fn.decoders.image_slice(_input("encoded"), **region, **how)

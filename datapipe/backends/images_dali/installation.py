@@ -1,4 +1,4 @@
-"""Which DALI is installed, whether it goes with this torch, and what its decoder can do."""
+"""The installed DALI, its compatibility with this torch, and the abilities of its decoder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from datapipe.errors import DependencyError
 from datapipe.installed import version_of
 
-# Before 13.2 nvJPEG does not decode a region of a JPEG with halved chroma and interpolate that chroma smoothly at
-# once; nvImageCodec would fall back to the CPU without a word.
+# Before 13.2 nvJPEG cannot decode a region of a JPEG with halved chroma and interpolate that chroma smoothly at the
+# same time; nvImageCodec would silently fall back to the CPU.
 _REGION_NVJPEG = (13, 2)
 
 
@@ -20,18 +20,18 @@ class Installation:
     """The installed DALI."""
 
     version: str
-    cuda_major: int  # that it is built for
-    nvjpeg: str | None  # version of the nvJPEG wheel; None where there is none
+    cuda_major: int  # the CUDA that it is built for
+    nvjpeg: str | None  # version of the nvJPEG wheel; None if there is none
 
     @property
     def decodes_regions(self) -> bool:
-        """Whether a GPU decodes just the region of a JPEG as smoothly as the whole."""
+        """True if a GPU decodes only the region of a JPEG as smoothly as the whole."""
         return self.nvjpeg is not None and _numbers(self.nvjpeg)[:2] >= _REGION_NVJPEG
 
 
 @functools.cache
 def installation() -> Installation:
-    """Raises DependencyError, with what to install, where there is no DALI, or two of them."""
+    """Return the installed DALI. Raises DependencyError, with the remedy, if there is none or more than one."""
     wanted = cuda_major_of_torch() or 13
     found = {major: version for major in (12, 13) if (version := version_of(f"nvidia-dali-cuda{major}0"))}
     if not found:
@@ -47,7 +47,7 @@ def installation() -> Installation:
 
 
 def mismatch() -> str | None:
-    """What to know where DALI and torch are built for different CUDAs; None where they are not."""
+    """Return a message if DALI and torch are built for different CUDA versions, else None."""
     found, torchs = installation(), cuda_major_of_torch()
     if torchs is None or torchs == found.cuda_major:
         return None
@@ -58,7 +58,7 @@ def mismatch() -> str | None:
 
 
 def cuda_major_of_torch() -> int | None:
-    """12 or 13; None for a build without CUDA."""
+    """Return 12 or 13; None for a build without CUDA."""
     return int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
 
 

@@ -25,11 +25,11 @@ from datapipe.transforms.protocols import Cuts
 
 T = TypeVar("T")
 
-_LEGACY_STREAM = 1  # as DLPack counts; torch and CUDA call it 0
+_LEGACY_STREAM = 1  # its number in DLPack; torch and CUDA call it 0
 
 
 class RunError(Exception):
-    """A run gave no pixels: DALI's words, and the first row that did not decode, where they name one."""
+    """A run without pixels: DALI's message, and the first row that did not decode, if the message names one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -43,27 +43,26 @@ _NAMED = re.compile(r"[Ff]ailed to decode sample #(\d+)")
 class DaliPipeline:
     """Decodes, crops, resizes and flips batches. For one thread at a time.
 
-    Built at the first run, again for a batch larger than all before, and in a forked child. After a run that fails the
-    next one goes on; if that fails too, and nobody forgave, the pipeline is built anew for the one after it.
+    It is built at the first run, and again for a batch larger than all before and in a forked child. A run that fails does not
+    prevent the next one; if that fails too and `forgive` was not called, the pipeline is rebuilt for the one after it.
     """
 
     def __init__(self, options: GraphOptions) -> None:
         self.options = options
         self._pipeline: Any = None
-        self.decoder_device: str | None = None  # of the graph built last: "gpu" or "cpu"
+        self.decoder_device: str | None = None  # of the last graph built: "gpu" or "cpu"
         self._num_failures = 0  # in a row
         self._running = threading.Lock()
         self._is_closed = False
         _all.append(weakref.ref(self, _all.remove))
 
     def run(self, encoded: Sequence[bytes], cuts: Cuts, stream: torch.cuda.Stream | None) -> tuple[torch.Tensor, object]:
-        """(b, height, width, 3) uint8 of b samples, and what must be kept while it is made.
+        """Return (b, height, width, 3) uint8 of b samples, and an object to keep while it is computed.
 
-        On a GPU the tensor lies in DALI's memory and is complete for work queued on `stream`; it and the second
-        value are to be kept until that work is done. On the CPU `stream` is None and the tensor is complete. Every
-        sample must be one that `gate.can_decode`, and its region must lie within it: an error in what comes before
-        the decoding can take DALI's process down. Raises RunError if a sample does not decode or anything else goes
-        wrong, BackendError if there cannot be a pipeline at all.
+        On a GPU the tensor is in DALI's memory and is complete for work queued on `stream`; keep it and the second value until
+        that work has finished. On the CPU `stream` is None and the tensor is complete. `gate.can_decode` must hold for every
+        sample, and its region must lie within it: an error before the decoding can crash DALI's process. Raises RunError if a
+        sample does not decode or anything else fails, BackendError if no pipeline can be built.
         """
         inputs = _arguments(cuts, is_windowed=self.options.form.is_windowed)
         inputs["encoded"] = [np.frombuffer(data, np.uint8) for data in encoded]
@@ -81,10 +80,10 @@ class DaliPipeline:
 
     @contextlib.contextmanager
     def _engines(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Let a run use the GPU's JPEG engines alone, and end when the GPU has done all of its work.
+        """Give a run exclusive use of the GPU's JPEG engines, and end it when the GPU has finished all of its work.
 
-        The engines of an H100 write without regard to the order of streams (pytorch/torchcodec#1634, pytorch/vision#9606):
-        memory that DALI lends again while work queued before still reads it would be overwritten.
+        The engines of an H100 write without regard to the order of streams (pytorch/torchcodec#1634, pytorch/vision#9606): they
+        would overwrite memory that DALI reuses while earlier queued work still reads it.
         """
         if stream is None or not self.options.hw_decoder_load:
             yield
@@ -93,7 +92,7 @@ class DaliPipeline:
             try:
                 yield
             except BaseException:
-                torch.cuda.synchronize(self.options.device_id)  # nobody knows what of the run is on its way
+                torch.cuda.synchronize(self.options.device_id)  # any part of the run may still be in progress
                 raise
             stream.synchronize()
 
@@ -106,21 +105,21 @@ class DaliPipeline:
             self._pipeline.schedule_run()
             (images,) = self._pipeline.outputs(cuda_stream=stream)
             pixels: torch.Tensor = from_dlpack(_capsule(images.as_tensor(), stream))
-        except Exception as exc:  # DALI raises as its operators do: RuntimeError, TypeError, ValueError, StopIteration, ...
+        except Exception as exc:  # DALI's operators raise RuntimeError, TypeError, ValueError, StopIteration, ...
             self._num_failures += 1
             if self._num_failures > 1 or not is_fed:
                 self._pipeline = None
             raise RunError(_reason(exc)) from exc
-        except BaseException:  # Ctrl-C between two calls: what is fed or under way would come out of the next run
+        except BaseException:  # Ctrl-C between two calls: the next run would return what is fed or in progress
             self._pipeline = None
             raise
         self._num_failures = 0
         return pixels
 
     def _build(self, num_samples: int) -> None:
-        """Have a pipeline that takes so many samples."""
+        """Ensure that there is a pipeline for `num_samples` samples."""
         if self._is_closed:
-            raise BackendError("DALI has ended with the interpreter; close iterators before the script's end")
+            raise BackendError("DALI has shut down with the interpreter; close iterators before the script's end")
         if num_samples > self.options.max_batch_size:
             self.options = dataclasses.replace(self.options, max_batch_size=num_samples)
             self._pipeline = None
@@ -132,33 +131,32 @@ class DaliPipeline:
             _built.append(weakref.ref(self._pipeline, _built.remove))
 
     def forgive(self) -> None:
-        """The last run failed because of its samples: the pipeline is as good as it was."""
+        """Note that the last run failed because of its samples, so the pipeline need not be rebuilt."""
         self._num_failures = 0
 
     def leave_to_parent(self) -> None:
-        """In a forked child: begin anew. The threads of what was built, and whoever held the lock, are the parent's."""
+        """Start over in a forked child: the built pipeline's threads, and the holder of the lock, belong to the parent."""
         self._pipeline = None
         self._running = threading.Lock()
 
     def close(self) -> None:
-        """Let the run under way end, and no other begin."""
+        """Wait for the current run, and allow no other."""
         with self._running:
             self._is_closed = True
 
 
-# Appended to and copied by any thread, in one step each.
+# Any thread appends to these and copies them; both operations are atomic.
 _all: list[weakref.ref[DaliPipeline]] = []
-_built: list[weakref.ref[Any]] = []  # DALI's pipelines, those that wait to be collected too
+_built: list[weakref.ref[Any]] = []  # DALI's pipelines, including those not yet collected
 
 
-_engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by index of the GPU
+_engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by GPU index
 
 
 def _capsule(images: Any, stream: torch.cuda.Stream | None) -> object:
-    """DALI's tensor as DLPack hands it on, complete for work queued on `stream`.
+    """Return DALI's tensor as a DLPack capsule, complete for work queued on `stream`.
 
-    torch, given the tensor itself, compares DALI's name for the device with its own. pybind11 lets a Ctrl-C that arrives
-    in the middle of that get lost.
+    Given the tensor itself, torch compares DALI's name for the device with its own; in that code pybind11 can lose a Ctrl-C.
     """
     if stream is None:
         return images.__dlpack__()
@@ -170,9 +168,9 @@ def _living(references: list[weakref.ref[T]]) -> list[T]:
 
 
 def _after_fork() -> None:
-    """Let nothing that was built be destroyed in a child: DALI would wait for threads that are the parent's alone."""
+    """Keep everything that was built from being destroyed in a child: DALI would wait for threads that only the parent has."""
     for built in _living(_built):
-        inner = getattr(built, "_pipe", None)  # DALI ends what it finds here, at the latest with the interpreter
+        inner = getattr(built, "_pipe", None)  # DALI ends what it finds here, at the latest when the interpreter exits
         if inner is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
             built._pipe = None
@@ -186,25 +184,25 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @functools.cache
 def _graph_builder() -> Callable[[GraphOptions], tuple[Any, str]]:
-    """Return what builds a graph and says where it decodes. DALI is imported where it is used first."""
+    """Return a function that builds a graph and reports where it decodes. DALI is imported at first use."""
     from datapipe.backends.images_dali.graph import build_graph, decoder_device
 
     def build(options: GraphOptions) -> tuple[Any, str]:
         pipeline = build_graph(options)
         return pipeline, decoder_device(pipeline)
 
-    atexit.register(_close_all)  # once DALI has registered its own end, so as to come before it
+    atexit.register(_close_all)  # after DALI has registered its own shutdown, so that this runs before it
     return build
 
 
 def _close_all() -> None:
-    """DALI takes its pipelines away when the interpreter ends, also from under threads that use them."""
+    """Close all pipelines: at exit DALI destroys its pipelines even while threads use them."""
     for pipeline in _living(_all):
         pipeline.close()
 
 
 def _arguments(cuts: Cuts, *, is_windowed: bool) -> dict[str, Any]:
-    """What to feed beside the encoded bytes, in the layout that DALI takes over without a copy."""
+    """Return the graph's inputs besides the encoded bytes, in the layout that DALI accepts without a copy."""
     arguments = {
         "region_at": np.ascontiguousarray(cuts.region[:, :2], np.int32),
         "region_size": np.ascontiguousarray(cuts.region[:, 2:], np.int32),
@@ -218,7 +216,7 @@ def _arguments(cuts: Cuts, *, is_windowed: bool) -> dict[str, Any]:
 
 
 def _reason(exc: Exception) -> str:
-    """What DALI says, less the graph's definition before it and the stack trace after it."""
+    """Return DALI's message without the graph's definition before it and the stack trace after it."""
     text = str(exc).rpartition("encountered:")[2].split("Stacktrace", 1)[0].split("C++ context:", 1)[0]
     lines = [line.strip() for line in text.splitlines()]
     return " ".join(line for line in lines if line and line != "Current pipeline object is no longer valid.")[:500]

@@ -1,7 +1,7 @@
-"""Whether a GPU decodes regions of JPEGs: tried once, in a process of its own, and remembered.
+"""Test whether a GPU decodes regions of JPEGs: once, in a separate process, with the result cached.
 
-Some versions of nvImageCodec end the process, or fail, on the first region that a GPU is to decode
-(NVIDIA/nvImageCodec#55: a segmentation fault on H100 and B200, error 8 on A100). Nothing less than trying tells.
+Some versions of nvImageCodec end the process, or fail, on the first region that a GPU decodes (NVIDIA/nvImageCodec#55: a
+segmentation fault on H100 and B200, error 8 on A100). Only a test can tell.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from datapipe.transforms.execute import cut, row_cuts
 from datapipe.transforms.protocols import Cuts
 from datapipe.user_cache import TRIALS, remembered
 
-_LIMIT_S = 180.0  # for the process: it imports torch and DALI, and makes a context
-_SIDE = 64  # pixels of the images that leave
+_LIMIT_S = 180.0  # for the process, which imports torch and DALI and creates a context
+_SIDE = 64  # pixels of the output images
 _NUM_RUNS = 3
 MAX_MEAN_DIFFERENCE = 2.0  # of 255, from Pillow's pixels; chroma and resize differ by less than 0.5
 
-# (height, width, chroma, progressive): below and above the million pixels from which a GPU does the Huffman decoding too
+# (height, width, chroma, progressive): below and above the million pixels from which the GPU also does Huffman decoding
 _IMAGES = ((160, 200, 2, 0), (375, 500, 2, 0), (1200, 1600, 2, 0), (375, 500, 0, 0), (375, 500, 1, 0), (375, 500, 2, 1))
 _DISTRIBUTIONS = (
     "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg",
@@ -44,14 +44,14 @@ _DISTRIBUTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RegionTrial:
-    """What a trial of region decoding came to."""
+    """The result of a test of region decoding."""
 
     works: bool
     problem: str  # "" where it works
 
 
 def region_problem(device_id: int, *, hw_decoder_load: float) -> str | None:
-    """Return why that GPU is not given regions to decode, but whole images; None where it decodes regions."""
+    """Return why that GPU gets whole images to decode instead of regions; None if it decodes regions."""
     found = installation()
     if not found.decodes_regions:
         return f"nvJPEG {found.nvjpeg or 'of unknown version'} is older than 13.2"
@@ -60,9 +60,9 @@ def region_problem(device_id: int, *, hw_decoder_load: float) -> str | None:
 
 
 def region_trial(device_id: int | None, *, hw_decoder_load: float) -> RegionTrial:
-    """Return whether that GPU decodes regions, trying it unless that was done before with this GPU, driver and libraries.
+    """Test whether that GPU decodes regions, or return the cached result for this GPU, driver and libraries.
 
-    `device_id`: None tries the CPU. `hw_decoder_load`: counts as nothing or something, as engines come in or do not.
+    `device_id`: None tests the CPU. `hw_decoder_load`: only zero or non-zero matters, which decides whether engines are used.
     """
     uses_engines = hw_decoder_load > 0
     circumstances = {
@@ -85,12 +85,12 @@ def _try_in_child(device_id: int | None, *, uses_engines: bool) -> RegionTrial:
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        return RegionTrial(False, f"its trial did not end within {_LIMIT_S:.0f} s")
+        return RegionTrial(False, f"its test did not end within {_LIMIT_S:.0f} s")
     if done.returncode < 0:
-        return RegionTrial(False, f"its trial was ended by {signal.Signals(-done.returncode).name}")
+        return RegionTrial(False, f"its test was killed by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        return RegionTrial(False, f"its trial failed: {said[-1][:300]}")
+        return RegionTrial(False, f"its test failed: {said[-1][:300]}")
     difference = float(json.loads(done.stdout.splitlines()[-1]))
     if not difference <= MAX_MEAN_DIFFERENCE:
         return RegionTrial(False, f"its pixels are {difference:.1f} of 255 off on average")
@@ -98,8 +98,8 @@ def _try_in_child(device_id: int | None, *, uses_engines: bool) -> RegionTrial:
 
 
 def main(device_id: int | None, uses_engines: bool) -> None:
-    """Decode regions, and print by how much they differ from Pillow's: the mean of the worst image, of 255."""
-    from datapipe.backends.images_dali.pipeline import DaliPipeline  # needs DALI, which whoever asks need not import
+    """Decode regions, and print how much they differ from Pillow's: the mean of the worst image, of 255."""
+    from datapipe.backends.images_dali.pipeline import DaliPipeline  # needs DALI, which the parent process need not import
 
     pictures = [_picture(number, height, width) for number, (height, width, _, _) in enumerate(_IMAGES)]
     encoded = [_jpeg(pixels, chroma, progressive) for pixels, (_, _, chroma, progressive) in zip(pictures, _IMAGES, strict=True)]
@@ -120,7 +120,7 @@ def main(device_id: int | None, uses_engines: bool) -> None:
 
 
 def _cuts(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Cuts:
-    """A region in the midst of each image, at odd places."""
+    """Return a region in the middle of each image, at odd positions."""
     region = np.concatenate([sizes // 5 | 1, sizes // 2 | 1], axis=1)
     size = np.full((len(sizes), 2), _SIDE, np.int64)
     window = np.concatenate([np.zeros_like(size), size], axis=1)
@@ -128,7 +128,7 @@ def _cuts(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Cuts:
 
 
 def _picture(number: int, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Soft coloured blotches, so that a region from another place differs a lot."""
+    """Return smooth coloured blotches, in which a region from another position differs a lot."""
     coarse = np.random.default_rng(number).integers(0, 256, (height // 40, width // 40, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
@@ -149,7 +149,7 @@ def _by_pillow(data: bytes, how: Any) -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def _driver_version() -> str:
-    """Return the version of NVIDIA's kernel driver, as its files say; "" where there is none."""
+    """Return the version of NVIDIA's kernel driver from its files; "" if there is none."""
     with contextlib.suppress(OSError):
         return Path("/sys/module/nvidia/version").read_text().strip()
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Attaches to training that knows nothing of it: in a process started for that, or in this one.
+"""Attach measurements to unmodified training: in a process started for that, or in this one.
 
-`command.run_script` and `command.run_command` start a script or a launcher; `boot/` is found by every Python process
-below; a process in which a loader is iterated opens a `watching.Watch` and hands it what `loaders` and `cuda_hooks`
-see. A script runs as it would alone, whatever goes wrong here.
+`command.run_script` and `command.run_command` start a script or a launcher; every Python process below it finds `boot/`. A
+process that iterates a loader opens a `watching.Watch` and passes it the observations of `loaders` and `cuda_hooks`. A
+script runs as it would alone, even if the measurement fails.
 """

@@ -1,8 +1,8 @@
-"""Runs a script, or a launcher of scripts, so that every Python process in it is attached.
+"""Run a script, or a launcher of scripts, with every Python process in it attached.
 
-The script runs in a process of its own, as `python SCRIPT ARGS` would run it: what Python sets up, prints and
-returns is Python's own doing. (Running it in this process would have to imitate that, from `sys.argv` to what
-happens on Ctrl-C, beside all that the command line has imported.)
+The script runs in its own process, as `python SCRIPT ARGS` would run it, so Python itself determines what it sets up,
+prints and returns. (Running it in this process would have to imitate that, from `sys.argv` to Ctrl-C, and would share the
+command line's imports.)
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended. `exit_code`: as a shell would give it, 128 + n for a process that signal n ended."""
+    """The end of a command. `exit_code`: as in a shell, 128 + n for a process ended by signal n."""
 
     exit_code: int
-    signal: int | None = None  # that ended it
+    signal: int | None = None  # the signal that ended it
 
 
 def run_script(
@@ -44,7 +44,7 @@ def run_script(
 ) -> Outcome:
     """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`.
 
-    Raises OptionError where there is nothing to run, and MissingDataError where the script is not there.
+    Raises OptionError if there is nothing to run, MissingDataError if the script does not exist.
     """
     if not argv:
         raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
@@ -69,10 +69,8 @@ def run_command(
 ) -> Outcome:
     """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
 
-    `stdout`: where what it prints goes; None: where ours goes.
-
-    Signals that would end this process are passed on; Ctrl-C reaches the command without that. Raises
-    MissingDataError where it cannot be started.
+    `stdout`: destination of its output; None: that of this process. Signals that would end this process are passed on;
+    Ctrl-C reaches the command anyway. Raises MissingDataError if it cannot be started.
     """
     results.mkdir(parents=True, exist_ok=True)
     environment = child_environment(os.environ, results, open_watch=open_watch, settings=settings)
@@ -95,7 +93,7 @@ def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 handlers[number] = signal.signal(number, pass_on)
-        # Ctrl-C goes to the whole process group: the command decides, and we wait for it.
+        # Ctrl-C goes to the whole process group: the command decides, and this process waits for it.
         handlers[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Sees what a training loop asks of the GPU: waits for it, copies to it, steps of an optimiser.
+"""Observe a training loop's use of the GPU: waits for it, copies to it, optimiser steps.
 
-Methods of `torch.Tensor` that can wait or copy are replaced; for a tensor on the CPU they add one comparison. Only
-where this torch is built for a GPU.
+Methods of `torch.Tensor` that can wait or copy are replaced; for a tensor on the CPU they add one comparison. Only in builds
+of torch for a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SYNCING_FUNCTIONS = (
 )
 _MARK = "_datapipe_watches"
 
-FindMeter = Callable[[], Meter | None]  # asked at every call
+FindMeter = Callable[[], Meter | None]  # called every time
 
 
 _find_meter: FindMeter = lambda: None  # noqa: E731
@@ -33,7 +33,7 @@ _has_update_hook = False
 
 
 def install(find_meter: FindMeter) -> Hooks:
-    """Tell the meter that `find_meter` finds, from now on. torch must be imported."""
+    """Notify the meter that `find_meter` returns, from now on. torch must be imported."""
     global _find_meter, _has_update_hook
     _find_meter = find_meter
     if not _has_update_hook:
@@ -54,7 +54,7 @@ def install(find_meter: FindMeter) -> Hooks:
 
 
 def replace_methods(tensor: Any) -> None:
-    """Those of `torch.Tensor` that wait for the device, or copy to it."""
+    """Replace the methods of `torch.Tensor` that wait for the device, or copy to it."""
     for names, wrap in ((_SYNCING_METHODS, _syncing), (_COPYING_METHODS, _copying)):
         for name in names:
             setattr(tensor, name, _once(getattr(tensor, name), functools.partial(wrap, name=f"Tensor.{name}")))
@@ -64,7 +64,7 @@ def _once(method: Any, wrap: Callable[[Any], Any]) -> Any:
     if hasattr(method, _MARK):
         return method
     wrapped = wrap(method)
-    with suppress(Exception):  # where torch.compile comes upon this by itself it shall not try, and complain
+    with suppress(Exception):  # keeps torch.compile from trying to compile this and warning
         frames = sys.modules["torch"]._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(wrapped.__code__, frames._FrameExecStrategy(skip, skip))
@@ -103,7 +103,7 @@ def _timed_sync(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _copying(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """To the device it is a copy. From the device it is taken for a wait; only `non_blocking=True` makes it none."""
+    """Wrap a method: to the device it is a copy. From the device it counts as a wait, unless `non_blocking=True`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_upload = _goes_to_device(self, name, args, kwargs)
@@ -133,7 +133,7 @@ def _goes_to_device(self: Any, name: str, args: tuple[Any, ...], kwargs: dict[st
         return False
     if name == "Tensor.cuda":
         return True
-    kind = getattr(given, "device", given)  # a tensor to be like, a device, its name or number
+    kind = getattr(given, "device", given)  # a tensor to match, a device, its name or number
     if isinstance(kind, bool):
         return False
     return isinstance(kind, int) or str(getattr(kind, "type", kind)).startswith("cuda")
@@ -150,7 +150,7 @@ def _tell(tell: Callable[[Meter], None]) -> None:
         if meter is not None:
             tell(meter)
     except Exception:
-        pass  # a meter that is broken is given up at the next step
+        pass  # a failing meter is dropped at the next step
 
 
 def _find(path: str) -> Any:

@@ -1,8 +1,8 @@
-"""Puts brackets around `next()` of loaders, by patching their classes; the objects stay what they are.
+"""Measure around `next()` of loaders by patching their classes; the objects keep their identity.
 
-`DataLoader.__iter__`, and that of each subclass with one of its own, tags the iterator that it gives; the
-iterator's class is patched too, and brackets `next()` where there is a tag. Iterators of other kinds, such as
-generators of a subclass, are handed out behind a stand-in. Of loaders within loaders the outermost is measured.
+`DataLoader.__iter__`, and that of each subclass with its own, tags the iterator that it returns. The iterator's class is
+patched too, and measures `next()` if there is a tag. Other iterators, such as generators of a subclass, are wrapped in a
+stand-in. Of nested loaders the outermost is measured.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from datapipe.diagnostics.torch_stages.probe import is_fetching
 _TAG = "_datapipe_run"
 _MARK = "_datapipe_watches"
 _TORCH = "torch.utils.data.dataloader"
-_LOADERS = {  # module -> its loaders, and the iterators that they give
+_LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
     "datapipe.loader.facade": (("DataLoader",), ("BatchIterator",)),
     "datapipe.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }
 _session: Session | None = None
-_iterators: list[type] = []  # whose objects are tagged; those of other classes get a stand-in
+_iterators: list[type] = []  # classes whose objects are tagged; others get a stand-in
 
 
 def set_session(session: Session | None) -> None:
-    """Whom loaders are measured for from now on. Without one, what was patched does nothing."""
+    """Set the session that loaders are measured for. Without one, the patches do nothing."""
     global _session
     _session = session
 
 
 def current_session() -> Session | None:
-    """Whom they are measured for."""
+    """Return the session that loaders are measured for."""
     return _session
 
 
 def patch_all() -> None:
-    """Patch torch's loaders, ours and Accelerate's: now, or once they are imported."""
+    """Patch torch's loaders, datapipe's and Accelerate's: now, or after their import."""
     for name in _LOADERS:
         after_import(name, patch)
 
@@ -63,13 +63,13 @@ def patch(module: ModuleType) -> None:
         complain("loaders cannot be measured", exc)
         return
     if missing:
-        complain(f"this torch is another than those known here, so there is no look inside loaders ({'; '.join(missing)})")
+        complain(f"this version of torch is not supported, so loaders cannot be inspected ({'; '.join(missing)})")
 
 
 def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tuple[Run, Any]:
-    """A pass over any iterable, and its iterator, of which `run.next(next, iterator)` gives measured batches.
+    """Return a pass over any iterable, and its iterator; `run.next(next, iterator)` returns measured batches.
 
-    What the loaders within it tell of their batches is told of `key`.
+    Loaders inside it report their batches under `key`.
     """
     before, was_probing = enter(key), probing(looks_inside())
     try:
@@ -82,7 +82,7 @@ def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tupl
 
 
 def _adopt(loader: Any) -> None:
-    """Patch what this class has of its own."""
+    """Patch what this class defines itself."""
     own = vars(loader)
     if "__init__" in own and not hasattr(own["__init__"], _MARK):
         loader.__init__ = _sited(own["__init__"])
@@ -91,9 +91,9 @@ def _adopt(loader: Any) -> None:
 
 
 def _adopt_heirs(loader: Any) -> None:
-    """Patch it and classes derived from it: those that there are, and those to come."""
+    """Patch the class and its subclasses, existing and future."""
     heirs = [loader]
-    for heir in heirs:  # grows on the way
+    for heir in heirs:  # grows during the loop
         _adopt(heir)
         heirs += type.__subclasses__(heir)
     own = vars(loader).get("__init_subclass__")
@@ -120,7 +120,7 @@ def _sited(init: Callable[..., None]) -> Callable[..., None]:
             try:
                 note_site(self)
             except Exception as exc:
-                complain("where a loader was made could not be noted", exc)
+                complain("the place where a loader was made could not be recorded", exc)
         try:
             init(self, *args, **kwargs)
         except BaseException as exc:
@@ -177,7 +177,7 @@ def _tagged(iterator: Any, session: Session, watch: Watch, loader: int, *, is_ou
 
 
 def _patch_next(iterator: type) -> None:
-    """In the class that has it, so that all that inherit it are patched at once."""
+    """Patch the class that defines it, so that all that inherit it are patched at once."""
     for owner in iterator.__mro__:
         own = vars(owner).get("__next__")
         if own is not None:

@@ -1,4 +1,4 @@
-"""Which rank this process is, what it runs on, and how busy NVML calls its GPU."""
+"""This process's rank, its machine, and the GPU utilisation by NVML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datapipe.cores import num_usable_cores, positive_environment
 
 
 def rank_here() -> int | None:
-    """What torch's process group says, if there is one yet, or else the launcher; None: nothing."""
+    """Return the rank of torch's process group if there is one, else the launcher's; None: unknown."""
     with suppress(Exception):
         distributed = sys.modules["torch.distributed"]
         if distributed.is_initialized():  # accelerate's debug_launcher calls all ranks 0 in the environment
@@ -27,7 +27,7 @@ def rank_here() -> int | None:
 
 
 def surroundings() -> dict[str, Any]:
-    """JSON-safe. `cores`: that this process may use, beside the other ranks of the machine."""
+    """Return JSON-safe facts. `cores`: those that this process may use, shared with the machine's other ranks."""
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
@@ -40,7 +40,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def process_started_ns() -> int | None:
-    """Return when this process was started, on the clock of `time.perf_counter_ns`; None where the kernel does not tell."""
+    """Return when this process was started, on the clock of `time.perf_counter_ns`; None if the kernel does not report it."""
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine was started; see proc(5)
@@ -50,7 +50,7 @@ def process_started_ns() -> int | None:
 
 
 def _gpu(torch: Any) -> str | None:
-    """In words; None: not known. Makes no CUDA context where the script has made none."""
+    """Return a description of the GPU; None: unknown. Creates no CUDA context if the script has created none."""
     with suppress(Exception):
         if not (torch.version.cuda or torch.version.hip):
             return "none (this torch is built without CUDA)"
@@ -64,7 +64,7 @@ _PERIOD_S = 0.5
 
 
 class BusySampler:
-    """The mean of `read()`, asked every `period_s` in a thread that ends with the process or at the first failure."""
+    """The mean of `read()`, called every `period_s` in a thread that ends with the process or at the first failure."""
 
     def __init__(self, read: Callable[[], float | None], *, period_s: float = _PERIOD_S) -> None:
         self._read, self._period_s = read, period_s
@@ -73,11 +73,11 @@ class BusySampler:
         threading.Thread(target=self._sample, name="datapipe-nvml", daemon=True).start()
 
     def mean(self) -> float | None:
-        """0 to 1; None where nothing was read."""
+        """Return 0 to 1; None if nothing was read."""
         return self._total / self._num if self._num else None
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop sampling."""
         self._stopped.set()
 
     def _sample(self) -> None:
@@ -89,7 +89,7 @@ class BusySampler:
 
 
 def read_busy() -> float | None:
-    """Of this process's GPU, 0 to 1; None while the script has made no CUDA context. Raises where NVML is not to be had."""
+    """Return this process's GPU utilisation, 0 to 1; None without a CUDA context. Raises if NVML is not available."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

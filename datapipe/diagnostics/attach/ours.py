@@ -1,4 +1,4 @@
-"""Our package in somebody else's process: its failures are told once and never end the script, and its name may be taken."""
+"""This package inside another program: failures are reported once and never end the script, and its name may be taken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def complain(what: str, exc: BaseException | None = None) -> None:
-    """One line on stderr for each `what`, from each process."""
+    """Print one line on stderr for each `what`, in each process."""
     with suppress(Exception):
         message = printable(what if exc is None else f"{what}: {type(exc).__name__}: {exc}")
         key = f"{os.getpid()} {what}"
@@ -31,12 +31,12 @@ def complain(what: str, exc: BaseException | None = None) -> None:
 
 
 def add_listener(listener: Callable[[str], None]) -> None:
-    """Tell `listener` of complaints that follow."""
+    """Call `listener` with later complaints."""
     _listeners.append(listener)
 
 
 def remove_listener(listener: Callable[[str], None]) -> None:
-    """Tell it no more."""
+    """Stop calling `listener`."""
     with suppress(ValueError):
         _listeners.remove(listener)
 
@@ -44,11 +44,11 @@ def remove_listener(listener: Callable[[str], None]) -> None:
 ROOT = Path(__file__).resolve().parents[3]
 _NAME = "datapipe"
 _lock = threading.RLock()
-_hidden: dict[str, ModuleType] | None = None  # ours, where the name is the user's
+_hidden: dict[str, ModuleType] | None = None  # our modules, if the name belongs to the user
 
 
 def is_name_taken() -> bool:
-    """Whether `import datapipe` would give, or has given, the script something else than this package."""
+    """Return True if `import datapipe` in the script gives something other than this package."""
     spec = PathFinder.find_spec(_NAME, sys.path)
     if spec is None:
         return False
@@ -57,7 +57,7 @@ def is_name_taken() -> bool:
 
 
 def step_aside() -> None:
-    """Leave the name to the script. From here on ours is imported within `ours()` only."""
+    """Leave the name to the script. From then on this package can be imported only within `ours()`."""
     global _hidden
     with _lock:
         if _hidden is None:
@@ -66,7 +66,7 @@ def step_aside() -> None:
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """`import datapipe` gives this package here, in all threads; elsewhere what it gave before."""
+    """Make `import datapipe` give this package inside the block, in all threads; afterwards what it gave before."""
     global _hidden
     with _lock:
         if _hidden is None:
@@ -83,6 +83,7 @@ def ours() -> Iterator[None]:
 
 
 def has_stepped_aside() -> bool:
+    """Return True after `step_aside`."""
     return _hidden is not None
 
 

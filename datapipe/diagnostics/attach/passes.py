@@ -1,4 +1,4 @@
-"""One pass over a loader: brackets `next()`, and brings batches and their profiles together."""
+"""One pass over a loader: measure `next()`, and match batches with their profiles."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from datapipe.diagnostics.torch_stages.profile import ARRIVALS, BatchProfile
 
 
 def num_ready(iterator: Any) -> int | None:
-    """Of an iterator of torch's with workers, or of ours; None where it cannot be told.
+    """Return the ready batches of an iterator of torch's with workers, or of datapipe's; None if unknown.
 
-    Where the batch that is waited for has not arrived, those behind it are counted only while they are in the
-    queue, in which nobody can see which they are.
+    If the awaited batch has not arrived, later ones count only while they are in the queue, where their numbers are not visible.
     """
     with suppress(Exception):
         tasks = getattr(iterator, "_task_info", None)
@@ -42,12 +41,12 @@ _local = threading.local()
 
 
 def outermost() -> int | None:
-    """The loader that this thread is calling, the outermost if it is several; None: none."""
+    """Return the loader that this thread is calling, the outermost if there are several; None: none."""
     return getattr(_local, "outermost", None)
 
 
 def enter(loader: int) -> int | None:
-    """This thread calls a loader; what `outermost` was before."""
+    """Record that this thread calls a loader; return the previous `outermost`."""
     before = outermost()
     if before is None:
         _local.outermost = loader
@@ -55,12 +54,12 @@ def enter(loader: int) -> int | None:
 
 
 def leave(before: int | None) -> None:
-    """The call that `enter` returned this for is over."""
+    """End the call for which `enter` returned `before`."""
     _local.outermost = before
 
 
 class Run:
-    """A pass under way. `metered` is None for a pass within another one, which has the bracket, and whose `loader` it is."""
+    """A pass in progress. `metered` is None for a pass inside another one, which is measured and whose `loader` it has."""
 
     __slots__ = ("_is_fresh", "_is_inside", "_iterator", "_loader", "_metered", "_pass_id", "_step", "_watch")
 
@@ -76,11 +75,11 @@ class Run:
         self._is_fresh = True
         self._is_inside = False
         if iterator is not None:
-            ARRIVALS.forget(iterator)  # what a pass over the same iterator left behind
+            ARRIVALS.forget(iterator)  # left by an earlier pass over the same iterator
 
     def next(self, call: Callable[[Any], Any], iterator: Any) -> Any:
-        """`call(iterator)`, bracketed if it is the outermost of its thread."""
-        if self._is_inside:  # a class and its base both bracket
+        """Return `call(iterator)`, measured if it is the outermost of its thread."""
+        if self._is_inside:  # a class and its base class both measure
             return call(iterator)
         self._is_inside = True
         before = enter(self._loader)
@@ -122,7 +121,7 @@ class Run:
             self._give_up("a step could not be measured", exc)
 
     def stop(self) -> None:
-        """The pass has ended, or was left. May be called again."""
+        """End the pass, or abandon it. May be called again."""
         try:
             if self._metered is not None:
                 self._metered.stop()
@@ -140,14 +139,14 @@ class Run:
                 self._watch.sink.note_profile(profile)
         except Exception as exc:
             self._iterator = None
-            complain("what is inside a loader could not be measured", exc)
+            complain("the stages of a loader could not be measured", exc)
 
     def _give_up(self, what: str, exc: Exception) -> None:
         self._metered = None
         complain(what, exc)
 
     def __del__(self) -> None:
-        # the pass was left before its end, or ended long ago; a collection may find it in the middle of another call
+        # the pass was abandoned, or ended long ago; a garbage collection may run this in the middle of another call
         if outermost() is None:
             self.stop()
 
@@ -159,7 +158,7 @@ def _grad_is_enabled() -> bool:
 
 
 class StandIn:
-    """Is `iterator` in all but `type()`: the same attributes, also to set, and the same class to `isinstance`."""
+    """Behaves like `iterator` except for `type()`: the same attributes, also to set, and the same class for `isinstance`."""
 
     __slots__ = ("_datapipe_iterator", "_datapipe_run")
 

@@ -1,4 +1,4 @@
-"""A watch that keeps what it is told, bounded, and writes it into one file for the process at its end."""
+"""A watch that keeps its observations, bounded, and writes one file for the process at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 from datapipe.observe import StageEvent
 
-if TYPE_CHECKING:  # numpy, too, is imported where there is something to measure
+if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
     from datapipe.diagnostics.bracket import Bracket
 
 MAX_PROFILES = 4096  # the latest of each loader
@@ -31,7 +31,7 @@ _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
 class Recording:
-    """A `Sink`. Thread-safe. Without a directory, `to_json` is all there is to be had."""
+    """A `Sink`. Thread-safe. Without a directory, `to_json` is its only output."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Recording:
         self._samples: dict[int, bytes] = {}
         self._is_written = False
         self._ended = threading.Event()
-        self._rank = rank_here()  # a process group may be gone at the end
+        self._rank = rank_here()  # a process group may no longer exist at the end
         self.window: ProfilerWindow | None = None
 
     def note_loader(self, facts: LoaderFacts) -> None:
@@ -78,7 +78,7 @@ class Recording:
             self._troubles.append(message)
 
     def look_at(self, facts: LoaderFacts, loader: Any) -> None:
-        """Note some of the files that the loader reads, on the first rank, where that is wanted and can be told."""
+        """Record some of the files that the loader reads, on the first rank, if that is requested and possible."""
         if not self._keeps_samples or self._rank not in (None, 0):
             return
         try:
@@ -86,7 +86,7 @@ class Recording:
 
             found = pickled_sample(loader)
         except Exception as exc:
-            complain("what a loader reads could not be told", exc)
+            complain("the files that a loader reads could not be found", exc)
             found = f"{type(exc).__name__}: {exc}"
         with self._lock:
             if isinstance(found, bytes):
@@ -95,10 +95,10 @@ class Recording:
                 self._sources[facts.key] = {"file": None, "reason": found}
 
     def finish(self) -> None:
-        """Write `process-RANK-PID.json`, and the samples beside it. What comes after is not recorded."""
+        """Write `process-RANK-PID.json`, and the samples next to it. Nothing is recorded afterwards."""
         if self._is_written or self._directory is None:
             return
-        with self._lock:  # a snapshot under way must not come after this
+        with self._lock:  # a snapshot in progress must not be written after this
             self._is_written = True
         self._ended.set()
         if self.window is not None:
@@ -117,14 +117,14 @@ class Recording:
         return directory / f"process-{'x' if self._rank is None else self._rank}-{os.getpid()}.json"
 
     def _keep_snapshots(self) -> None:
-        """Write what is known after 10, 20, 40, ... s: of a process that a signal ends, the latest of these is what is left.
+        """Write a snapshot after 10, 20, 40, ... s, so that a process ended by a signal leaves the latest of them.
 
-        A handler of signals would change how the script dies; and nothing is told of SIGKILL.
+        A signal handler would change how the script dies, and SIGKILL cannot be handled.
         """
         assert self._directory is not None
         pause_s = self._snapshot_s
         while not self._ended.wait(pause_s):
-            with suppress(Exception):  # the script goes on without
+            with suppress(Exception):  # the script continues without it
                 found = self.to_json(latest=_SNAPSHOT_ROWS)
                 with self._lock:
                     if not self._is_written:
@@ -132,7 +132,7 @@ class Recording:
             pause_s *= 2
 
     def to_json(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, Any]:
-        """JSON-safe. `loader`: that one alone; `since_ns`: steps and batches since then; `latest`: so many of them at most."""
+        """Return JSON-safe values. `loader`: only that one; `since_ns`: only later steps and batches; `latest`: at most this."""
         from datapipe.diagnostics.recorded import context_as_dict
         from datapipe.diagnostics.timeline import steps_as_columns, totals_as_dict
 
@@ -166,8 +166,8 @@ class Recording:
 
 
 def open_recording(hooks: Hooks) -> Watch:
-    """An `OpenWatch`: a `Bracket` on the clock that this machine has, and a `Recording`, as the environment says."""
-    import datapipe.diagnostics.recorded  # noqa: F401  # for snapshots, which may come when our name is somebody else's
+    """Open a watch: a `Bracket` on this machine's clock, and a `Recording`, as the environment says."""
+    import datapipe.diagnostics.recorded  # noqa: F401  # for snapshots, which may happen while the name is the script's
 
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
@@ -179,7 +179,7 @@ def open_recording(hooks: Hooks) -> Watch:
 
 
 def open_bracket(hooks: Hooks) -> Bracket:
-    """On the clock that this machine has."""
+    """Return a bracket on this machine's clock."""
     from datapipe.diagnostics.bracket import Bracket
     from datapipe.diagnostics.bracket import Hooks as Watched
     from datapipe.diagnostics.cuda_clock import open_clock
@@ -188,11 +188,11 @@ def open_bracket(hooks: Hooks) -> Bracket:
 
 
 def _ranged(meter: Meter) -> Meter:
-    """With NVTX ranges, also in workers; without, where this process has none."""
+    """Add NVTX ranges, also in workers, if this process has them."""
     try:
         recorder = open_recorder()
     except Exception as exc:
-        complain("there are no NVTX ranges", exc)
+        complain("NVTX ranges are not available", exc)
         return meter
     set_recorder(recorder)
     return RangedMeter(meter, recorder)

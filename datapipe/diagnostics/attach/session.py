@@ -1,4 +1,4 @@
-"""One process under watch: what its loaders are, and who is told."""
+"""One measured process: its loaders, and the watch that is notified."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from datapipe.observe import StageEvent
 
 
 class Session:
-    """Opens the watch when a loader is first iterated, in a process that is no worker of a loader; finishes it at exit.
+    """Opens the watch when a loader is first iterated, in a process that is not a loader's worker; finishes it at exit.
 
-    A process that was forked from one under watch is another one, with a watch of its own if it comes to that.
+    A process forked from a measured one is separate, with its own watch if it iterates a loader.
     """
 
     def __init__(self, open_watch: OpenWatch) -> None:
         self._open_watch = open_watch
         self._watch: Watch | None = None
-        self._pid: int | None = None  # of the process that the watch is of
+        self._pid: int | None = None  # of the process that opened the watch
         self._has_failed = False
         self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
         self._num_loaders = self._num_passes = 0
 
     def watch(self) -> Watch | None:
-        """Who is told, in this process; None where nothing is to be measured."""
+        """Return this process's watch; None if nothing is to be measured."""
         if self._pid != os.getpid():
             if _is_worker():
                 return None
@@ -51,7 +51,7 @@ class Session:
         return self._watch
 
     def meter(self) -> Meter | None:
-        """That of the watch, if one is open."""
+        """Return the meter of the watch, if one is open."""
         watch = self._watch
         return None if watch is None or self._pid != os.getpid() else watch.meter
 
@@ -62,11 +62,11 @@ class Session:
         self._watch = None
 
     def key(self, loader: Any) -> int:
-        """A loader's number. The sink is told of it once."""
+        """Return a loader's number. The sink is notified once."""
         try:
             facts = self._facts.get(loader)
         except TypeError as exc:
-            complain("passes over a loader that cannot be hashed are taken for loaders of their own", exc)
+            complain("each pass over a loader that cannot be hashed counts as a separate loader", exc)
             facts = None
         if facts is None:
             facts = facts_of(loader, self._num_loaders, looks_inside=looks_inside())
@@ -85,7 +85,7 @@ class Session:
         return self._num_passes - 1
 
     def finish(self) -> None:
-        """Have results written, if there are any. May be called again."""
+        """Write the results, if there are any. May be called again."""
         if self._watch is not None and self._pid == os.getpid():
             watch, self._watch, self._has_failed = self._watch, None, True
             remove_listener(watch.sink.note_trouble)
@@ -100,10 +100,10 @@ class Session:
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
-            util.Finalize(None, self.finish, exitpriority=0)  # such a process leaves without `atexit`
+            util.Finalize(None, self.finish, exitpriority=0)  # such a process exits without `atexit`
 
     def _observe(self, loader: Any, key: int) -> None:
-        """Have a loader of ours tell of its stages, beside whom it tells already."""
+        """Make a datapipe loader report its stages, in addition to its present observer."""
         before = getattr(loader, "_observer", None)
         if not type(loader).__module__.startswith("datapipe.") or before is None or not callable(before):
             return
@@ -115,9 +115,9 @@ class Session:
                 if watch is not None:
                     watch.sink.note_stage(key, event)
             except Exception as exc:
-                complain("a stage could not be noted", exc)
+                complain("a stage could not be recorded", exc)
 
-        if hasattr(loader, "_inner"):  # a PrefetchedLoader would pass it on to a loader that tells somebody already
+        if hasattr(loader, "_inner"):  # a PrefetchedLoader would pass it on to a loader that already has an observer
             loader._observer = observer
             if loader._uploader is not None:
                 loader._uploader.observer = observer
@@ -126,7 +126,7 @@ class Session:
 
 
 def looks_inside() -> bool:
-    """Whether workers can be measured: they find us by our name, which must then be ours."""
+    """Return True if workers can be measured: they import this package by its name, which must not be taken."""
     return not has_stepped_aside()
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's code a loader was made, and what it is."""
+"""Find where in the user's code a loader was made, and describe the loader."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _sites: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def note_site(loader: Any) -> None:
-    """Called while a loader is being made: remember by whom."""
-    with suppress(TypeError):  # a loader that cannot be hashed
+    """Remember the caller, while a loader is being made."""
+    with suppress(TypeError):  # the loader cannot be hashed
         if loader not in _sites:
             site = calling_site()
             if site is not None:
@@ -28,14 +28,14 @@ def note_site(loader: Any) -> None:
 
 
 def site_of(loader: Any) -> str | None:
-    """Where it was made, as far as that was noted."""
+    """Return where the loader was made, if that was recorded."""
     with suppress(TypeError):
         return _sites.get(loader)
     return None
 
 
 def calling_site() -> str | None:
-    """file:line of the innermost frame of the user's code; without any, of the innermost that is neither ours nor torch's."""
+    """Return file:line of the innermost frame of user code; without any, of the innermost outside datapipe and torch."""
     frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:
@@ -50,7 +50,7 @@ def calling_site() -> str | None:
 
 
 def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
-    """What a loader says of itself; it is not asked for its length, which may cost or change something."""
+    """Describe a loader by its attributes, without its length, which may be costly or have side effects."""
     context = getattr(loader, "multiprocessing_context", None)
     dataset = getattr(loader, "dataset", None)
     return LoaderFacts(
@@ -72,9 +72,9 @@ def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
 
 
 def _places(loader: Any, dataset: Any) -> dict[str, str]:
-    """Where the code of the user's is that the loader runs; of libraries none is told."""
+    """Return the places of the user's code that the loader runs; library code is left out."""
     found: dict[str, str | None] = {}
-    with suppress(Exception):  # whatever a class of the user's makes of being looked at
+    with suppress(Exception):  # a user's class may raise on attribute access
         inner = dataset
         while type(inner).__module__ == "torch.utils.data.dataset" and hasattr(inner, "dataset"):  # a Subset
             inner = inner.dataset
@@ -91,7 +91,7 @@ def _places(loader: Any, dataset: Any) -> dict[str, str]:
 
 
 def _place_of(function: Any) -> str | None:
-    """file:line (name) of a function of the user's; None of one of a library's, or of none."""
+    """Return file:line (name) of a user's function; None for a library's function or no function."""
     function = getattr(function, "__func__", function)
     function = getattr(function, "func", function)  # functools.partial
     if not hasattr(function, "__code__"):

@@ -1,4 +1,4 @@
-"""Attaches a process: this one, or one that was started under an attachment, with the remedy that is to be tried."""
+"""Attach a process: this one, or one started under an attachment, with the remedy to try."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from datapipe.errors import LifecycleError
 def attach_here(open_watch: OpenWatch) -> Iterator[Session]:
     """Measure the loaders that this process iterates within the block; the watch is finished at its end.
 
-    Passes that have begun before are not measured. Raises LifecycleError where the process is attached already.
+    Passes that started before are not measured. Raises LifecycleError if the process is already attached.
     """
     if loaders.current_session() is not None:
-        raise LifecycleError("this process is being measured already; leave the other block first, or the `diagnose` around it")
+        raise LifecycleError("this process is already measured; leave the other block first, or do not run it under `diagnose`")
     session = Session(open_watch)
     loaders.set_session(session)
     try:
@@ -41,17 +41,17 @@ def attach_here(open_watch: OpenWatch) -> Iterator[Session]:
 
 
 def begin(module: ModuleType) -> None:
-    """Have the loaders of `module`, which has just been imported, measured as the environment says.
+    """Measure the loaders of `module`, which has just been imported, as the environment says.
 
-    torch itself may still be half imported: nothing of it is used here.
+    torch itself may still be partly imported: nothing of it is used here.
     """
     if loaders.current_session() is None:
         loaders.set_session(Session(_named(os.environ[WATCH])))
         if ours.is_name_taken():
-            complain("a package of yours is called 'datapipe' too, so there is no look inside loaders")
+            complain("a package of yours is also named 'datapipe', so loaders cannot be inspected")
             ours.step_aside()
         elif PathFinder.find_spec("datapipe", sys.path) is None:
-            sys.path.append(str(ours.ROOT))  # workers that are not forked import us by name
+            sys.path.append(str(ours.ROOT))  # workers that are not forked import this package by name
     applied = settings_from(os.environ).applied
     if applied is not None and module.__name__ == "torch.utils.data.dataloader":
         apply(module, applied)
@@ -59,7 +59,7 @@ def begin(module: ModuleType) -> None:
 
 
 def _named(name: str) -> OpenWatch:
-    """module:function, imported when it is needed."""
+    """Return module:function, imported when it is needed."""
     module, _, function = name.partition(":")
 
     def open_watch(hooks: Hooks) -> Watch:
@@ -73,15 +73,15 @@ _MARK = "_datapipe_applies"
 
 
 def apply(dataloader: ModuleType, applied: Applied) -> None:
-    """To the loaders of torch, whose module has just been imported. To be called before they are patched."""
+    """Apply the remedy to torch's loaders, whose module has just been imported. Call it before they are patched."""
     loader = dataloader.DataLoader
     if not hasattr(loader.__iter__, _MARK):
         loader.__iter__ = _iterating(loader.__iter__, applied)
 
 
 def _iterating(iterate: Callable[[Any], Any], applied: Applied) -> Callable[[Any], Any]:
-    """Before its first pass a loader is as the script made it, whatever that has set since."""
-    instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what is iterated; None: the loader itself
+    """Wrap `__iter__` to apply the remedy at a loader's first pass, after everything that the script has set."""
+    instead: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # replacement to iterate; None: the loader itself
 
     @functools.wraps(iterate)
     def __iter__(self: Any) -> Any:  # noqa: N807
@@ -101,7 +101,7 @@ def _iterating(iterate: Callable[[Any], Any], applied: Applied) -> Callable[[Any
 
 
 def _carry_out(loader: Any, applied: Applied) -> Any:
-    """Change the loader; what is to be iterated in its place, if anything is."""
+    """Change the loader; return its replacement, if any."""
     if applied.num_workers is not None:
         loader.num_workers = applied.num_workers
         if loader.prefetch_factor is None:
@@ -113,7 +113,7 @@ def _carry_out(loader: Any, applied: Applied) -> Any:
     if not applied.from_torch:
         return None
     if has_stepped_aside():
-        raise RuntimeError("a package of yours is called 'datapipe' too")
+        raise RuntimeError("a package of yours is also named 'datapipe'")
     from datapipe.adapt import from_torch
 
     return from_torch(loader, device="cpu")

@@ -1,4 +1,4 @@
-"""Meters that stand before another one: NVTX ranges around steps, and actions at given training steps."""
+"""Meters that wrap another one: NVTX ranges around steps, and actions at given training steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datapipe.diagnostics.torch_stages.ranges import Recorder
 
 
 class PassingMeter:
-    """What is noted goes to the inner meter."""
+    """A meter that passes its observations to an inner meter."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -23,7 +23,7 @@ class PassingMeter:
 
 
 class PassingPass:
-    """A pass of such a meter."""
+    """A pass of a `PassingMeter`."""
 
     __slots__ = ("_inner",)
 
@@ -43,7 +43,7 @@ class PassingPass:
 
 
 class RangedMeter(PassingMeter):
-    """A meter that has its steps recorded."""
+    """A meter that records its steps as ranges."""
 
     def __init__(self, meter: Meter, recorder: Recorder) -> None:
         super().__init__(meter)
@@ -54,15 +54,15 @@ class RangedMeter(PassingMeter):
 
 
 class RangedPass(PassingPass):
-    """A pass of such a meter. Steps may cross ranges of the script's own, such as one around an epoch."""
+    """A pass of a `RangedMeter`. Steps may overlap the script's own ranges, such as one around an epoch."""
 
     __slots__ = ("_is_inside", "_recorder", "_step")
 
     def __init__(self, inner: MeteredPass, recorder: Recorder) -> None:
         super().__init__(inner)
         self._recorder = recorder
-        self._is_inside = False  # next()
-        self._step: list[Any] = []  # the range of the step under way, if there is one
+        self._is_inside = False  # in next()
+        self._step: list[Any] = []  # the range of the step in progress, if any
 
     def begin(self, num_ready: int | None = None) -> None:
         self._leave()
@@ -87,13 +87,13 @@ class RangedPass(PassingPass):
             self._recorder.end(self._step.pop())
 
 
-Tap = Callable[[int], bool]  # asked before every step, with how many training steps there were; whether to measure this one
+Tap = Callable[[int], bool]  # called before every step with the number of training steps so far; returns True to measure this one
 
 PROFILE_FROM, PROFILE_STEPS = 20, 10
 
 
 def until(num_steps: int, act: Callable[[], None]) -> Tap:
-    """Measure so many steps; then call `act`, once."""
+    """Return a tap that measures `num_steps` steps and then calls `act`, once."""
     is_over = False
 
     def tap(num_done: int) -> bool:
@@ -107,9 +107,9 @@ def until(num_steps: int, act: Callable[[], None]) -> Tap:
 
 
 class ProfilerWindow:
-    """A `Tap` that has torch's profiler look at a few steps, which are not measured then: it slows them down.
+    """A `Tap` that profiles a few steps with torch's profiler. They are not measured, since it slows them down.
 
-    Writes `profile-PID.json`, a Chrome trace, into `directory`.
+    Writes `profile-PID.json`, a Chrome trace, to `directory`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -134,7 +134,7 @@ class ProfilerWindow:
         return self._is_over
 
     def close(self) -> None:
-        """End the window, if one is open, and write what it saw."""
+        """End the window, if one is open, and write its trace."""
         if self._profiler is not None and not self._is_over:
             self._is_over = True
             self._profiler.__exit__(None, None, None)
@@ -144,9 +144,9 @@ class ProfilerWindow:
 
 
 class TappedMeter(PassingMeter):
-    """A meter that asks taps before each step, and may end the script when it gets a batch too many.
+    """A meter that calls taps before each step, and may end the script when it requests a batch too many.
 
-    `ends_after`: training steps after which that is; a script that is done with them by itself goes on to its own end.
+    `ends_after`: the number of training steps before that; a script that finishes them by itself runs to its own end.
     """
 
     def __init__(self, meter: Meter, taps: Sequence[Tap], *, ends_after: int | None = None) -> None:
@@ -160,17 +160,17 @@ class TappedMeter(PassingMeter):
 
 
 class TappedPass(PassingPass):
-    """A pass of such a meter."""
+    """A pass of a `TappedMeter`."""
 
     __slots__ = ("_is_measured", "_meter")
 
     def __init__(self, meter: TappedMeter, inner: MeteredPass) -> None:
         super().__init__(inner)
         self._meter = meter
-        self._is_measured = False  # the step under way
+        self._is_measured = False  # the step in progress
 
     def begin(self, num_ready: int | None = None) -> None:
-        answers = [tap(self._meter.num_done) for tap in self._meter.taps]  # each is asked
+        answers = [tap(self._meter.num_done) for tap in self._meter.taps]  # every tap is called
         is_wanted = all(answers)
         self._meter.num_done += not self._inner.is_evaluation
         if is_wanted:

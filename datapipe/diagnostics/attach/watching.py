@@ -1,4 +1,4 @@
-"""What an attachment calls: a meter around `next()`, and a sink for what else comes to be known.
+"""The interfaces of an attachment: a meter around `next()`, and a sink for further observations.
 
 `datapipe.diagnostics.bracket.Bracket` is a meter.
 """
@@ -20,40 +20,40 @@ class MeteredPass(Protocol):
     is_evaluation: bool  # set before the first `begin`: gradients are off
 
     def begin(self, num_ready: int | None = None) -> None:
-        """Right before `next()`. `num_ready`: batches that have arrived and wait to be handed out; None: not known."""
+        """Call right before `next()`. `num_ready`: batches that have arrived and can be handed out; None: unknown."""
 
     def end(self) -> None:
-        """Right after `next()` has given a batch."""
+        """Call right after `next()` has returned a batch."""
 
     def stop(self) -> None:
-        """After `next()` has raised, and when the pass is left; then perhaps from another thread, and again."""
+        """Call after `next()` has raised, and when the pass is abandoned, possibly from another thread, and again."""
 
 
 class Meter(Protocol):
-    """Measures steps. All is called by the threads that train: passes of one loader by one thread at a time."""
+    """Measures steps. Only training threads call it: one thread at a time for passes of one loader."""
 
     def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> MeteredPass: ...
 
     def note_sync(self, name: str, host_s: float) -> None:
-        """The host has just waited for the device, in what users call `name`."""
+        """Record that the host has just waited for the device, in the function that users call `name`."""
 
     def begin_copy(self) -> None:
-        """A copy from the host to the device is about to be given to the current stream."""
+        """Record that a copy from the host to the device is about to be queued on the current stream."""
 
     def end_copy(self) -> None:
-        """It has been given."""
+        """Record that the copy has been queued."""
 
     def note_update(self) -> None:
-        """An optimiser has made a step."""
+        """Record that an optimiser has made a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """A loader, as it was when first iterated. None: not known, or it has no such thing."""
+    """A loader's properties when it was first iterated. None: unknown, or it has no such thing."""
 
-    key: int  # the number that passes and profiles give; counted from 0 in each process
+    key: int  # the number in passes and profiles; counted from 0 in each process
     kind: str  # its class, with the module
-    site: str | None  # file:line that made it, of the user's code where there is any
+    site: str | None  # file:line that made it, in the user's code if possible
     dataset: str | None  # its class
     batch_size: int | None
     num_workers: int | None
@@ -68,45 +68,45 @@ class LoaderFacts:
     places: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe."""
+        """Return JSON-safe values."""
         return dataclasses.asdict(self)
 
 
 class Sink(Protocol):
-    """Takes what is known of loaders and batches. Thread-safe, cheap, bounded in memory."""
+    """Stores facts about loaders and batches. Thread-safe, cheap, bounded in memory."""
 
     def note_loader(self, facts: LoaderFacts) -> None:
-        """A loader, before its first pass."""
+        """Record a loader, before its first pass."""
 
     def note_profile(self, profile: BatchProfile) -> None:
-        """A batch of a torch loader, once it has been handed out; in that order for each pass."""
+        """Record a batch of a torch loader, after it was handed out; in that order for each pass."""
 
     def note_stage(self, loader: int, event: StageEvent) -> None:
-        """A stage of a datapipe loader, from any thread."""
+        """Record a stage of a datapipe loader, from any thread."""
 
     def note_trouble(self, message: str) -> None:
-        """Something that could not be measured."""
+        """Record something that could not be measured."""
 
     def finish(self) -> None:
-        """The process ends, or the attachment does: results are to be written. Called once."""
+        """Write the results: the process or the attachment ends. Called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What watches one process."""
+    """The meter and sink of one process."""
 
     meter: Meter
     sink: Sink
-    look_at: Callable[[LoaderFacts, Any], None] | None = None  # called with a loader itself, before its first pass
+    look_at: Callable[[LoaderFacts, Any], None] | None = None  # called with the loader itself, before its first pass
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What is told beside `begin` and `end`; the rest of a meter's methods is never called."""
+    """The events reported besides `begin` and `end`; other methods of a meter are never called."""
 
     syncs: bool = False
     copies: bool = False
     updates: bool = False
 
 
-OpenWatch = Callable[[Hooks], Watch]  # called in the process to be watched, when it first iterates a loader
+OpenWatch = Callable[[Hooks], Watch]  # called in the measured process, when it first iterates a loader

@@ -1,5 +1,5 @@
-"""A look into torch's DataLoader: what each batch cost, measured where it was made.
+"""Inspect torch's DataLoader: measure each batch's cost where it is made.
 
-`install` puts probes into torch's own classes, `probe` measures in workers, `arrivals` takes over in the main
-process, `attribution` says which stage is at fault. Importing this room imports nothing but the standard library.
+`install` puts probes into torch's own classes, `probe` measures in workers, `profile` stores what arrives in the main
+process, `attribution` finds the stage at fault. Importing this package imports only the standard library.
 """

@@ -1,10 +1,9 @@
-"""Which stage of a torch DataLoader is at fault for the time its consumer waited. Pure.
+"""Find the stage of a torch DataLoader at fault for the time its consumer waited. Pure.
 
-The rule: a batch that was not made when it was asked for is late by all that it went through: a millisecond less of
-any of it is a millisecond less of waiting, whatever came last. So the wait is charged with its whole way, in
-proportion, and before its turn had come, with the batch that its worker was making instead. Where the batch had been
-made, the wait is charged with what it was going through at each moment. Batches that were there in time are charged
-with nothing.
+The rule: a batch that was not finished when requested is late because of every stage it went through: a millisecond less in
+any of them is a millisecond less of waiting, whichever came last. So the wait is charged to all of its stages in
+proportion, and for the time before its turn, to the batch that its worker was making instead. If the batch had been
+finished, the wait is charged to the stage it was in at each moment. Batches that arrived in time are charged nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _DATASET, _COLLATE, _MAKING, _WAY = "dataset", "collate", "making", "way"
 
 
 def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Attribution:
-    """Why a consumer waited for these batches, of one loader.
+    """Return why a consumer waited for these batches, of one loader.
 
-    `waits`: the consumer's, where they are known better than from the profiles, or only some are to be explained
-    (those of the steady state); by default all.
+    `waits`: the consumer's, if they are known better than from the profiles, or if only some are to be explained (those of
+    the steady state); by default all.
     """
     profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
     breakdown = Breakdown(profiles)
@@ -47,7 +46,7 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     for wait in [(profile.asked_ns, profile.taken_ns) for profile in profiles] if waits is None else waits:
         place = bisect_right(taken, wait[0])
         if place == len(profiles):
-            continue  # for the end of the pass
+            continue  # waited for the end of the pass
         profile = profiles[place]
         waited_for.append((wait, profile))
         key = _worker_key(profile.made)
@@ -82,7 +81,7 @@ def _worker_key(made: Making) -> tuple[int, int]:
 
 
 def _by_worker(profiles: Sequence[BatchProfile]) -> dict[tuple[int, int], list[BatchProfile]]:
-    """Each worker's batches, in the order of making. Workers of different iterators are different ones."""
+    """Return each worker's batches, in the order of making. Workers of different iterators count as different."""
     grouped: defaultdict[tuple[int, int], list[BatchProfile]] = defaultdict(list)
     for profile in profiles:
         grouped[_worker_key(profile.made)].append(profile)
@@ -101,10 +100,10 @@ def _parts_of_making(made: Making) -> list[Span]:
 
 
 def _way_of(profile: BatchProfile) -> list[Span]:
-    """What one batch went through, up to its handing out, in order."""
+    """Return the stages of one batch until it was handed out, in order."""
     made, moved, pinned = profile.made, profile.moved, profile.pinned
     spans = _parts_of_making(made)
-    if moved is None:  # made by the consumer: what is before and after is around the loader
+    if moved is None:  # made by the consumer: the time before and after belongs to the sampler and handing out
         arrived_ns = made.ready_ns
         spans.insert(0, Span(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
     else:
@@ -135,7 +134,7 @@ def _expand(into: defaultdict[StageKey, float], what: Hashable, nanoseconds: flo
 
 
 def _work_ns(profiles: Sequence[BatchProfile], breakdown: Breakdown) -> Mapping[StageKey, float]:
-    """What making and moving took; being on the way, or in a queue, is no work."""
+    """Return the time spent making and moving batches; time in transit or in a queue is not work."""
     work: defaultdict[StageKey, float] = defaultdict(float)
     for profile in profiles:
         made, moved, pinned = profile.made, profile.moved, profile.pinned
@@ -149,7 +148,7 @@ def _work_ns(profiles: Sequence[BatchProfile], breakdown: Breakdown) -> Mapping[
 
 
 def _slow_worker(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wait, BatchProfile]]) -> int | None:
-    """The worker that takes much longer than the others, if most of the waiting is for it."""
+    """Return the worker that takes much longer than the others, if most of the waiting is for it."""
     times: defaultdict[int, list[int]] = defaultdict(list)
     waits: defaultdict[int, int] = defaultdict(int)
     for profile in profiles:
@@ -168,7 +167,7 @@ def _slow_worker(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wa
 
 
 def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wait, BatchProfile]]) -> int | None:
-    """How long a later batch of the pass was ready while the next one was not. None without workers."""
+    """Return how long a later batch of the pass was ready while the next one was not. None without workers."""
     if not any(profile.moved for profile in profiles):
         return None
     soonest: dict[tuple[int, int], int] = {}  # pass, step -> when the first batch after that step was ready
@@ -187,10 +186,10 @@ def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tupl
 
 
 def attribute_events(events: Sequence[StageEvent]) -> Attribution:
-    """Why the consumer of one pass waited.
+    """Return why the consumer of one pass waited.
 
-    A wait is charged to what went on for the batch that was waited for, in equal parts where that was several
-    blocks at once; and where nothing was, to what the threads did for other batches meanwhile.
+    A wait is charged to the work on the awaited batch, in equal parts if several blocks were in progress at once. If there
+    was none, it is charged to the threads' work on other batches at that time.
     """
     waits = [event for event in events if event.stage is Stage.WAIT]
     work = [event for event in events if event.stage is not Stage.WAIT and event.duration_ns > 0]

@@ -1,10 +1,11 @@
-"""What the making of a batch was made up of, and how a wait is charged to it. Pure.
+"""Break down the time to make a batch, and charge waits to its parts. Pure.
 
 The dataset's time D is divided into
-- cores: ready to run, and without a core (run-queue delay; where the kernel does not tell, it is in `read`),
+
+- cores: ready to run, but without a core (run-queue delay; if the kernel does not report it, it is in `read`),
 - transforms T, by name,
-- decode: the rest as far as it kept a core busy: what `__getitem__` does outside its transforms,
-- read: the rest of the rest: waiting, for storage, the network or a lock.
+- decode: the rest, as far as it kept a core busy: the work of `__getitem__` outside its transforms,
+- read: the remainder: waiting, for storage, the network or a lock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COLLATE: Stage = ("collate", None)
 
 
 class Breakdown:
-    """Of batches of one loader. How transforms share their time, and its CPU part, is sampled, and so taken over all."""
+    """The breakdown of one loader's batches. The split between transforms, and their CPU share, are sampled over all batches."""
 
     def __init__(self, profiles: Sequence[BatchProfile]) -> None:
         wall_ns: defaultdict[str, float] = defaultdict(float)
@@ -42,7 +43,7 @@ class Breakdown:
         self._typical_ns = sum(made.transform_ns or 0 for made in timed) / len(timed) if timed else 0.0
 
     def of_dataset(self, made: Making) -> Parts:
-        """What the dataset's time was made up of."""
+        """Return the parts of the dataset's time."""
         dataset_ns = made.dataset_ns
         if dataset_ns <= 0:
             return {READ: 1.0}
@@ -56,14 +57,14 @@ class Breakdown:
         return parts | {("transform", name): transforms * share for name, share in self._names.items()}
 
     def of_collate(self, made: Making) -> Parts:
-        """What the time of collating was made up of."""
+        """Return the parts of the time of collating."""
         collate_ns = max(1, made.collate_ns)
         queued = min(_queued_share(made), max(0.0, 1 - made.collate_cpu_ns / collate_ns))
         return {CORES: queued, COLLATE: 1 - queued}
 
 
 def _helpers_share(made: Making) -> float:
-    """CPU time of other threads of the worker, which the thread that makes the batch may have waited for."""
+    """Return the CPU time of other threads of the worker, which the thread making the batch may have waited for, as a share."""
     fetch_ns = made.ready_ns - made.start_ns
     if made.process_cpu_ns is None or fetch_ns <= 0:
         return 0.0
@@ -71,14 +72,14 @@ def _helpers_share(made: Making) -> float:
 
 
 def _queued_share(made: Making) -> float:
-    """Of the whole making; the kernel's count is not divided further."""
+    """Return the share of the whole making; the kernel's count cannot be divided further."""
     fetch_ns = made.ready_ns - made.start_ns
     return 0.0 if made.counters.queued_ns is None or fetch_ns <= 0 else min(1.0, made.counters.queued_ns / fetch_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something at work. Times on one clock."""
+    """A piece of work. Times on one clock."""
 
     what: Hashable
     start_ns: int
@@ -86,7 +87,7 @@ class Span:
 
 
 class SpanIndex:
-    """Spans that are asked for by time."""
+    """Spans, indexed by time."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._spans = sorted(spans, key=attrgetter("start_ns"))
@@ -94,15 +95,15 @@ class SpanIndex:
         self._longest_ns = max((span.end_ns - span.start_ns for span in self._spans), default=0)
 
     def during(self, start_ns: int, end_ns: int) -> list[Span]:
-        """Those that overlap an interval."""
+        """Return the spans that overlap an interval."""
         first = bisect_left(self._starts, start_ns - self._longest_ns)
         return [span for span in self._spans[first : bisect_right(self._starts, end_ns)] if span.end_ns > start_ns]
 
 
 def charge(start_ns: int, end_ns: int, layers: Sequence[Sequence[Span]], rest: Hashable) -> dict[Hashable, float]:
-    """Nanoseconds of the interval by what was at work; they add up to it.
+    """Return the nanoseconds of the interval by the work done then; they add up to the interval.
 
-    A moment goes to the spans of the first layer that has any then, in equal parts, and to `rest` where none has.
+    A moment is charged to the spans of the first layer that has any at that time, in equal parts, and to `rest` if none has.
     """
     charged: defaultdict[Hashable, float] = defaultdict(float)
     left = [(start_ns, end_ns)] if end_ns > start_ns else []
@@ -116,7 +117,7 @@ def charge(start_ns: int, end_ns: int, layers: Sequence[Sequence[Span]], rest: H
 def _charge_layer(
     charged: defaultdict[Hashable, float], start_ns: int, end_ns: int, spans: Sequence[Span]
 ) -> list[tuple[int, int]]:
-    """Charge one layer's spans within an interval; the parts of it in which there are none."""
+    """Charge one layer's spans within an interval; return the parts of it without any."""
     edges: list[tuple[int, int, Hashable]] = []
     for span in spans:
         first, last = max(span.start_ns, start_ns), min(span.end_ns, end_ns)

@@ -1,4 +1,4 @@
-"""From shares of stages to what is at fault, in words. Pure."""
+"""Find the stage at fault from the shares of stages, and explain it in words. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datapipe.diagnostics.torch_stages.breakdown import Stage
 
 STARTUP: Stage = ("startup", None)
 IDLE: Stage = ("idle", None)
-_NEGLIGIBLE = 0.05  # of all waiting
+_NEGLIGIBLE = 0.05  # share of all waiting
 
 MEANINGS = {
     "read": "waiting inside __getitem__: for storage, the network or a lock",
@@ -22,9 +22,9 @@ MEANINGS = {
     "transfer": "moving batches from the workers to the training process",
     "pin": "copying batches into pinned memory",
     "copy": "copying batches to the device",
-    "sampler": "the training process itself, around the loader: its sampler, or handing out",
+    "sampler": "the training process itself, around the loader: its sampler, or handing out batches",
     "plan": "order, index look-up and draws",
-    "cores": "waiting for a CPU core: more runs than there are cores",
+    "cores": "waiting for a CPU core: more threads run than there are cores",
     "startup": "starting workers",
     "idle": "workers without a batch to make, or batches that were ready",
 }
@@ -32,30 +32,30 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """One stage. Shares are of all stages, and add up to 1 over them; None: there was nothing to share."""
+    """The shares of one stage, out of all stages, over which they add up to 1; None: there was nothing to share."""
 
     stage: str  # one of MEANINGS
     name: str | None  # of a transform
-    of_wait: float | None  # of the time the consumer waited: who is at fault
+    of_wait: float | None  # of the time the consumer waited: decides the fault
     of_work: float | None  # of the time that making and moving batches took, waited for or not
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Why a consumer waited."""
+    """The reason why a consumer waited."""
 
-    stage: str | None  # at fault; None: nobody waited
-    name: str | None  # of the transform, where it is transforms
-    worker: int | None  # that is at fault more than others; None: none is
+    stage: str | None  # the stage at fault; None: there was no waiting
+    name: str | None  # of the transform, if the stage is transforms
+    worker: int | None  # the one most at fault; None: no worker is
     wait_s: float
-    head_of_line_s: float | None  # of it, with later batches ready, but not the next; None: does not apply
+    head_of_line_s: float | None  # part of wait_s with later batches ready, but not the next; None: does not apply
     num_batches: int
     shares: tuple[StageShare, ...]  # the largest part of the wait first
     reason: str
 
 
 def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) -> tuple[StageShare, ...]:
-    """Both, stage by stage."""
+    """Return the shares of waiting and of work, stage by stage."""
     all_wait, all_work = sum(wait_ns.values()), sum(work_ns.values())
     shares = [
         StageShare(
@@ -71,7 +71,7 @@ def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) ->
 
 
 def joined(parts: Sequence[Attribution]) -> Attribution | None:
-    """Several of one loader as one, by their waits; None of none. No worker is blamed."""
+    """Join attributions of one loader, weighted by their waits; None for none. No worker is blamed."""
     if not parts:
         return None
     wait_ns: defaultdict[Stage, float] = defaultdict(float)
@@ -97,9 +97,9 @@ def joined(parts: Sequence[Attribution]) -> Attribution | None:
 
 
 def find_fault(shares: tuple[StageShare, ...]) -> tuple[str | None, str | None, float]:
-    """The kind of stage that most of the wait is charged to, the transform that is most of it, and the share.
+    """Return the kind of stage with most of the wait, the transform with most of that, and the share.
 
-    Starting up counts only where there is little else: it happens once.
+    Starting up counts only if there is little else: it happens once.
     """
     by_kind: defaultdict[str, float] = defaultdict(float)
     for share in shares:
@@ -115,7 +115,7 @@ def find_fault(shares: tuple[StageShare, ...]) -> tuple[str | None, str | None, 
 
 
 def in_words(kind: str | None, name: str | None, share: float, *, worker: int | None, head_of_line: float | None) -> str:
-    """Why, in a sentence or two."""
+    """Return the reason in one or two sentences."""
     if kind is None:
         return "no time was spent waiting for batches"
     what = MEANINGS[kind] + (f", most of it {name}" if name else "")

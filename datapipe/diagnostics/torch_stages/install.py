@@ -1,9 +1,8 @@
-"""Puts the probes into torch's own classes, once per process. Nothing is measured by that alone.
+"""Install the probes in torch's own classes, once per process. This alone measures nothing.
 
-Four names of torch are relied upon, and all must be there, with these arguments, as in torch 2.6 to 2.15:
-`_BaseDataLoaderIter.__init__(self, loader)`, after which `_collate_fn` is what the fetcher will be given, the two
-fetchers' `fetch(self, index)`, and the function `pin_memory(data, device)`. Where one is not there, or is called in
-another way, `install` says so and changes nothing.
+Four names of torch are needed, all with these arguments, as in torch 2.6 to 2.15: `_BaseDataLoaderIter.__init__(self,
+loader)`, after which `_collate_fn` is what the fetcher will get, the two fetchers' `fetch(self, index)`, and the function
+`pin_memory(data, device)`. If one is missing or has other arguments, `install` reports that and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _local = threading.local()
 
 
 def install(dataloader: ModuleType) -> list[str]:
-    """Patch torch around `torch.utils.data.dataloader`; what is not as it should be, and then nothing is patched."""
+    """Patch torch around `torch.utils.data.dataloader`; return what is not as expected, in which case nothing is patched."""
     missing = _missing(dataloader)
     if not missing:
         iterator = dataloader._BaseDataLoaderIter
@@ -40,7 +39,7 @@ def install(dataloader: ModuleType) -> list[str]:
 
 
 def install_in_worker() -> None:
-    """What a worker needs that was not forked."""
+    """Install what a worker needs that was not forked."""
     import torch.utils.data._utils.fetch as fetch
 
     if not _wrong_fetchers(fetch):
@@ -48,14 +47,14 @@ def install_in_worker() -> None:
 
 
 def probing(is_wanted: bool) -> bool:
-    """Whether iterators that this thread makes from now on are given probes; returns what held so far."""
+    """Set whether iterators that this thread creates from now on get probes; return the previous setting."""
     before: bool = getattr(_local, "is_probing", False)
     _local.is_probing = is_wanted
     return before
 
 
 def iterator_key(iterator: object) -> tuple[int, int] | None:
-    """Of an iterator that was given a probe."""
+    """Return the key of an iterator that has a probe."""
     probe = getattr(iterator, "_collate_fn", None)
     return probe.iterator if type(probe) is CollateProbe else None
 
@@ -130,7 +129,7 @@ def _wrong_fetchers(fetch: ModuleType) -> list[str]:
 
 
 def _wrong(module: ModuleType, path: str, parameters: list[str]) -> list[str]:
-    """[] if there is such a function with such parameters, else what there is."""
+    """Return [] if there is such a function with such parameters, else what was found."""
     found: Any = module
     try:
         for name in path.split("."):

@@ -1,6 +1,6 @@
-"""Helps to patch code that is not ours: once it has been imported, and without a trace of us in its exceptions.
+"""Patch other libraries' code after its import, and leave no trace of datapipe in its exceptions.
 
-Loaded by every Python process that is started under an attachment, so it imports next to nothing itself.
+Every Python process started under an attachment loads this module, so it imports next to nothing itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def after_import(name: str, act: Act) -> None:
-    """Call `act(module)` after the first import of `name`: now, if that has happened. `act` must not raise."""
+    """Call `act(module)` after the first import of `name`, or now if it is imported already. `act` must not raise."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         act(module)
@@ -27,7 +27,7 @@ def after_import(name: str, act: Act) -> None:
 
 
 class _Finder:
-    """Finds as those after it do, and has the loader call `act` when it is done."""
+    """Finds as the finders after it do, and makes the loader call `act` when it has finished."""
 
     def __init__(self, name: str, act: Act) -> None:
         self._name, self._act = name, act
@@ -46,7 +46,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads as `loader` does; the module never sees another."""
+    """Loads as `loader` does; the module never sees this object."""
 
     def __init__(self, loader: object, act: Act, finder: _Finder) -> None:
         self._loader, self._act, self._finder = loader, act, finder
@@ -68,8 +68,10 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def forget_us(exc: BaseException) -> None:
-    """Take our own frames off the start of the traceback. For an `except` clause that ends with a bare `raise`,
-    which adds none."""
+    """Remove datapipe's own frames from the start of the traceback.
+
+    For an `except` clause that ends with a bare `raise`, which adds none.
+    """
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next

@@ -1,11 +1,11 @@
-"""Measures a batch where it is made, and sends what it found along with the batch.
+"""Measure a batch where it is made, and send the measurements along with the batch.
 
-The seam: an iterator's `_collate_fn` is a `CollateProbe` instead of the loader's function. It goes to the workers as
-the function would, and brings this module into them where they are not forked. torch's fetchers, whose `fetch` is
-patched, make a batch and end with the probe; if that is elsewhere than in the process that asked, the batch leaves
-it in an `Envelope`, which is gone once the queue has unpickled it: nobody ever sees one.
+An iterator's `_collate_fn` becomes a `CollateProbe` instead of the loader's function. It goes to the workers as the
+function would, and imports this module in workers that are not forked. torch's fetchers, whose `fetch` is patched, make a
+batch and end with the probe. In another process than the one that asked, the batch leaves in an `Envelope`, which
+disappears when the queue unpickles it: no user code ever sees one.
 
-Whatever goes wrong here costs a profile, never a batch.
+An error here costs a profile, never a batch.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from datapipe.diagnostics.torch_stages.transform_patching import (
     take_back,
 )
 
-_MAX_LEAVES = 64  # of a batch, looked at for their size
+_MAX_LEAVES = 64  # leaves of a batch whose size is added up
 _numbers = itertools.count()
 _local = threading.local()
 
 
 def new_iterator_key() -> tuple[int, int]:
-    """What tells iterators apart, over processes."""
+    """Return a key that identifies an iterator across processes."""
     return os.getpid(), next(_numbers)
 
 
 class CollateProbe:
-    """Collates as `function` does. In a fetch under way, notes when."""
+    """Collates as `function` does, and records the time during a fetch."""
 
     def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int]) -> None:
         self.function = function
@@ -63,7 +63,7 @@ class CollateProbe:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        if name == "function":  # while being unpickled or copied
+        if name == "function":  # during unpickling or copying
             raise AttributeError(name)
         return getattr(self.function, name)
 
@@ -72,7 +72,7 @@ class CollateProbe:
 
 
 def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has_ranges: bool) -> CollateProbe:
-    """In a worker that was not forked: what a forked one inherits has to be put there first."""
+    """Unpickle a probe; in a worker that was not forked, first install what a forked one inherits."""
     try:
         from datapipe.diagnostics.torch_stages.install import install_in_worker
 
@@ -80,7 +80,7 @@ def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has
         if has_ranges and recorder() is None:
             set_recorder(open_recorder())
     except Exception:
-        pass  # then nothing is measured in this worker
+        pass  # nothing is measured in this worker
     return CollateProbe(function, iterator)
 
 
@@ -125,7 +125,7 @@ class Fetching:
             self.num_samples = len(samples) if isinstance(samples, (list, tuple)) else None
 
     def end(self, batch: Any, *, has_samples: bool) -> Any:
-        """The batch as it goes on: itself, or in an envelope."""
+        """Return the batch to pass on: itself, or in an envelope."""
         ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         after = thread_counters().after(with_reading=self._clock is not None)
         self._leave()
@@ -133,7 +133,7 @@ class Fetching:
         clock = self._clock
         probe.schedule.note(ready_ns - self.start_ns, clock, is_worker=self._is_worker)
         if not self.is_collating:
-            return batch  # a fetcher of another kind
+            return batch  # another kind of fetcher
         process_cpu_ns = time.process_time_ns() - self.process_cpu_ns if self._is_worker else None
         made = Making(
             iterator=probe.iterator,
@@ -157,7 +157,7 @@ class Fetching:
         return batch
 
     def abandon(self) -> None:
-        """There is no batch."""
+        """End without a batch."""
         self._leave()
 
     def _give_back(self) -> None:
@@ -173,12 +173,12 @@ class Fetching:
 
 
 def is_fetching() -> bool:
-    """Whether this thread is making a batch."""
+    """Return True if this thread is making a batch."""
     return getattr(_local, "fetching", None) is not None
 
 
 def probed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A fetcher's `fetch`, measured where its function is a probe."""
+    """Return a fetcher's `fetch`, measured if its function is a probe."""
 
     @functools.wraps(fetch)
     def measured(self: Any, possibly_batched_index: Any) -> Any:
@@ -199,7 +199,7 @@ def probed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class Envelope:
-    """A batch on its way to another process, as which it is unpickled."""
+    """A batch in transit to another process; it unpickles as the batch itself."""
 
     __slots__ = ("batch", "made")
 
@@ -208,7 +208,7 @@ class Envelope:
         self.made = made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        # what a tuple holds is pickled in its order, and unpickled so
+        # a tuple's members are pickled, and unpickled, in order
         return open_envelope, (_Start(), self.batch, _End(self.made))
 
 
@@ -226,12 +226,12 @@ class _End:
 
 
 def note_time(pickled_ns: int, made: Making | None = None) -> tuple[int, int, Making | None]:
-    """When something was pickled, and unpickled."""
+    """Return the times of pickling and unpickling."""
     return pickled_ns, time.perf_counter_ns(), made
 
 
 def open_envelope(start: tuple[int, int, None], batch: Any, end: tuple[int, int, Making]) -> Any:
-    """The batch, once what is known of it is kept."""
+    """Return the batch, after storing its measurements."""
     made = end[2]
     if made.iterator[0] == os.getpid():
         ARRIVALS.add(batch, Arrival(made, Passage(start[0], end[0], start[1], end[1])))
@@ -263,7 +263,7 @@ def _worker_id() -> int | None:
 
 
 def _nbytes(batch: Any) -> int | None:
-    """Of the tensors and arrays that a batch consists of, as far as they are found by looking at a few."""
+    """Return the bytes of the batch's tensors and arrays, as far as a look at a few leaves finds them."""
     total, pending, num = None, [batch], 0
     while pending and num < _MAX_LEAVES:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""What is known of one batch of a torch DataLoader. Times are `time.perf_counter_ns`, which processes share.
+"""The profile of one batch of a torch DataLoader. Times are `time.perf_counter_ns`, which processes share.
 
 asked ............................................. taken            the consumer, in next()
   start -- dataset -- collate_start -- collate -- ready              a worker, or the consumer itself
@@ -16,16 +16,16 @@ from typing import Any
 
 
 def _by_position(self: Any) -> tuple[type, tuple[Any, ...]]:
-    """How a dataclass pickles in a fifth of the time: these are unpickled while a consumer waits."""
+    """Pickle a dataclass by position, in a fifth of the time: profiles are unpickled while a consumer waits."""
     return type(self), tuple(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
 class TransformTime:
-    """What one kind of transform took of a batch, without the transforms within it: right on average over batches."""
+    """The time of one kind of transform in a batch, without nested transforms; correct on average over batches."""
 
     name: str  # its class, or function
-    wall_ns: int  # of all calls, extrapolated from those that were timed, as `cpu_ns` is
+    wall_ns: int  # of all calls, extrapolated from the timed ones, like `cpu_ns`
     cpu_ns: int
     num_timed: int
 
@@ -34,24 +34,24 @@ class TransformTime:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the kernel counted for the thread while it made the batch; None: not to be had on this machine."""
+    """The kernel's counters for the thread while it made the batch; None: not available on this machine."""
 
-    read_nbytes: int | None  # by read() and its kin, page cache or not
-    storage_nbytes: int | None  # that came from storage, mapped files too
+    read_nbytes: int | None  # by read() and similar calls, from the page cache or not
+    storage_nbytes: int | None  # from storage, including mapped files
     blocked_ns: int | None  # waited for block devices (needs the kernel's task_delayacct)
-    queued_ns: int | None  # could have run, and waited for a core
+    queued_ns: int | None  # ready to run, waiting for a core
 
     __reduce__ = _by_position
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """One batch, as it was made. Travels with the batch."""
+    """The measurements of making one batch. Sent along with the batch."""
 
     iterator: tuple[int, int]  # process and number of the iterator it is for
-    pid: int  # who made it
+    pid: int  # of the process that made it
     worker: int | None  # None: the consumer itself
-    num_samples: int | None  # None: the dataset gives whole batches
+    num_samples: int | None  # None: the dataset returns whole batches
     nbytes: int | None  # of tensors and arrays; None: none were found
     start_ns: int
     collate_start_ns: int
@@ -59,7 +59,7 @@ class Making:
     dataset_cpu_ns: int  # of the thread, from start to collate_start
     collate_cpu_ns: int
     process_cpu_ns: int | None  # of all threads, from start to ready; None where others share the process
-    transforms: tuple[TransformTime, ...] | None  # None: of this batch they were not timed
+    transforms: tuple[TransformTime, ...] | None  # None: not timed for this batch
     transform_ns: int | None  # of all together, not extrapolated
     counters: Counters
 
@@ -76,7 +76,7 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One batch, on its way from a worker."""
+    """The transfer of one batch from a worker."""
 
     pickle_start_ns: int
     pickle_end_ns: int
@@ -86,7 +86,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """One batch, copied into pinned memory."""
+    """The copy of one batch into pinned memory."""
 
     start_ns: int
     end_ns: int
@@ -94,11 +94,11 @@ class Pinning:
 
 @dataclass(frozen=True, slots=True)
 class BatchProfile:
-    """All that is known of one batch that was handed out."""
+    """All measurements of one batch that was handed out."""
 
-    loader: int  # as the attachment numbers loaders
-    pass_id: int  # of all passes in this process
-    step: int  # of the pass, in the order of handing out
+    loader: int  # the attachment's number for the loader
+    pass_id: int  # among all passes in this process
+    step: int  # within the pass, in the order of handing out
     asked_ns: int
     taken_ns: int
     made: Making
@@ -106,25 +106,27 @@ class BatchProfile:
     pinned: Pinning | None  # None: not pinned
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe."""
+        """Return JSON-safe values."""
         return dataclasses.asdict(self)
 
 
-_MAX_ARRIVALS = 8192  # more were never asked for: of passes that were left
+_MAX_ARRIVALS = 8192  # beyond that, the oldest belong to abandoned passes
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """The measurements of a batch in the main process, before it is handed out."""
+
     made: Making
     moved: Passage | None
     pinned: Pinning | None = None
 
 
 class Arrivals:
-    """Thread-safe as dicts are: one thread adds or pins a batch, and another takes it later."""
+    """The profiles of arrived batches. Thread-safe as dicts are: one thread adds or pins a batch, another takes it later."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, deque[Arrival]] = {}  # several: small integers and the like are one object
+        self._by_id: dict[int, deque[Arrival]] = {}  # several: small integers and similar values are one object
 
     def add(self, batch: object, arrival: Arrival) -> None:
         if len(self._by_id) >= _MAX_ARRIVALS:
@@ -135,20 +137,20 @@ class Arrivals:
         return id(batch) in self._by_id
 
     def pinned(self, batch: object, pinned: object, times: Pinning) -> None:
-        """`pinned` was made of `batch`."""
+        """Record that `pinned` was made of `batch`."""
         arrival = self._pop(id(batch))
         if arrival is not None:
             self.add(pinned, replace(arrival, pinned=times))
 
     def take(self, batch: object, iterator: tuple[int, int]) -> Arrival | None:
-        """What is known of a batch that this iterator hands out."""
+        """Return the profile of a batch that this iterator hands out."""
         while (arrival := self._pop(id(batch))) is not None:
             if arrival.made.iterator == iterator:
                 return arrival
-        return None  # what was there was of an object that is gone
+        return None  # the entry belonged to an object that is gone
 
     def forget(self, iterator: tuple[int, int]) -> None:
-        """Nothing that has arrived for it is handed out any more."""
+        """Drop what has arrived for this iterator, which hands out no more batches."""
         for key, arrivals in list(self._by_id.items()):
             if arrivals and arrivals[0].made.iterator == iterator:
                 self._by_id.pop(key, None)
@@ -163,4 +165,4 @@ class Arrivals:
         return arrival
 
 
-ARRIVALS = Arrivals()  # of this process: what comes out of a queue has nobody else to turn to
+ARRIVALS = Arrivals()  # global, because objects unpickled from a queue can reach nothing else

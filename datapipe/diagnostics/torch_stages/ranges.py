@@ -1,6 +1,7 @@
-"""NVTX ranges, which Nsight Systems shows beside the GPU's work. None, unless they were asked for.
+"""NVTX ranges, which Nsight Systems shows next to the GPU's work; none unless requested.
 
-torch has them in builds for CUDA, and the package nvtx everywhere; torch's are preferred, as they need nothing installed.
+torch has them in builds for CUDA, and the package nvtx has them everywhere. torch's are preferred, since they need no
+installation.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from datapipe.errors import DependencyError
 
 
 class Recorder(Protocol):
-    """Thread-safe, for calls of one thread that are properly nested, and for spans of any kind."""
+    """A recorder of ranges. Thread-safe, for properly nested calls of one thread, and for spans of any kind."""
 
     def push(self, name: str) -> None:
-        """A range of this thread begins, within those that it has begun."""
+        """Begin a range of this thread, nested in those it has begun."""
 
     def pop(self) -> None:
-        """The latest range of this thread ends."""
+        """End the latest range of this thread."""
 
     def start(self, name: str) -> Any:
-        """A range of the process begins, whatever it crosses; returned is what `end` takes."""
+        """Begin a range of the process, which may overlap others; return the argument for `end`."""
 
     def end(self, started: Any) -> None:
-        """It ends."""
+        """End a range that `start` began."""
 
 
 class TorchRecorder:
-    """By `torch.cuda.nvtx`, which makes no CUDA context."""
+    """A recorder by `torch.cuda.nvtx`, which creates no CUDA context."""
 
     def __init__(self, torch: Any) -> None:
         ranges = torch.cuda.nvtx
@@ -39,7 +40,7 @@ class TorchRecorder:
 
 
 class PackageRecorder:
-    """By the package nvtx."""
+    """A recorder by the package nvtx."""
 
     def __init__(self, nvtx: Any) -> None:
         self.push, self.pop = nvtx.push_range, nvtx.pop_range
@@ -47,7 +48,7 @@ class PackageRecorder:
 
 
 def open_recorder() -> Recorder:
-    """What this process has. Imports torch only where the package is missing. Raises DependencyError where there is neither."""
+    """Return this process's recorder. Imports torch only if the package is missing. Raises DependencyError without either."""
     if _is_built_for_cuda(sys.modules.get("torch")):
         return TorchRecorder(sys.modules["torch"])
     if find_spec("nvtx") is not None:
@@ -61,13 +62,13 @@ def open_recorder() -> Recorder:
 
 
 def set_recorder(recorder: Recorder | None) -> None:
-    """Who takes the ranges of this process, and of workers that are forked from it, from now on."""
+    """Set the recorder of this process, and of workers forked from it, from now on."""
     global _recorder
     _recorder = recorder
 
 
 def recorder() -> Recorder | None:
-    """Who takes them; None: nobody."""
+    """Return the recorder; None: there is none."""
     return _recorder
 
 

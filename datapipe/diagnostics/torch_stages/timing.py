@@ -1,8 +1,8 @@
-"""How long transforms take, of one batch: exclusive times by name, from a few calls of each.
+"""Time the transforms of a batch: exclusive times by name, from a few calls of each.
 
-Only some batches are timed, so many that it costs little on average. Of these each outermost call is timed as a
-whole. Timing what is called within it as well costs tens of microseconds, and a batch makes hundreds of calls; so
-that is done for some, spread over the batch, and extrapolated to all.
+Only some batches are timed, few enough that the average cost is small. In these, each outermost call is timed as a whole.
+Timing the nested calls as well costs tens of microseconds, and a batch makes hundreds of calls; so that is done for some
+calls, spread over the batch, and extrapolated to all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from datapipe.diagnostics.torch_stages.profile import Counters, TransformTime
 from datapipe.diagnostics.torch_stages.ranges import recorder
 
-_NS_PER_TICK = 10_000_000  # of /proc/PID/stat: hundredths of a second on every Linux
+_NS_PER_TICK = 10_000_000  # unit of /proc/PID/stat: hundredths of a second on every Linux
 _BLOCKED_FIELD = 41  # delayacct_blkio_ticks, counted from 0
 
 
 class ThreadCounters:
-    """Of the thread that makes it, in the process that makes it."""
+    """The kernel's counters of the thread that creates it, in the process that creates it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -38,18 +38,18 @@ class ThreadCounters:
                     os.close(file)
 
     def before(self, *, with_reading: bool = True) -> Counters:
-        """The sums as they are once this has returned. Costs a few microseconds, the most of it for what was read."""
+        """Return the sums as of the return. Takes a few microseconds, most of them for the bytes read."""
         queued_ns, blocked_ns = self._queued_ns(), self._blocked_ns()
         reading = self._io_nbytes(is_counted=True) if with_reading else (None, None)
         return Counters(*reading, blocked_ns, queued_ns)
 
     def after(self, *, with_reading: bool = True) -> Counters:
-        """The sums as they were before this was called."""
+        """Return the sums as of the call."""
         read_nbytes, storage_nbytes = self._io_nbytes(is_counted=False) if with_reading else (None, None)
         return Counters(read_nbytes, storage_nbytes, self._blocked_ns(), self._queued_ns())
 
     def _io_nbytes(self, *, is_counted: bool) -> tuple[int | None, int | None]:
-        """Read by calls, and from storage. `is_counted`: with what is read here."""
+        """Return bytes read by calls, and from storage. `is_counted`: include what this call itself reads."""
         with suppress(OSError, ValueError):
             if self._io is not None:
                 text = os.pread(self._io, 512, 0)
@@ -73,7 +73,7 @@ class ThreadCounters:
 
 
 def thread_counters() -> ThreadCounters:
-    """Those of the calling thread, kept open between batches."""
+    """Return the counters of the calling thread, kept open between batches."""
     kept = getattr(_kept, "counters", None)
     if kept is None or kept.pid != os.getpid():  # a forked child's thread is not its parent's
         kept = _kept.counters = ThreadCounters()
@@ -81,7 +81,7 @@ def thread_counters() -> ThreadCounters:
 
 
 def between(start: Counters, end: Counters) -> Counters:
-    """What was counted in between."""
+    """Return the difference of two readings."""
     return Counters(
         _difference(start.read_nbytes, end.read_nbytes),
         _difference(start.storage_nbytes, end.storage_nbytes),
@@ -109,26 +109,26 @@ def _delays_are_counted() -> bool:
         with open("/proc/sys/kernel/task_delayacct", "rb") as file:
             return file.read().strip() != b"0"
     except OSError:
-        return False  # 0 would then be no measurement
+        return False  # a 0 would then not be a measurement
 
 
-_BATCH_COST_NS = 20_000  # of having a batch timed at all, about
-_CALL_COST_NS = 1_000  # of timing one call as a whole
-_PART_COST_NS = 6_000  # of timing it in detail, for each thing that is called, with lending that
-_DETAIL_NS = 50_000  # for timing calls in detail, of a batch that is timed
-_AVERAGE_NS = 10_000  # for timing, of any batch on average
-_WORKER_SHARE = 0.005  # beside both, of the time that a worker takes for a batch
+_BATCH_COST_NS = 20_000  # approximate cost of timing a batch at all
+_CALL_COST_NS = 1_000  # cost of timing one call as a whole
+_PART_COST_NS = 6_000  # cost of timing a call in detail, for each nested callable, patching included
+_DETAIL_NS = 50_000  # budget for timing calls in detail, per timed batch
+_AVERAGE_NS = 10_000  # budget for timing, per batch on average
+_WORKER_SHARE = 0.005  # additional budget, as a share of the time that a worker takes for a batch
 
 
 class Target:
-    """Something that a dataset calls, such as a Compose: how often it does, and which calls are timed in detail."""
+    """A callable of a dataset, such as a Compose: the number of its calls, and which of them are timed in detail."""
 
     __slots__ = ("max_timed", "num_calls", "num_timed", "phase", "stride", "times", "total_ns")
 
     def __init__(self) -> None:
         self.num_calls = self.num_timed = self.phase = self.total_ns = 0
-        self.stride, self.max_timed = 1, 4  # of a first batch, the first calls
-        self.times: dict[str, list[int]] = {}  # name -> wall and CPU without calls within, calls timed
+        self.stride, self.max_timed = 1, 4  # in the first batch, the first calls
+        self.times: dict[str, list[int]] = {}  # name -> wall and CPU time without nested calls, calls timed
 
     def next_batch(self, batch: int, budget_ns: int) -> None:
         """Spread the calls to be timed over a batch that makes as many calls as the last one did."""
@@ -141,7 +141,7 @@ class Target:
         self.times = {}
 
     def is_due(self) -> bool:
-        """Count a call; whether to time it in detail."""
+        """Count a call; return True if it should be timed in detail."""
         due = self.num_timed < self.max_timed and self.num_calls % self.stride == self.phase
         self.num_calls += 1
         self.num_timed += due
@@ -149,19 +149,19 @@ class Target:
 
 
 class Schedule:
-    """Which of the batches that one iterator makes here are timed. They come at random: a pattern is not missed for ever."""
+    """Chooses the batches of one iterator to time. The choice is random, so that no pattern is missed forever."""
 
     __slots__ = ("_draw", "_num_batches", "_num_left", "_share_ns", "_targets")
 
     def __init__(self, seed: int | None = None) -> None:
-        self._draw = random.Random(seed).random  # the script's own generator stays as it is
+        self._draw = random.Random(seed).random  # leaves the script's own generator unchanged
         self._targets: dict[str, Target] = {}
         self._num_batches = 0
         self._num_left = 0  # batches before the next one that is timed
         self._share_ns = 0
 
     def clock(self) -> TransformClock | None:
-        """For the batch that comes next; None: it is not timed."""
+        """Return the clock for the next batch; None: it is not timed."""
         batch, self._num_batches = self._num_batches, self._num_batches + 1
         if self._num_left:
             self._num_left -= 1
@@ -169,7 +169,7 @@ class Schedule:
         return TransformClock(self._targets, batch, _DETAIL_NS + self._share_ns)
 
     def note(self, made_ns: int, clock: TransformClock | None, *, is_worker: bool) -> None:
-        """A batch was made in so long, and timed by `clock`."""
+        """Record that a batch took `made_ns` and was timed by `clock`."""
         self._share_ns = int(_WORKER_SHARE * made_ns) if is_worker else 0  # a consumer waits meanwhile
         if clock is not None:
             spacing = max(1, round(clock.cost_ns() / (_AVERAGE_NS + self._share_ns)))
@@ -178,7 +178,7 @@ class Schedule:
 
 
 class TransformClock:
-    """Times what one thread calls while it fetches one batch. `targets` are kept from batch to batch."""
+    """Times the calls of one thread while it fetches one batch. `targets` are kept from batch to batch."""
 
     __slots__ = ("_is_muted", "_outermost", "_stack", "_targets")
 
@@ -187,15 +187,15 @@ class TransformClock:
             target.next_batch(batch, budget_ns)
         self._targets = targets
         self._outermost: Target | None = None
-        self._stack: list[tuple[object, list[int]]] = []  # calls under way; wall and CPU of the calls within
+        self._stack: list[tuple[object, list[int]]] = []  # calls in progress; wall and CPU time of nested calls
         self._is_muted = False
 
     def is_under_way(self, called: object) -> bool:
-        """Whether this very thing is being timed, or nothing within what is called is to be."""
+        """Return True if this object is already being timed, or if nothing nested is to be timed."""
         return self._is_muted or (bool(self._stack) and self._stack[-1][0] is called)
 
     def is_due(self, name: str) -> bool:
-        """Whether the call that comes now is timed in detail."""
+        """Return True if the next call is timed in detail."""
         if self._stack:
             return True
         self._outermost = self._targets.get(name)
@@ -204,7 +204,7 @@ class TransformClock:
         return self._outermost.is_due()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """An outermost call that is not due."""
+        """Make an outermost call that is not due."""
         assert self._outermost is not None
         self._is_muted = True
         start_ns = time.perf_counter_ns()
@@ -215,7 +215,7 @@ class TransformClock:
             self._outermost.total_ns += time.perf_counter_ns() - start_ns
 
     def call_timed(self, called: object, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """A call that is due."""
+        """Make a call that is due."""
         within = [0, 0]
         ranges = recorder()
         if ranges is not None:
@@ -233,7 +233,7 @@ class TransformClock:
             self._add(name, wall_ns, cpu_ns, within)
 
     def by_name(self) -> tuple[TransformTime, ...]:
-        """Extrapolated to all calls."""
+        """Return the times by name, extrapolated to all calls."""
         sums: dict[str, list[float]] = {}
         for target in self._targets.values():
             for name, (wall_ns, cpu_ns, num) in target.times.items():
@@ -245,11 +245,11 @@ class TransformClock:
         return tuple(TransformTime(name, int(wall), int(cpu), int(num)) for name, (wall, cpu, num) in sums.items())
 
     def total_ns(self) -> int:
-        """Of all outermost calls."""
+        """Return the time of all outermost calls."""
         return sum(target.total_ns for target in self._targets.values())
 
     def cost_ns(self) -> int:
-        """What timing them has cost, about."""
+        """Return the approximate cost of the timing."""
         targets = self._targets.values()
         num_parts = sum(num for target in targets for _, _, num in target.times.values())
         return _BATCH_COST_NS + _CALL_COST_NS * sum(target.num_calls for target in targets) + _PART_COST_NS * num_parts

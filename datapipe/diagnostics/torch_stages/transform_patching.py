@@ -1,9 +1,10 @@
-"""Lets the calls of a dataset's transforms be timed, for as long as one batch is being fetched.
+"""Patch a dataset's transforms so that their calls are timed while one batch is fetched.
 
-An object is lent by giving it a class of our own, derived from its class, in which only `__call__` differs: it
-keeps its identity, state and behaviour. A function is replaced in the attribute or list where it is held. All of
-it is taken back before the batch is put together. Classes of torch are left alone: compiled code checks for them.
-torchvision's Compose may be held anywhere, so its class is lent: a method of it is replaced.
+An object temporarily gets a class derived from its own in which only `__call__` differs, so it keeps its identity, state
+and behaviour. A function is replaced in the attribute or list that holds it. All patches are undone before the batch is
+collated. Classes of torch are not patched: compiled code checks for them.
+
+torchvision's Compose may be held anywhere, so its class is patched: one of its methods is replaced.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from datapipe.diagnostics.torch_stages.patching import forget_us
 from datapipe.diagnostics.torch_stages.timing import TransformClock
 
 Undo = Callable[[], None]
-Slot = tuple[dict[str, Any], str]  # the attributes of an object, and the name of one
+Slot = tuple[dict[str, Any], str]  # an object's attributes, and the name of one of them
 
 _MAX_PARTS = 64
 _MAX_OWNERS = 64
 _HEAP_TYPE = 1 << 9
 _current = threading.local()
-_composes: dict[type, tuple[str, Callable[..., Any], Callable[..., Any]]] = {}  # the method's name, itself, and timed
-_borrowers: set[object] = set()  # batches under way for which these are lent
+_composes: dict[type, tuple[str, Callable[..., Any], Callable[..., Any]]] = {}  # name, method, timed method
+_borrowers: set[object] = set()  # batches in progress for which these are patched
 
 
 def set_clock(clock: TransformClock | None) -> TransformClock | None:
-    """What times the transforms called in this thread from now on; returns what did so far."""
+    """Set the clock that times the transforms called in this thread; return the previous one."""
     before: TransformClock | None = getattr(_current, "clock", None)
     _current.clock = clock
     return before
 
 
 def find_slots(dataset: object, dataset_type: type) -> list[Slot]:
-    """Where a dataset, and datasets within it, hold transforms."""
+    """Return the attributes where a dataset, and datasets inside it, hold transforms."""
     slots: list[Slot] = []
     owners, seen = [dataset], {id(dataset)}
-    for owner in owners:  # grows on the way
+    for owner in owners:  # grows during the loop
         for name, value in _attributes(owner).items():
             within = value[:_MAX_PARTS] if isinstance(value, (list, tuple)) else (value,)
             inner = [other for other in within if isinstance(other, dataset_type)]
@@ -55,7 +56,7 @@ def find_slots(dataset: object, dataset_type: type) -> list[Slot]:
 
 
 def lend_slots(slots: list[Slot], undos: list[Undo]) -> None:
-    """Lend what the slots hold now; `undos` takes what undoes it."""
+    """Patch what the slots hold now; append functions that undo it to `undos`."""
     for held, name in slots:
         value = held.get(name)
         if isinstance(value, (list, tuple)):
@@ -65,14 +66,14 @@ def lend_slots(slots: list[Slot], undos: list[Undo]) -> None:
 
 
 def add_compose(compose: type, method: str) -> None:
-    """A class that `lend_composes` lends from now on, which has this method of its own."""
+    """Register a class that `lend_composes` patches, which defines this method itself."""
     if compose not in _composes:
         own = vars(compose)[method]
         _composes[compose] = method, own, timed_method(own)
 
 
 def lend_composes(undos: list[Undo]) -> None:
-    """Have calls of these classes timed where there is a clock; in other threads they do what they did."""
+    """Time calls of these classes in threads with a clock; in other threads they behave as before."""
     borrower = object()
     _borrowers.add(borrower)
     for compose, (name, own, timed) in _composes.items():
@@ -89,13 +90,13 @@ def lend_composes(undos: list[Undo]) -> None:
 
 
 def take_back(undos: list[Undo]) -> None:
-    """The last lent first."""
+    """Undo the patches, the latest first."""
     while undos:
         undos.pop()()
 
 
 def timed_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls a transform, such as `Compose.__call__`, timed while a clock is set."""
+    """Return a method that calls a transform, such as `Compose.__call__`, timed while a clock is set."""
 
     @functools.wraps(method)
     def timed(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ def _lend_all(parts: list[Any] | tuple[Any, ...]) -> Iterator[Undo | None]:
 
 
 def _lend(lent: Any, holder: Any, place: Any) -> Undo | None:
-    """Lend one callable, which `holder[place]` holds; None where that cannot be done."""
+    """Patch one callable, which `holder[place]` holds; None if that is not possible."""
     if isinstance(lent, (types.FunctionType, types.MethodType, functools.partial)):
         return None if holder is None or hasattr(lent, "_datapipe_times") else _replace(lent, holder, place)
     own = type(lent)
@@ -136,8 +137,8 @@ def _lend(lent: Any, holder: Any, place: Any) -> Undo | None:
     if ours is None:
         return None
     try:
-        object.__setattr__(lent, "__class__", ours)  # past what frozen objects and modules make of it
-    except TypeError:  # another layout in memory
+        object.__setattr__(lent, "__class__", ours)  # bypasses the __setattr__ of frozen objects and modules
+    except TypeError:  # the memory layout differs
         return None
 
     def undo() -> None:
@@ -172,7 +173,7 @@ _timed_classes: dict[type, type | None] = {}
 
 
 def _timed_class(own: type) -> type | None:
-    """`own` with a timed `__call__`; None where there is none to be had."""
+    """Return `own` with a timed `__call__`; None if it cannot be derived."""
     if own not in _timed_classes:
         _timed_classes[own] = _derive(own)
     return _timed_classes[own]
@@ -189,7 +190,7 @@ def _derive(own: type) -> type | None:
     names |= {name: own.__dict__[name] for name in ("__module__", "__qualname__", "__doc__") if name in own.__dict__}
     names["__qualname__"] = own.__qualname__
     try:
-        # past metaclasses that keep registers of classes
+        # bypasses metaclasses that register their classes
         return type.__new__(type(own), own.__name__, (own,), names)
     except TypeError:
         return None
@@ -201,7 +202,7 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 
 def _parts_of(called: object) -> list[Any] | tuple[Any, ...]:
-    """What a Compose consists of; nothing for what is none."""
+    """Return the parts of a Compose; empty for other objects."""
     parts = _attributes(called).get("transforms") if callable(called) else None
     return parts if isinstance(parts, (list, tuple)) and len(parts) <= _MAX_PARTS else ()
 

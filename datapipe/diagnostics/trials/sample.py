@@ -1,4 +1,4 @@
-"""What a torch loader reads and what becomes of it, for a later trial: noted without reading any of it."""
+"""Note what a torch loader reads, and its transforms, for a later trial, without reading any data."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ class Files:
     """Some files of a folder of images, drawn at random."""
 
     paths: tuple[str, ...]
-    labels: tuple[int, ...]  # -1 where there are none
+    labels: tuple[int, ...]  # -1 if there are none
     num_samples: int  # of the whole dataset
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some of the data, and a loader's recipe. Pickles without anything of the user's."""
+    """Some of the data, and a loader's recipe. Pickles without any of the user's code."""
 
     data: Files | Shards
     recipe: Any  # transforms.Recipe
     batch_size: int
     num_workers: int
-    where: str  # the dataset's root, as far as it has one
+    where: str  # the dataset's root, if it has one
     num_sources: int = 1  # folders, or sets of shards, that the dataset consists of
 
 
 def pickled_sample(loader: Any) -> bytes | str:
-    """A pickled `Sample`; or, in words, why datapipe's loader could not be tried on this one's data."""
+    """Return a pickled `Sample`, or the reason why datapipe's loader cannot be tried on this one's data."""
     found = sample_of(loader)
     return found if isinstance(found, str) else pickle.dumps(found)
 
 
 def sample_of(loader: Any) -> Sample | str:
-    """As `pickled_sample`. Takes some tenths of a second for a dataset of a million files."""
+    """Return the sample or the reason, unpickled. Takes some tenths of a second for a dataset of a million files."""
     dataset = getattr(loader, "dataset", None)
     if type(loader).__module__.startswith("datapipe."):
-        return "it is datapipe's loader already"
+        return "the loader is already datapipe's"
     if dataset is None:
-        return "it has no dataset of its own"
+        return "it has no dataset"
     is_stream = type(dataset).__module__.startswith("webdataset.")
     if not is_stream and (reason := _why_no_files(dataset)):
         return reason
@@ -61,7 +61,7 @@ def sample_of(loader: Any) -> Sample | str:
         return str(exc).removeprefix("from_torch: ")
     if has_collate_fn(loader):
         collate = loader.collate_fn
-        return f"its collate_fn is Python code of its own ({getattr(collate, '__qualname__', type(collate).__qualname__)})"
+        return f"its collate_fn is custom Python code ({getattr(collate, '__qualname__', type(collate).__qualname__)})"
     return _of_stream(loader, dataset) if is_stream else _of_folders(loader, dataset)
 
 
@@ -71,13 +71,13 @@ def _of_folders(loader: Any, dataset: Any) -> Sample | str:
 
     seen = see_through(dataset)
     if not isinstance(seen, Seen):
-        return f"its dataset cannot be seen through: {seen.reason}"
+        return f"datapipe cannot read its dataset: {seen.reason}"
     recipe = Recipe.of(seen.transform, input_kind="pil")
     if recipe.rest:
         return f"its transforms: {recipe.rest_reason}"
     batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if not batch_size or not len(seen.index):
-        return "how large its batches are is not known"
+        return "its batch size is unknown"
     num = min(MAX_SAMPLES, len(seen.index))
     chosen = np.sort(np.random.default_rng(0).choice(len(seen.index), num, replace=False))  # not the script's random state
     entries = seen.index.look_up(seen.index.ids(chosen), "image")
@@ -104,12 +104,12 @@ def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
 
 
 def _why_no_files(dataset: Any) -> str | None:
-    """By names alone, so that nothing is imported for a dataset that is surely another one."""
+    """Return why the files are unknown. It compares names only, so that nothing is imported for an unrelated dataset."""
     for part in _parts(dataset):
         kind = type(part)
         if kind.__module__ in _HUGGING_FACE:
-            made_by = "Python code of the script's own (set_transform, or the collate_fn)"
-            return f"what becomes of the images of its Hugging Face dataset is {made_by}"
+            made_by = "the script's own Python code (set_transform, or the collate_fn)"
+            return f"the images of its Hugging Face dataset are processed by {made_by}"
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
             what = f"datapipe sees no files in {kind.__qualname__}"
             return f"{what}; to try it by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
@@ -117,7 +117,7 @@ def _why_no_files(dataset: Any) -> str | None:
 
 
 def _parts(dataset: Any, depth: int = 0) -> list[Any]:
-    """The datasets that torch's `Subset` and `ConcatDataset` consist of."""
+    """Return the datasets inside torch's `Subset` and `ConcatDataset`."""
     kind = type(dataset)
     if f"{kind.__module__}.{kind.__qualname__}" not in _CONTAINERS or depth == 8:
         return [dataset]

@@ -1,4 +1,4 @@
-"""Which shards a webdataset pipeline reads, for a later trial: noted without reading any."""
+"""Find the shards that a webdataset pipeline reads, for a later trial, without reading any."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Shards:
     """Some shards of a stream, drawn at random."""
 
     paths: tuple[str, ...]  # absolute
-    fields: tuple[str, ...]  # that the stream gives, in our names
-    part: float  # of all of the stream's bytes
-    directory: str  # that holds the stream's shards and no others; "" where there is none
+    fields: tuple[str, ...]  # of the stream's samples, in datapipe's names
+    part: float  # share of the stream's bytes
+    directory: str  # the one that holds the stream's shards and no others; "" if there is none
 
 
 def shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
-    """Some of a pipeline's shards, and what it does with their samples; or, in words, why that cannot be told.
+    """Return some of a pipeline's shards and its processing of samples, or the reason why these are unknown.
 
-    None of the pipeline's own functions is called, and no shard is opened: a shard of one sample stands in for them.
+    None of the pipeline's own functions is called, and no shard is opened: a shard of one sample is used instead.
     """
     from datapipe.datasets import webdataset_stream
 
@@ -43,7 +43,7 @@ def shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
     urls = [os.fspath(url).removeprefix("file:") for url in stages[place].urls]
     far = next((url for url in urls if ":" in url or not os.path.isfile(url)), None)
     if far is not None:
-        return f"its webdataset pipeline reads {far}, which is no local file"
+        return f"its webdataset pipeline reads {far}, which is not a local file"
     if len({os.path.dirname(os.path.abspath(url)) for url in urls}) != 1:
         return "its webdataset pipeline reads shards of several directories"
     with tempfile.TemporaryDirectory() as scratch:
@@ -53,7 +53,7 @@ def shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
         alike.pipeline = stages
         stream = webdataset_stream(alike)
     if stream is None or isinstance(stream, str):
-        return f"its dataset cannot be seen through: {stream}"
+        return f"datapipe cannot read its dataset: {stream}"
     return _some(urls, stream.fields), stream
 
 

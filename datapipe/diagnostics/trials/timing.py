@@ -1,4 +1,4 @@
-"""How fast datapipe's loader is on a sample of somebody's data: alone, on this machine as it is now."""
+"""Measure the speed of datapipe's loader on a sample of the user's data: alone, on this machine in its current state."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from datapipe.loader import DataLoader, Dataset
 from datapipe.regular_files import open_descriptor
 
 _MIN_PASSES, _MAX_PASSES = 3, 20
-_FLOOR = 0.05  # relative: passes within one short run vary less than runs do
+_FLOOR = 0.05  # relative error: passes within one short run vary less than runs do
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of passes over a sample whose batches nobody used."""
+    """The rate of passes over a sample without a consumer."""
 
     sample_s: float  # seconds per sample, median over passes
     spread: float  # relative standard error
@@ -38,9 +38,9 @@ class Rate:
 
 
 def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -> Rate:
-    """Passes for about so long, at least three, after one that does not count.
+    """Time passes for about `seconds`, at least three, after one that does not count.
 
-    `evicts`: files that are dropped from the page cache before each pass, as far as the kernel does so.
+    `evicts`: files to drop from the page cache before each pass, as far as the kernel does so.
     """
     num_samples, times = 0, list[float]()
     until_s = time.perf_counter() + seconds
@@ -57,7 +57,7 @@ def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -
 
 
 def index_of(sample: Sample, scratch: Path) -> ListedFiles | SampleIndex:
-    """The sample as it is. Of shards an index is made, once, in `scratch`."""
+    """Return an index of the sample as it is. For shards an index is made, once, in `scratch`."""
     data = sample.data
     if isinstance(data, Shards):
         directory = scratch / "linked"
@@ -73,11 +73,11 @@ def index_of(sample: Sample, scratch: Path) -> ListedFiles | SampleIndex:
 
 
 def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoader:
-    """As `from_torch` would make it, over `data`: an index, or a path."""
+    """Return the loader that `from_torch` would make, over `data`: an index, or a path."""
     dataset = Dataset(open_index(data) if isinstance(data, str) else data)
     return DataLoader(
         dataset,
-        batch_size=max(1, min(sample.batch_size, len(dataset) // 8)),  # so that a pass has several
+        batch_size=max(1, min(sample.batch_size, len(dataset) // 8)),  # so that a pass has several batches
         shuffle=True,
         seed=0,
         num_workers=sample.num_workers or None,
@@ -91,7 +91,7 @@ def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoad
 
 
 def drop_from_page_cache(paths: Iterable[str]) -> None:
-    """Ask the kernel to forget these files, so that they are read from storage again; pages being written stay."""
+    """Ask the kernel to drop these files from its cache, so that they are read from storage again; dirty pages stay."""
     for path in paths:
         descriptor, _ = open_descriptor(path)
         try:

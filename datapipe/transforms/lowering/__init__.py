@@ -1,8 +1,8 @@
-"""Transforms of other libraries, turned into datapipe's where these do the same.
+"""Convert transforms of other libraries to datapipe's, if these do the same.
 
-A transform is known by the module and the name of its class, never by `isinstance`: a subclass may do anything. What it
-is told to do is read off its attributes; one that is not known, or has a value that is not available here, leaves the
-transform to be called as it is. No other library is imported.
+A transform is recognised by the module and name of its class, never by `isinstance`: a subclass may do anything. Its
+settings are read from its attributes. A transform with an unknown attribute, or a value that is not available here, is
+called unchanged. No other library is imported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _RULES: Mapping[str, Rule] = {**TORCHVISION, **TIMM}
 
 
 def mixes_batches(transform: object) -> bool:
-    """Whether it takes whole batches: torchvision's MixUp and CutMix."""
+    """Return True for a transform of whole batches: torchvision's MixUp and CutMix."""
     return name_of(transform) in ("torchvision.transforms.v2.MixUp", "torchvision.transforms.v2.CutMix")
 
 
 def lower(transform: object, kind: Kind) -> Lowered:
-    """What a transform comes to, where images of that kind reach it. Raises OptionError, which says why it comes to nothing."""
+    """Return datapipe's equivalent of a transform for images of `kind`. Raises OptionError, with the reason, if there is none."""
     name = name_of(transform)
     container = CONTAINERS.get(name)
     if container is not None:

@@ -1,4 +1,4 @@
-"""RandomApply, RandomChoice and RandomOrder of torchvision's, where all that is in them are pixel operations."""
+"""torchvision's RandomApply, RandomChoice and RandomOrder, if they contain only pixel operations."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def _random_order(attributes: Mapping[str, Any], lower: Lower) -> Lowered:
 
 def _inner(attributes: Mapping[str, Any], *known: str) -> list[object]:
     if attributes.keys() != set(known):
-        raise OptionError(f"nothing is known of its attributes: it has {', '.join(attributes)}, not {', '.join(known)}")
+        raise OptionError(f"its attributes are not supported: it has {', '.join(attributes)}, not {', '.join(known)}")
     return list(attributes["transforms"])
 
 
 def _as_one(transform: object, lower: Lower) -> PixelOp:
-    """A transform or a nest of them as a single operation."""
+    """Return a transform or a nest of them as a single operation."""
     ops = [op for inner in flatten(transform) for op in _operations(inner, lower)]
     if not ops:
-        return ColorJitter()  # of nothing: it leaves images as they are
+        return ColorJitter()  # without arguments it leaves images unchanged
     return ops[0] if len(ops) == 1 else RandomApply(ops, p=1.0)
 
 
@@ -50,7 +50,7 @@ def _operations(transform: object, lower: Lower) -> list[PixelOp]:
     ops: list[PixelOp] = []
     for op in lowered.ops:
         if not isinstance(op, PixelOp):
-            raise OptionError(f"{described(transform)} within it is no pixel operation, and others are not done at random")
+            raise OptionError(f"{described(transform)} within it is not a pixel operation; only these can be applied at random")
         ops.append(op)
     if lowered.kind is not None:
         raise OptionError(f"{described(transform)} within it makes another kind of image")

@@ -1,4 +1,4 @@
-"""What can be told of objects of other libraries without importing these."""
+"""Inspect objects of other libraries without importing these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from datapipe.errors import OptionError
 
-# Where the classes and functions of a library are defined -> what users call the place. The longest prefix counts.
+# The module that defines a library's classes and functions -> its public name. The longest prefix counts.
 _PLACES = {
     "torchvision.transforms.functional": "torchvision.transforms.functional",
     "torchvision.transforms.transforms": "torchvision.transforms",
@@ -24,7 +24,7 @@ _SEQUENCES = ("torchvision.transforms.Compose", "torchvision.transforms.v2.Compo
 
 
 def name_of(transform: object) -> str:
-    """The public name of an object's class, or of a function, or of the function that a partial calls."""
+    """Return the public name of an object's class, or of a function, or of the function that a partial calls."""
     if type(transform) is functools.partial and not transform.args:
         transform = transform.func
     named: Any = transform if isinstance(transform, types.FunctionType) else type(transform)
@@ -35,9 +35,9 @@ def name_of(transform: object) -> str:
 
 
 def attributes_of(transform: object) -> dict[str, Any]:
-    """What an object was told to do: its public attributes, the keywords of a partial, nothing of a function.
+    """Return an object's settings: its public attributes, the keywords of a partial, nothing for a function.
 
-    Raises OptionError for a torch module that has hooks, which may do anything.
+    Raises OptionError for a torch module with hooks, which may do anything.
     """
     if isinstance(transform, functools.partial):
         return dict(transform.keywords)
@@ -45,7 +45,7 @@ def attributes_of(transform: object) -> dict[str, Any]:
         return {}
     attributes = dict(vars(transform))
     if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
-        raise OptionError("it has hooks, and what these do is not known")
+        raise OptionError("it has hooks, whose effect is unknown")
     modules = attributes.get("_modules") or {}  # where torch keeps modules that are attributes
     getter = {"labels_getter": attributes["_labels_getter"]} if "_labels_getter" in attributes else {}
     public = {name: value for name, value in attributes.items() if not name.startswith("_") and name != "training"}
@@ -53,7 +53,7 @@ def attributes_of(transform: object) -> dict[str, Any]:
 
 
 def described(transform: object) -> str:
-    """The object for a message, without its contents."""
+    """Return the object's name for a message, without its contents."""
     if isinstance(transform, functools.partial):
         return f"a partial of {described(transform.func)}"
     if isinstance(transform, (types.FunctionType, types.BuiltinFunctionType)):
@@ -64,10 +64,10 @@ def described(transform: object) -> str:
 
 
 def flatten(transforms: object) -> Iterator[object]:
-    """What a nest of lists, tuples and Composes holds, in order, without None.
+    """Yield the members of a nest of lists, tuples and Composes, in order, without None.
 
-    Composes are torchvision's own and torch's Sequential; also what is called Compose, has a list `transforms` and cannot
-    be called itself. Others, as albumentations', do more than call one transform after the other.
+    Composes are torchvision's and torch's Sequential, and any object whose class is called Compose, has a list `transforms`
+    and is not callable. Others, such as albumentations', do more than call one transform after the other.
     """
     if transforms is None:
         return
@@ -86,7 +86,7 @@ def flatten(transforms: object) -> Iterator[object]:
 
 
 def is_albumentations(transform: object) -> bool:
-    """Whether the object is called as albumentations' are: with `image=` an array, for a dict."""
+    """Return True for an object called as albumentations' are: with `image=` an array, returning a dict."""
     cls: type = type(transform)
     return _is_of_albumentations(cls)
 

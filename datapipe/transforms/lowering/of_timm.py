@@ -1,4 +1,4 @@
-"""timm's own transforms. Its `create_transform` makes a Compose of these and torchvision's."""
+"""Rules for timm's own transforms. Its `create_transform` makes a Compose of these and torchvision's."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _random_erasing(
     per_pixel: bool,
     device: Any,
 ) -> Lowered:
-    """One box of zeros, or of noise per pixel, is torchvision's; `num_splits` concerns batches only."""
+    """Convert one box of zeros, or of noise per pixel, as in torchvision; `num_splits` concerns only batches."""
     refuse_pil(kind)
     if (min_count, max_count) != (1, 1):
-        raise OptionError(f"it erases {min_count} to {max_count} boxes, and one is erased here; leave out the count")
+        raise OptionError(f"it erases {min_count} to {max_count} boxes, but only one is available; leave out the count")
     if rand_color:
         raise OptionError("mode is 'rand', one colour drawn per box, which is not available; pass 'const' or 'pixel'")
     ratio = tuple(math.exp(end) for end in log_aspect_ratio)

@@ -1,4 +1,4 @@
-"""torchvision's transforms, v1 and v2, and the functions of the same names where a partial calls them."""
+"""Rules for torchvision's transforms, v1 and v2, and for the functions of the same names that partials call."""
 
 from __future__ import annotations
 
@@ -56,13 +56,14 @@ def _resize(
 
 
 def _antialias(kind: Kind, antialias: bool | None) -> Any:
-    """PIL's resizes are antialiased whatever is asked for."""
+    """Return True for PIL images, whose resizes are always antialiased."""
     return antialias if is_tensor(kind) else True
 
 
 def random_resized_crop(
     kind: Kind, *, size: Any, scale: Any, ratio: Any, interpolation: Any, antialias: bool | None = True
 ) -> Lowered:
+    """Convert RandomResizedCrop."""
     antialias = _antialias(kind, antialias)
     return Lowered((RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=interpolation, antialias=antialias),))
 
@@ -82,7 +83,7 @@ def _random_crop(kind: Kind, *, size: Any, padding: Any, pad_if_needed: bool, fi
 
 def _random_crop_v2(kind: Kind, *, padding: Any, **others: Any) -> Lowered:
     if padding is not None:
-        left, right, top, bottom = padding  # in this order it is kept there
+        left, right, top, bottom = padding  # v2 keeps the padding in this order
         padding = [left, top, right, bottom]
     return _random_crop(kind, padding=padding, **others)
 
@@ -108,7 +109,7 @@ def _color_jitter(kind: Kind, *, brightness: Any, contrast: Any, saturation: Any
 
 def _grayscale(kind: Kind, *, num_output_channels: int = 1) -> Lowered:
     if num_output_channels != 3:
-        raise OptionError(f"num_output_channels is {num_output_channels}, and images have three channels here; pass 3")
+        raise OptionError(f"num_output_channels is {num_output_channels}, but images have three channels here; pass 3")
     return Lowered((RandomGrayscale(1.0),))
 
 
@@ -167,7 +168,7 @@ def _sharpness(kind: Kind, *, sharpness_factor: float, p: float) -> Lowered:
 def _image_classification(
     kind: Kind, *, crop_size: Any, resize_size: Any, mean: Any, std: Any, interpolation: Any, antialias: bool | None
 ) -> Lowered:
-    """What `weights.transforms()` gives."""
+    """Convert the result of `weights.transforms()`."""
     (resized,) = _resize(kind, size=resize_size, interpolation=interpolation, antialias=antialias).ops
     (normalized,) = normalize(kind, mean=mean, std=std).ops
     return Lowered((resized, CenterCrop(crop_size), ToDtype(torch.float32, scale=True), normalized), "tensor")
@@ -175,7 +176,7 @@ def _image_classification(
 
 def _mix(made: type[MixUp] | type[CutMix], alpha: float, num_classes: int | None, labels_getter: Any) -> Lowered:
     if getattr(labels_getter, "__name__", "") != "_find_labels_default_heuristic":
-        raise OptionError("labels_getter is one of your own, and labels come from the dataset here; drop the argument")
+        raise OptionError("labels_getter is your own, but labels come from the dataset here; drop the argument")
     return Lowered((made(alpha=alpha, num_classes=num_classes),))
 
 
@@ -212,7 +213,7 @@ _ALIKE: dict[str, Rule] = {  # in v1 and v2
     "RandomAdjustSharpness": _sharpness,
     "Normalize": normalize,
 }
-_FUNCTIONS: dict[str, Rule] = {  # in both rooms of functions, called by partials
+_FUNCTIONS: dict[str, Rule] = {  # in v1's and v2's modules of functions, called by partials
     "resize": _resize,
     "center_crop": _center_crop_by_function,
     "pad": _pad,
@@ -246,7 +247,7 @@ TORCHVISION: dict[str, Rule] = {
     _V2 + "ToDtype": to_dtype,
     _V2_FUNCTIONS + "to_dtype": to_dtype_by_function,
     _V2 + "Identity": nothing,
-    _V2 + "RGB": nothing,  # images are
+    _V2 + "RGB": nothing,  # images are always RGB
     "torch.nn.Identity": nothing,
     _V2 + "MixUp": _mix_up,
     _V2 + "CutMix": _cut_mix,

@@ -1,4 +1,4 @@
-"""How a rule for one transform of another library is written down and followed."""
+"""The form of a rule for one transform of another library, and how it is applied."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from typing import Literal
 from datapipe.errors import OptionError
 from datapipe.transforms.lowering.foreign import attributes_of
 
-# What an image is to the user's own transforms: a PIL image, a (3, h, w) tensor, or torchvision's tv_tensors.Image.
-# "any" is one of which nothing has been said yet: it is taken for what the transform needs.
+# The kind of image that the user's own transforms get: a PIL image, a (3, h, w) tensor, or a tv_tensors.Image.
+# "any" is not decided yet: it counts as the kind that the transform needs.
 Kind = Literal["any", "pil", "tensor", "image"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Transforms of datapipe's that do the same, one after the other; none where there is nothing to do."""
+    """Equivalent transforms of datapipe, to apply in order; empty if there is nothing to do."""
 
     ops: tuple[object, ...] = ()
-    kind: Kind | None = None  # what images are from here on; None: what they were
+    kind: Kind | None = None  # the kind of images from here on; None: unchanged
 
 
-# Called with the kind of image that arrives and the transform's attributes as keywords. Its parameters are the attributes
-# that are known. Raises OptionError where it cannot be done.
+# Called with the kind of the input image and the transform's attributes as keywords. Its parameters are the supported
+# attributes. Raises OptionError if there is no equivalent.
 Rule = Callable[..., Lowered]
 
 
 def is_tensor(kind: Kind) -> bool:
-    """Whether it is known to be a tensor."""
+    """Return True if the image is known to be a tensor."""
     return kind in ("tensor", "image")
 
 
 def refuse_tensor(kind: Kind) -> None:
-    """Raises OptionError for what fails in the other library as well."""
+    """Raise OptionError for tensors, which fail in the other library as well."""
     if is_tensor(kind):
-        raise OptionError("it takes PIL images, and a tensor reaches it")
+        raise OptionError("it takes PIL images but gets a tensor")
 
 
 def refuse_pil(kind: Kind) -> None:
-    """The same, the other way round."""
+    """Raise OptionError for PIL images, which fail in the other library as well."""
     if kind == "pil":
-        raise OptionError("it takes tensors, and a PIL image reaches it; put ToImage before it")
+        raise OptionError("it takes tensors but gets a PIL image; put ToImage before it")
 
 
 def follow(rule: Rule | None, transform: object, kind: Kind) -> Lowered:
-    """Raises OptionError for no rule, for attributes of which the rule knows nothing, and as the rule does."""
+    """Apply `rule`. Raises OptionError if it is None, for attributes that it does not support, and as the rule does."""
     if rule is None:
-        raise OptionError("nothing is known of it")
+        raise OptionError("it is not supported")
     attributes = attributes_of(transform)
     try:
         _signature(rule).bind(kind, **attributes)
     except TypeError as exc:
-        raise OptionError(f"nothing is known of its arguments: {exc}") from exc
+        raise OptionError(f"its arguments are not supported: {exc}") from exc
     return rule(kind, **attributes)
 
 

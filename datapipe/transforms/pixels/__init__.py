@@ -1,0 +1,1 @@
+"""Pixel operations on blocks of images, and batch operations."""

@@ -1,8 +1,7 @@
 """Brightness, contrast, saturation, hue and sharpness of planes, in place.
 
-`planes` are (m, 3, h, w) float32; `factor` is (m, 1, 1, 1); `top` is 255 for planes that hold the whole
-numbers of uint8 images, which then stay whole (each step truncates, as torchvision's cast to uint8
-does), or 1 for floating point images.
+`planes` are (m, 3, h, w) float32 and `factor` is (m, 1, 1, 1). `top` is 255 for planes that hold the whole numbers of
+uint8 images, which stay whole (each step truncates, as torchvision's cast to uint8 does), or 1 for floating point images.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from datapipe.transforms.pixels.planar import Planes
 
 
 def gray(planes: Planes, top: float) -> Planes:
-    """(m, 1, h, w): luma by ITU-R BT.601 with torchvision's coefficients."""
+    """Return the (m, 1, h, w) luma by ITU-R BT.601 with torchvision's coefficients."""
     red, green, blue = planes[:, 0:1], planes[:, 1:2], planes[:, 2:3]
     luma = red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
     return luma.floor_() if top == 255 else luma
 
 
 def adjust_brightness(planes: Planes, factor: torch.Tensor, top: float) -> None:
-    """Towards black (0) or brighter (> 1)."""
+    """Scale brightness: towards black (0) or brighter (> 1)."""
     _settle(planes.mul_(factor), top)
 
 
 def adjust_contrast(planes: Planes, factor: torch.Tensor, top: float) -> None:
-    """Towards the mean luma of the image (0) or away from it (> 1)."""
-    # Summed in float64, where a sum of whole numbers is exact: so it does not matter how the image is turned.
+    """Scale contrast: towards the mean luma of the image (0) or away from it (> 1)."""
+    # Sum in float64, where a sum of whole numbers is exact, so that a flip does not change it.
     mean = gray(planes, top).mean((1, 2, 3), keepdim=True, dtype=torch.float64).to(planes.dtype)
     _settle(planes.mul_(factor).add_(mean.mul_(1 - factor)), top)
 
 
 def adjust_saturation(planes: Planes, factor: torch.Tensor, top: float) -> None:
-    """Towards gray (0) or away from it (> 1)."""
+    """Scale saturation: towards gray (0) or away from it (> 1)."""
     luma = gray(planes, top).mul_(1 - factor)
     _settle(planes.mul_(factor).add_(luma), top)
 
@@ -40,15 +39,15 @@ def adjust_saturation(planes: Planes, factor: torch.Tensor, top: float) -> None:
 def adjust_hue(planes: Planes, turn: torch.Tensor, top: float) -> None:
     """Turn the hue by `turn` of the full circle, in HSV.
 
-    The hue in sixths of the circle, and back by channel = v - range * clamp(..., 0, 1), with one tent function
-    of the hue per channel: the closed form of the piecewise conversion, without its branches.
+    The hue is computed in sixths of the circle and converted back by channel = v - range * clamp(..., 0, 1), with one tent
+    function of the hue per channel: the closed form of the piecewise conversion, without its branches.
     """
     red, green, blue = planes[:, 0:1], planes[:, 1:2], planes[:, 2:3]
-    # amin and amax: aminmax takes forty times as long. Masks as numbers: where takes ten times as long as lerp,
-    # which is exact for the weights 0 and 1.
+    # amin and amax, because aminmax takes forty times as long. Masks as numbers, because where takes ten times as long as
+    # lerp, which is exact for the weights 0 and 1.
     lowest, highest = planes.amin(1, keepdim=True), planes.amax(1, keepdim=True)
     spread = highest - lowest
-    divisor = spread.clamp(min=1e-20)  # where all three are equal every numerator is 0 as well
+    divisor = spread.clamp(min=1e-20)  # if all three are equal, every numerator is 0 as well
     not_red, not_green = (highest - red).sign_(), (highest - green).sign_()
     from_green = (blue - red).div_(divisor).add_(2)
     from_blue = (red - green).div_(divisor).add_(4)
@@ -59,13 +58,13 @@ def adjust_hue(planes: Planes, turn: torch.Tensor, top: float) -> None:
     torch.addcmul(highest, (sixth - 2).abs_().sub_(1).clamp_(0, 1), spread, value=-1, out=green)
     torch.addcmul(highest, (sixth - 4).abs_().sub_(1).clamp_(0, 1), spread, value=-1, out=blue)
     if top == 255:
-        planes.clamp_(min=0).mul_((255 + 1.0 - 1e-3) / 255).floor_()  # torchvision's way back from 0..1 to 0..255
+        planes.clamp_(min=0).mul_((255 + 1.0 - 1e-3) / 255).floor_()  # torchvision's conversion from 0..1 to 0..255
     else:
         planes.clamp_(0, 1)
 
 
 def adjust_sharpness(planes: Planes, factor: torch.Tensor, top: float) -> None:
-    """Towards a 3 x 3 blur (0) or away from it (> 1); the outermost pixels stay as they are.
+    """Scale sharpness: towards a 3 x 3 blur (0) or away from it (> 1); the outermost pixels do not change.
 
     The blur weighs the pixel itself 5 and its eight neighbours 1.
     """

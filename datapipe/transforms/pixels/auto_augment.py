@@ -21,7 +21,7 @@ from datapipe.transforms.protocols import Params
 
 Float = NDArray[np.float64]
 
-# In torchvision's order. A choice is the number of an operation here.
+# In torchvision's order. A choice is an index into this tuple.
 OPERATIONS = (
     "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
     "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
@@ -33,7 +33,7 @@ _SIGNED = np.array([1 <= number <= 9 for number in range(len(OPERATIONS))])
 class RandAugment:
     """Apply `num_ops` of fourteen operations, each chosen at random, all at strength `magnitude` of `num_magnitude_bins`.
 
-    Sampling is nearest-neighbour; what comes in from outside is `fill` (None is black). uint8 images.
+    Sampling is nearest-neighbour; pixels from outside the image are `fill` (None is black). uint8 images only.
     """
 
     num_ops: int = 2
@@ -56,7 +56,7 @@ class RandAugment:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """choice (n, num_ops): numbers of OPERATIONS; magnitude (n, num_ops)."""
+        """Return choice (n, num_ops), indices into OPERATIONS, and magnitude (n, num_ops)."""
         uniform = draws.uniform(operation, 2 * self.num_ops).reshape(len(draws), self.num_ops, 2)
         choice = (uniform[:, :, 0] * len(OPERATIONS)).astype(np.int64)
         magnitude = _rand_augment_table(self.num_magnitude_bins, *size)[choice, self.magnitude]
@@ -73,7 +73,7 @@ class RandAugment:
 class TrivialAugmentWide:
     """Apply one of fourteen operations, chosen at random, at a random one of `num_magnitude_bins` strengths.
 
-    Sampling is nearest-neighbour; what comes in from outside is `fill` (None is black). uint8 images.
+    Sampling is nearest-neighbour; pixels from outside the image are `fill` (None is black). uint8 images only.
     """
 
     num_magnitude_bins: int = 31
@@ -90,7 +90,7 @@ class TrivialAugmentWide:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """choice (n, 1): numbers of OPERATIONS; magnitude (n, 1)."""
+        """Return choice (n, 1), indices into OPERATIONS, and magnitude (n, 1)."""
         uniform = draws.uniform(operation, 3)
         choice = (uniform[:, :1] * len(OPERATIONS)).astype(np.int64)
         strength = (uniform[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
@@ -105,7 +105,7 @@ class TrivialAugmentWide:
 
 
 def apply_operation(images: torch.Tensor, name: str, magnitude: Float, fill: Fill) -> None:
-    """Carry out one of OPERATIONS on uint8 images (m, 3, h, w) in place, with a magnitude (m,) for each."""
+    """Apply one of OPERATIONS to uint8 images (m, 3, h, w) in place, with a magnitude (m,) for each."""
     size = (images.shape[2], images.shape[3])
     none = np.zeros(len(images))
     if name == "ShearX":
@@ -156,19 +156,19 @@ def _signed(magnitude: Float, choice: NDArray[np.int64], uniform: Float) -> Floa
     return np.where(_SIGNED[choice] & (uniform <= 0.5), -magnitude, magnitude)
 
 
-# The tables are computed in torch's float32, as torchvision's are: where a magnitude is truncated to whole pixels,
-# or bits, the last digit counts.
+# The tables are computed in torch's float32, as torchvision's are: where a magnitude is truncated to whole pixels or
+# bits, the last digit matters.
 
 
 @lru_cache(maxsize=16)
 def _rand_augment_table(num_bins: int, height: int, width: int) -> Float:
-    """(14, num_bins) magnitudes."""
+    """Return (14, num_bins) magnitudes."""
     return _table(num_bins, shear=0.3, right=150.0 / 331.0 * width, down=150.0 / 331.0 * height, degrees=30.0, factor=0.9, bits=4)
 
 
 @lru_cache(maxsize=16)
 def _trivial_augment_table(num_bins: int) -> Float:
-    """(14, num_bins) magnitudes."""
+    """Return (14, num_bins) magnitudes."""
     return _table(num_bins, shear=0.99, right=32.0, down=32.0, degrees=135.0, factor=0.99, bits=6)
 
 

@@ -1,4 +1,4 @@
-"""GaussianBlur."""
+"""GaussianBlur: a separable blur with a random sigma per sample."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from datapipe.transforms.protocols import Params
 
 @dataclass(frozen=True, repr=False)
 class GaussianBlur:
-    """Blur with a Gaussian of random sigma; the image is continued by reflection.
+    """Blur with a Gaussian of random sigma; the image is extended by reflection.
 
-    `kernel_size`: odd, one int or (x, y), as in torchvision the one place where x comes first. `sigma`: one
-    number or (low, high), in torchvision's unit: its kernel is exp(-(x / sigma)^2) over x from -lim to lim with
+    `kernel_size`: odd, one int or (x, y); as in torchvision, the only argument where x comes first. `sigma`: one number or
+    (low, high), in torchvision's unit: its kernel is exp(-(x / sigma)^2) over x from -lim to lim with
     lim = (kernel_size - 1) / (2 sqrt 2), that is a Gaussian of standard deviation sigma.
     """
 
@@ -47,7 +47,7 @@ class GaussianBlur:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """sigma (n,). Raises OptionError for images that are not larger than half the kernel."""
+        """Return sigma (n,). Raises OptionError for images that are not larger than half the kernel."""
         if size[1] <= self.kernel_size[0] // 2 or size[0] <= self.kernel_size[1] // 2:
             raise OptionError(
                 f"{self!r}: images of {size[0]} x {size[1]} (height x width) are too small to reflect half a kernel; "
@@ -77,7 +77,7 @@ def gaussian_kernels(length: int, sigma: NDArray[np.float64]) -> NDArray[np.floa
     """Return (m, length) weights that sum to 1, for (m,) sigmas in the unit of `GaussianBlur`."""
     limit = (length - 1) / (2 * math.sqrt(2))
     exponents = -((np.linspace(-limit, limit, length) / sigma[:, None]) ** 2)
-    weights = np.exp(exponents)  # the middle one is 1, so the sum never vanishes
+    weights = np.exp(exponents)  # the middle one is 1, so the sum is never 0
     normalised: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
     return normalised
 
@@ -85,8 +85,8 @@ def gaussian_kernels(length: int, sigma: NDArray[np.float64]) -> NDArray[np.floa
 def blur_planes(planes: Planes, along_x: NDArray[np.float64], along_y: NDArray[np.float64]) -> Planes:
     """Convolve each image, continued by reflection, with its own kernels, (m, kx) and (m, ky).
 
-    Two passes instead of a square kernel, each a sum of shifted images: on a CPU that takes half the time
-    of the best convolution torch has, for kernels from 3 to 23.
+    Two passes replace a square kernel, each a sum of shifted images: on a CPU that takes half the time of torch's best
+    convolution, for kernels from 3 to 23.
     """
     height, width = planes.shape[2:]
     half_x, half_y = along_x.shape[1] // 2, along_y.shape[1] // 2
@@ -96,7 +96,7 @@ def blur_planes(planes: Planes, along_x: NDArray[np.float64], along_y: NDArray[n
 
 
 def _weighted_sum(shifted: list[Planes], weights: NDArray[np.float64]) -> Planes:
-    """The sum of (m, 3, h, w) planes, each times its column of `weights` (m, k)."""
+    """Return the sum of (m, 3, h, w) planes, each times its column of `weights` (m, k)."""
     like = shifted[0]
     columns = torch.from_numpy(weights).to(like.device, like.dtype, non_blocking=True).T.reshape(len(shifted), -1, 1, 1, 1)
     total = shifted[0] * columns[0]

@@ -1,4 +1,4 @@
-"""ColorJitter and RandomGrayscale."""
+"""ColorJitter and RandomGrayscale, drawn per sample."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ADJUSTMENTS: tuple[Callable[[torch.Tensor, torch.Tensor, float], None], ...] = 
 
 @dataclass(frozen=True, repr=False)
 class ColorJitter:
-    """Change brightness, contrast, saturation and hue by random factors, in an order random per sample.
+    """Change brightness, contrast, saturation and hue by random factors, in a random order per sample.
 
-    A number x stands for the factors [max(0, 1 - x), 1 + x], for hue for [-x, x] of the colour circle; a pair
-    gives the bounds themselves. uint8 images, or floating point ones within [0, 1].
+    A number x stands for factors in [max(0, 1 - x), 1 + x], for hue in [-x, x] of the colour circle; a pair gives the bounds
+    themselves. uint8 images, or floating point images within [0, 1].
     """
 
     brightness: Range | None = None
@@ -54,7 +54,7 @@ class ColorJitter:
         return Reach.POINT if self.contrast is None else Reach.IMAGE
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """order (n, 4): permutations of 0 brightness, 1 contrast, 2 saturation, 3 hue; factors (n, 4) by these numbers."""
+        """Return order (n, 4), permutations of 0 brightness, 1 contrast, 2 saturation, 3 hue, and factors (n, 4) for these."""
         uniform = draws.uniform(operation, 8)
         ranges = [(1.0, 1.0) if r is None else r for r in (self.brightness, self.contrast, self.saturation)]
         ranges.append(self.hue or (0.0, 0.0))
@@ -83,7 +83,7 @@ class ColorJitter:
 
 @dataclass(frozen=True, repr=False)
 class RandomGrayscale:
-    """With probability `p` give all three channels the luma (truncated for uint8)."""
+    """Set all three channels to the luma (truncated for uint8) with probability `p`."""
 
     p: float = 0.1
 

@@ -1,7 +1,7 @@
-"""RandomApply, RandomChoice and RandomOrder of pixel operations: which of them a sample gets, and in what order.
+"""RandomApply, RandomChoice and RandomOrder of pixel operations: choose and order operations per sample.
 
-Each sample draws for itself. An operation within draws by a number of its own, made of the outer one's and its place,
-so that it draws the same whether it is chosen or not and whoever else is.
+Each sample draws separately. An inner operation draws by its own number, made of the outer one's and its position, so it
+draws the same whether or not it or any other operation is chosen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from datapipe.transforms.options import check_probability, is_number, refusal, s
 from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params, PixelOp
 
-_PLACES = 1 << 20  # more than any list has transforms
+_PLACES = 1 << 20  # more than the transforms of any list
 _FARTHEST = (Reach.PLACE, Reach.IMAGE, Reach.POINT)
 
 
 class _Compound:
-    """Of pixel operations that keep the dtype."""
+    """Shared part of compounds of pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
 
@@ -41,13 +41,13 @@ class _Compound:
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         for op in self.transforms:
             if op.output_dtype(dtype) != dtype:
-                raise OptionError(f"{self!r}: {op!r} changes the dtype, which all images of a batch share; take it out")
+                raise OptionError(f"{self!r}: {op!r} changes the dtype, which all images of a batch share; remove it")
         return dtype
 
 
 @dataclass(frozen=True, repr=False)
 class RandomApply(_Compound):
-    """With probability `p` apply all of `transforms`, in order: pixel operations that keep the dtype."""
+    """Apply all of `transforms`, in order, with probability `p`: pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
     p: float = 0.5
@@ -57,7 +57,7 @@ class RandomApply(_Compound):
         object.__setattr__(self, "p", check_probability(self, p))
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """chosen (n,) bool, and the parameters of each transform under its place and a dot."""
+        """Return chosen (n,) bool, and the parameters of each transform under its position and a dot."""
         return {"chosen": draws.uniform(operation, 1)[:, 0] < self.p, **_drawn(self.transforms, draws, operation, size)}
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
@@ -79,7 +79,7 @@ class RandomChoice(_Compound):
         object.__setattr__(self, "p", None if p is None else _check_shares(self, p, len(self.transforms)))
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """choice (n,): places in `transforms`, and the parameters of each transform under its place and a dot."""
+        """Return choice (n,), positions in `transforms`, and the parameters of each transform under its position and a dot."""
         bounds = np.cumsum(self.p or [1.0] * len(self.transforms))
         choice = np.searchsorted(bounds, draws.uniform(operation, 1)[:, 0] * bounds[-1], side="right")
         return {"choice": choice, **_drawn(self.transforms, draws, operation, size)}
@@ -92,7 +92,7 @@ class RandomChoice(_Compound):
 
 @dataclass(frozen=True, repr=False)
 class RandomOrder(_Compound):
-    """Apply all of `transforms` in an order random per sample: pixel operations that keep the dtype."""
+    """Apply all of `transforms` in a random order per sample: pixel operations that keep the dtype."""
 
     transforms: tuple[PixelOp, ...]
 
@@ -100,7 +100,7 @@ class RandomOrder(_Compound):
         object.__setattr__(self, "transforms", _check_operations(self, transforms))
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """order (n, k): permutations of the places, and the parameters of each transform under its place and a dot."""
+        """Return order (n, k), permutations of positions, and the parameters of each transform under its position and a dot."""
         order = draws.uniform(operation, len(self.transforms)).argsort(axis=1)
         return {"order": order, **_drawn(self.transforms, draws, operation, size)}
 
@@ -125,7 +125,7 @@ def _of_place(params: Params, place: int) -> Params:
 
 
 def _apply_to(images: torch.Tensor, rows: NDArray[np.int64], op: PixelOp, params: Params) -> None:
-    """Put in place of the given rows of `images` (n, 3, h, w), NHWC in memory, what `op` makes of them. Never synchronises."""
+    """Replace the given rows of `images` (n, 3, h, w), NHWC in memory, by the result of `op`. Never synchronises."""
     if len(rows) == 0:
         return
     if len(rows) == len(images):
@@ -145,7 +145,10 @@ def _check_operations(owner: object, transforms: object) -> tuple[PixelOp, ...]:
     for op in transforms:
         if isinstance(op, type) or not isinstance(op, PixelOp):
             raise refusal(
-                owner, "transforms", transforms, f"{op!r} is no pixel operation; crops, resizes and flips stay outside, in front"
+                owner,
+                "transforms",
+                transforms,
+                f"{op!r} is not a pixel operation; put crops, resizes and flips outside, before it",
             )
     return tuple(transforms)
 

@@ -1,7 +1,7 @@
-"""ToDtype and Normalize, and the one multiply-add that both come to.
+"""ToDtype and Normalize, and the single multiply-add that replaces both.
 
-Blocks are NHWC in memory. Per-channel factors are tiled to a whole row of width * 3, so that the inner
-dimension is long: over three channels alone torch's loops take nine times as long.
+Blocks are NHWC in memory. Per-channel factors are tiled to a whole row of width * 3, so that the inner dimension is long:
+over three channels alone torch's loops take nine times as long.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _scratch = threading.local()
 class ToDtype:
     """Convert to `dtype`: uint8, float16, bfloat16, float32 or float64.
 
-    With `scale`, uint8's 0..255 becomes 0..1 and back (back is x * 255.999, truncated, as in torchvision);
-    without, values are kept (and truncated).
+    With `scale`, uint8's 0..255 becomes 0..1 and back (back is x * 255.999, truncated, as in torchvision). Without it, values
+    are kept (and truncated).
     """
 
     dtype: torch.dtype
@@ -67,7 +67,7 @@ class ToDtype:
 
 @dataclass(frozen=True, repr=False)
 class Normalize:
-    """(x - mean) / std per channel, of floating point images. `inplace` changes nothing here."""
+    """Compute (x - mean) / std per channel, for floating point images. `inplace` has no effect."""
 
     mean: Triple
     std: Triple
@@ -80,7 +80,7 @@ class Normalize:
         object.__setattr__(self, "std", _check_triple(self, "std", std))
         object.__setattr__(self, "inplace", inplace)
         if 0 in self.std:
-            raise refusal(self, "std", std, "it is divided by; none of the three may be 0")
+            raise refusal(self, "std", std, "images are divided by it; none of the three may be 0")
 
     __repr__ = source_repr
 
@@ -98,7 +98,7 @@ class Normalize:
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         if not dtype.is_floating_point:
             raise OptionError(
-                f"{self!r} works on floating point images, and {str(dtype).removeprefix('torch.')} ones reach it; "
+                f"{self!r} works on floating point images, but gets {str(dtype).removeprefix('torch.')} images; "
                 "put ToDtype(torch.float32, scale=True) before it"
             )
         return dtype
@@ -106,11 +106,10 @@ class Normalize:
 
 @dataclass(frozen=True)
 class ScaleAndShift:
-    """uint8 * factor + shift per channel, computed in float32 (float64 for float64) and rounded to `dtype` once.
+    """Compute uint8 * factor + shift per channel in float32 (float64 for float64) and round to `dtype` once.
 
-    What ToDtype and Normalize come to together. Against torchvision's three roundings the difference is
-    within 1e-6 for float32, and within one step of the dtype for float16 and bfloat16, where this is the
-    more exact one.
+    It replaces ToDtype followed by Normalize. The difference from torchvision's three roundings is within 1e-6 for float32,
+    and within one step of the dtype for float16 and bfloat16, where this is the more exact one.
     """
 
     dtype: torch.dtype
@@ -135,10 +134,10 @@ class ScaleAndShift:
         wide_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         factor = _tiled(self.factor, width, wide_dtype).to(images.device, non_blocking=True)
         shift = _tiled(self.shift, width, wide_dtype).to(images.device, non_blocking=True) if any(self.shift) else None
-        if images.is_cuda or self.dtype == torch.float64:  # one kernel, which converts on its way in and out
+        if images.is_cuda or self.dtype == torch.float64:  # one kernel, which converts its input and output
             _multiply_add(source, factor, shift, target)
             return
-        # Image by image: what lies between stays in cache, and `out` is written once.
+        # Image by image, so that intermediate values stay in cache and `out` is written once.
         wide, is_rounded = _scratch_rows(height, width * 3), self.dtype != torch.float32
         for one, made in zip(source.unbind(), target.unbind(), strict=True):
             wide.copy_(one)
@@ -153,7 +152,7 @@ class ScaleAndShift:
 
 
 def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAndShift:
-    """The two as one operation on uint8 images; `conversion` must lead to floating point."""
+    """Return the two as one operation on uint8 images; `conversion` must lead to floating point."""
     unit = 1.0 / 255 if conversion.scale else 1.0
     if normalize is None:
         return ScaleAndShift(conversion.dtype, (unit, unit, unit), (0.0, 0.0, 0.0))
@@ -164,7 +163,7 @@ def scale_and_shift(conversion: ToDtype, normalize: Normalize | None) -> ScaleAn
 
 @lru_cache(maxsize=64)
 def _tiled(values: Triple, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the three values, repeated, (width * 3,), in host memory. Shared; not to be written."""
+    """Return the three values, repeated, (width * 3,), in host memory. Shared; do not write to it."""
     return torch.from_numpy(np.tile(np.array(values), width)).to(dtype=dtype)
 
 
@@ -176,12 +175,12 @@ def _multiply_add(source: torch.Tensor, factor: torch.Tensor, shift: torch.Tenso
 
 
 def _as_rows(images: torch.Tensor) -> torch.Tensor:
-    """(n, h, w, 3) contiguous -> the same memory as (n * h, w * 3)."""
+    """Return (n, h, w, 3) contiguous memory as (n * h, w * 3), without a copy."""
     return images.view(-1, images.shape[2] * 3)
 
 
 def _scratch_rows(height: int, row_length: int) -> torch.Tensor:
-    """This thread's float32 scratch of that shape; its contents are whatever was left there."""
+    """Return this thread's float32 scratch of that shape, with undefined contents."""
     rows: torch.Tensor | None = getattr(_scratch, "rows", None)
     if rows is None or rows.shape != (height, row_length):
         rows = _scratch.rows = torch.empty((height, row_length), dtype=torch.float32)

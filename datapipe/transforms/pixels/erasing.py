@@ -1,4 +1,4 @@
-"""RandomErasing."""
+"""RandomErasing: overwrite a random box of each image."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, repr=False)
 class RandomErasing:
-    """With probability `p` overwrite a box of random area and aspect ratio (height / width).
+    """Overwrite a box of random area and aspect ratio (height / width) with probability `p`.
 
-    `value`: one number, one per channel, or "random" for normally distributed noise per pixel and channel
-    (floating point images only). As in torchvision, if none of ten boxes is smaller than the image in both
-    directions nothing is erased. `inplace` changes nothing here.
+    `value`: one number, one per channel, or "random" for normally distributed noise per pixel and channel (floating point
+    images only). As in torchvision, if none of ten boxes is smaller than the image in both directions, nothing is erased.
+    `inplace` has no effect.
     """
 
     p: float = 0.5
@@ -59,7 +59,7 @@ class RandomErasing:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """box (n, 4) top, left, height, width, of height 0 where nothing is erased; noise (n,) uint64 keys."""
+        """Return box (n, 4) top, left, height, width, with height 0 where nothing is erased, and noise (n,) uint64 keys."""
         words = draws.words(operation, 2 + 4 * _NUM_ATTEMPTS)
         uniform = (words >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53))
         tries = uniform[:, 2:].reshape(len(draws), _NUM_ATTEMPTS, 4)
@@ -106,7 +106,7 @@ class RandomErasing:
 
 
 def _covered(box: NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, h, w) True within each image's box: one kernel for the whole batch instead of one per image."""
+    """Return (n, 1, h, w) True within each image's box: one kernel for the whole batch instead of one per image."""
     top, left, height, width = torch.from_numpy(box).to(images.device, non_blocking=True).T.view(4, -1, 1, 1, 1)
     y = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)
     x = torch.arange(images.shape[3], device=images.device).view(1, 1, 1, -1)
@@ -115,7 +115,7 @@ def _covered(box: NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
 
 
 def _normals(key: np.uint64, count: int) -> NDArray[np.float32]:
-    """(count,) standard normal numbers as a function of the key: Box and Muller (1958) on counted, hashed words."""
+    """Return (count,) standard normal numbers as a function of the key: Box and Muller (1958) on counted, hashed words."""
     words = mix64(np.arange(1, count // 2 + 2, dtype=np.uint64) * _GOLDEN + key)
     radius = np.sqrt(-2 * np.log(((words >> np.uint64(32)).astype(np.float32) + 0.5) * np.float32(2.0**-32)))
     angle = (words & _LOW_HALF).astype(np.float32) * np.float32(2.0**-32 * 2 * math.pi)

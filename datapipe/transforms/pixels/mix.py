@@ -1,4 +1,4 @@
-"""MixUp and CutMix: each sample of a batch blended with the one before it."""
+"""MixUp and CutMix: blend each sample of a batch with the one before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datapipe.transforms.protocols import Params
 class MixUp:
     """Blend images and labels: lam of the sample, 1 - lam of the one before it, lam from Beta(alpha, alpha).
 
-    One lam per batch. Floating point images; labels become (b, num_classes) float32.
+    One lam per batch. Floating point images only; labels become (b, num_classes) float32.
     """
 
     alpha: float = 1.0
@@ -31,7 +31,7 @@ class MixUp:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """lam (1,)."""
+        """Return lam (1,)."""
         return {"lam": np.array([symmetric_beta(self.alpha, _stream(draws, operation))])}
 
     def apply(self, images: torch.Tensor, labels: torch.Tensor, params: Params, /) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,17 +40,17 @@ class MixUp:
         return images.mul_(lam).add_(before), _mix_labels(self, labels, self.num_classes, lam)
 
     def check_dtype(self, dtype: torch.dtype, /) -> None:
-        """Raises OptionError for images that cannot be blended."""
+        """Raise OptionError for images that cannot be blended."""
         if not dtype.is_floating_point:
             raise OptionError(f"{self!r} blends images, which needs floating point; add ToDtype(torch.float32, scale=True)")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CutMix:
-    """Paste a box of the sample before into each image; labels are blended by the area that remains.
+    """Paste a box of the previous sample into each image; labels are blended by the area that remains.
 
-    One box per batch, its area about 1 - lam of the image, lam from Beta(alpha, alpha), its centre uniform, cut off at
-    the edges. Labels become (b, num_classes) float32.
+    One box per batch, its area about 1 - lam of the image, lam from Beta(alpha, alpha), its centre uniform, clipped at the
+    edges. Labels become (b, num_classes) float32.
     """
 
     alpha: float = 1.0
@@ -62,7 +62,7 @@ class CutMix:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """box (1, 4): top, left, height, width; lam (1,): the share of the image that remains."""
+        """Return box (1, 4), top, left, height, width, and lam (1,), the share of the image that remains."""
         stream = _stream(draws, operation)
         height, width = size
         centre_x, centre_y = int(next(stream) * width), int(next(stream) * height)
@@ -81,16 +81,16 @@ class CutMix:
 
 
 def symmetric_beta(alpha: float, uniform: Iterator[float]) -> float:
-    """A number from Beta(alpha, alpha), as a function of the uniform numbers in [0, 1) that it takes.
+    """Return a number from Beta(alpha, alpha), as a function of the uniform numbers in [0, 1) that it consumes.
 
-    G1 / (G1 + G2) with gamma variates in logarithms, which stay finite for the smallest alpha.
+    It is G1 / (G1 + G2) with gamma variates in logarithms, which stay finite for the smallest alpha.
     """
     difference = _log_gamma_variate(alpha, uniform) - _log_gamma_variate(alpha, uniform)
     return 1.0 / (1.0 + math.exp(-difference)) if difference > -700 else 0.0
 
 
 def _log_gamma_variate(shape: float, uniform: Iterator[float]) -> float:
-    """The logarithm of a gamma variate: Marsaglia and Tsang, ACM TOMS 26 (2000), with their boost for shape < 1."""
+    """Return the logarithm of a gamma variate: Marsaglia and Tsang, ACM TOMS 26 (2000), with their boost for shape < 1."""
     if shape < 1:
         return _log_gamma_variate(shape + 1, uniform) + math.log(1.0 - next(uniform)) / shape
     d = shape - 1 / 3
@@ -103,7 +103,7 @@ def _log_gamma_variate(shape: float, uniform: Iterator[float]) -> float:
 
 
 def _stream(draws: Draws, operation: int) -> Iterator[float]:
-    """The batch's uniform numbers, one by one, as many as it takes."""
+    """Yield the batch's uniform numbers one by one, as many as needed."""
     count, done = 16, 0
     while True:
         fresh: list[float] = draws.uniform(operation, count)[0, done:].tolist()
@@ -120,15 +120,15 @@ def _mix_labels(owner: object, labels: torch.Tensor, num_classes: int | None, la
                 f"with num_classes={num_classes} they must lie between 0 and {num_classes - 1}"
             )
         shares = torch.zeros((len(labels), num_classes), device=labels.device).scatter_(1, labels[:, None], 1.0)
-    else:  # mixed before
+    else:  # already mixed
         shares = labels
     return _before(shares).mul_(1.0 - lam).add_(shares, alpha=lam)
 
 
 def _before(rows: torch.Tensor) -> torch.Tensor:
-    """Return a copy in which each row is the one before it, the first the last one; in the same memory format.
+    """Return a copy in which each row is the previous one, and the first is the last; in the same memory format.
 
-    As `rows.roll(1, 0)`, which gives a CUDA tensor in channels_last planes of channels, and so costs a copy more.
+    Unlike `rows.roll(1, 0)`, which turns a CUDA tensor in channels_last into planes of channels and so costs one more copy.
     """
     return torch.cat([rows[-1:], rows[:-1]])
 

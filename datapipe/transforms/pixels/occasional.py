@@ -1,4 +1,4 @@
-"""Operations that happen to a sample with probability `p`, each by itself: those of RandAugment's room, and inversion.
+"""Single operations that each sample gets with probability `p`: those of RandAugment that have no geometry, and inversion.
 
 All take uint8 images only.
 """
@@ -21,7 +21,7 @@ from datapipe.transforms.protocols import Params
 
 
 class _Occasional:
-    """Each sample is chosen with probability `p`."""
+    """Shared part of operations that each sample gets with probability `p`."""
 
     p: float
 
@@ -31,7 +31,7 @@ class _Occasional:
     __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        """chosen (n,) bool."""
+        """Return chosen (n,) bool."""
         return {"chosen": draws.uniform(operation, 1)[:, 0] < self.p}
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
@@ -40,7 +40,7 @@ class _Occasional:
 
 @dataclass(frozen=True, repr=False)
 class RandomInvert(_Occasional):
-    """With probability `p` turn each value v into 255 - v."""
+    """Turn each value v into 255 - v with probability `p`."""
 
     p: float = 0.5
 
@@ -53,7 +53,7 @@ class RandomInvert(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomPosterize(_Occasional):
-    """With probability `p` keep only the `bits` (0 to 8) highest bits of each value."""
+    """Keep only the `bits` (0 to 8) highest bits of each value with probability `p`."""
 
     bits: int
     p: float = 0.5
@@ -73,7 +73,7 @@ class RandomPosterize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Occasional):
-    """With probability `p` turn each value v of at least `threshold` (0 to 255) into 255 - v."""
+    """Turn each value v of at least `threshold` (0 to 255) into 255 - v with probability `p`."""
 
     threshold: float
     p: float = 0.5
@@ -94,7 +94,7 @@ class RandomSolarize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Occasional):
-    """With probability `p` stretch each channel to 0..255."""
+    """Stretch each channel to 0..255 with probability `p`."""
 
     p: float = 0.5
 
@@ -107,7 +107,7 @@ class RandomAutocontrast(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomEqualize(_Occasional):
-    """With probability `p` equalize each channel's histogram."""
+    """Equalize each channel's histogram with probability `p`."""
 
     p: float = 0.5
 
@@ -120,7 +120,7 @@ class RandomEqualize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Occasional):
-    """With probability `p` go towards a blurred image (`sharpness_factor` 0) or away from it (above 1); 1 changes nothing."""
+    """Blur (`sharpness_factor` 0 is fully blurred) or sharpen (above 1) with probability `p`; a factor of 1 changes nothing."""
 
     sharpness_factor: float
     p: float = 0.5

@@ -1,9 +1,9 @@
 """The working form of colour arithmetic: float32 planes, in groups that suit the device.
 
-Blocks are NHWC uint8 or floating point. Arithmetic on one channel of them is strided and slow, and
-torchvision's integer images pass through float32 at every step anyway. So operations convert once to
-planes, (m, 3, h, w) contiguous float32, work on those in place, and convert back once; uint8 values
-stay whole numbers from 0 to 255 in between, so that nothing is rounded differently.
+Blocks are NHWC uint8 or floating point. Arithmetic on one channel of them is strided and slow, and torchvision's integer
+images pass through float32 at every step anyway. So operations convert once to planes, (m, 3, h, w) contiguous float32,
+work on those in place, and convert back once. uint8 values stay whole numbers from 0 to 255 in between, so rounding does
+not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Planes = torch.Tensor  # (m, 3, h, w) float32 (float64 for float64 images), cont
 
 
 def groups(images: torch.Tensor) -> Iterator[slice]:
-    """Rows to work on together: one by one on a CPU, where an image fits the cache; all at once on a GPU."""
+    """Yield rows to work on together: one by one on a CPU, where an image fits the cache; all at once on a GPU."""
     if images.is_cuda:
         yield slice(0, len(images))
     else:
@@ -28,19 +28,19 @@ def groups(images: torch.Tensor) -> Iterator[slice]:
 
 
 def top_value(dtype: torch.dtype) -> float:
-    """The brightest value: 255 of integer images, 1 of floating point ones."""
+    """Return the brightest value: 255 for integer images, 1 for floating point images."""
     return 1.0 if dtype.is_floating_point else 255.0
 
 
 def to_planes(images: torch.Tensor) -> Planes:
-    """A planar copy of (m, 3, h, w) images in any memory layout."""
+    """Return a planar copy of (m, 3, h, w) images in any memory layout."""
     dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
     planes = torch.empty(images.shape, dtype=dtype, device=images.device)
     return planes.copy_(images)
 
 
 def from_planes(planes: Planes, images: torch.Tensor) -> None:
-    """Write the planes back into `images`, truncating where those are integers."""
+    """Write the planes back to `images`, truncated if those are integers."""
     flat = planes.to(images.dtype)
     if images.is_cuda:
         images.copy_(flat)
@@ -52,7 +52,7 @@ def from_planes(planes: Planes, images: torch.Tensor) -> None:
 def on_rows(images: torch.Tensor, rows: NDArray[np.int64], operation: Callable[..., Any], *params: NDArray[np.generic]) -> None:
     """Call `operation(selected, *params)`, which works in place, on the given rows of `images`.
 
-    `params`: per row of `rows`; they reach `operation` as tensors (len(rows), 1, 1, 1) on the images' device,
+    `params`: one value per row of `rows`; `operation` gets them as tensors (len(rows), 1, 1, 1) on the images' device,
     floating point ones in float32. Never synchronises a GPU.
     """
     if len(rows) == 0:

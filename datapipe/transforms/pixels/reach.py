@@ -1,4 +1,4 @@
-"""What a pixel of the output depends on: decides which geometry may be moved before a pixel operation."""
+"""Dependence of an output pixel on the input, which decides the geometry that may move before a pixel operation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 
 
 class Reach(enum.Enum):
-    """Kinds of pixel operation, by what they look at. One that declares nothing counts as PLACE."""
+    """Kinds of pixel operation, by the pixels they read. One that declares nothing counts as PLACE."""
 
     POINT = "point"  # the pixel itself: commutes with flips and with crops
     IMAGE = "image"  # the pixel and values summed over the image: commutes with flips of uint8 images
-    PLACE = "place"  # where the pixel lies, or its neighbours: commutes with nothing
+    PLACE = "place"  # the pixel's position or its neighbours: commutes with nothing

@@ -1,5 +1,7 @@
-"""Found first by every Python process that is started under an attachment. Does what would have happened without it,
-and has us attached once a loader's module is imported; until then it costs a millisecond and imports nothing.
+"""Attach the Python processes started under an attachment, which find this module first.
+
+It runs the sitecustomize that would have run without it, and attaches after a loader's module is imported. Until then it
+costs a millisecond and imports nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def _attach(root: str, loaded: ModuleType) -> None:
         places = [*getattr(package, "__path__", ()), getattr(package, "__file__", None) or ""]
         if package is not None and not any(os.path.realpath(place).startswith(os.path.join(root, "")) for place in places):
             if loaded.__name__.startswith("datapipe."):
-                return  # a module of that package, not of ours
+                return  # a module of the user's package, not of ours
             theirs = {name: sys.modules.pop(name) for name in list(sys.modules) if (name + ".").startswith("datapipe.")}
         sys.path.insert(0, root)
         try:
@@ -45,10 +47,10 @@ def _attach(root: str, loaded: ModuleType) -> None:
 
 
 def _run_the_other() -> None:
-    """The sitecustomize that would have been found; without one, an ImportError of that name, which `site` expects."""
+    """Run the sitecustomize hidden by this one; without one, raise the ImportError of that name that `site` expects."""
     from _frozen_importlib import module_from_spec
 
-    own = sys.modules.pop("sitecustomize")  # its own spec would be found there
+    own = sys.modules.pop("sitecustomize")  # otherwise find_spec would return this module's own spec
     try:
         specs = (finder.find_spec("sitecustomize", None, None) for finder in sys.meta_path)
         spec = next(filter(None, specs), None)
