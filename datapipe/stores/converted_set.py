@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object, read_objects
 from datapipe.user_cache import REMOTE_INDEXES, user_cache
 
+_ONLY_CONVERTED = "only converted datasets are read from stores: run `datapipe convert` with the URL of a prefix as destination"
+_FILE_OR_PATTERN = re.compile(r"[*?\[{]|\.(tar|tgz|zip|parquet|arrow|h5|hdf5|tfrecord|lmdb)$|\.tar\.\w+$")
 _AT_ONCE = 128  # sidecars whose bytes are held in memory
 
 
@@ -82,8 +85,11 @@ class ConvertedSet:
 def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     """Read the manifest of a converted dataset in a store.
 
-    Raises MissingDataError where there is none, StorageError where it cannot be read, FormatError where it is damaged.
+    Raises MissingDataError where there is none, StorageError where it cannot be read, FormatError where it is damaged,
+    or where the URL is one of a file or a pattern.
     """
+    if _FILE_OR_PATTERN.search(location.name):
+        raise FormatError(f"{location}: names a file or a pattern; {_ONLY_CONVERTED}")
     place = location / MANIFEST_NAME
     try:
         text = read_object(place)
@@ -113,10 +119,7 @@ def _what_is_there(location: Location) -> str:
     if sets:
         return f", but the datasets {', '.join(sets)}; open one of them, e.g. {location / sets[0]}"
     if names:
-        return (
-            f" (but {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); "
-            "only converted datasets are read from stores: `datapipe convert`, then upload the result"
-        )
+        return f" (but {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); {_ONLY_CONVERTED}"
     return "; is this the URL of a converted dataset?"
 
 

@@ -403,13 +403,13 @@ def test_the_cpu_is_a_device_and_others_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(OptionError, match="'meta'; batches are moved to CUDA devices only"):
         checked_device("meta")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"'cuda', and torch .* finds no GPU; pass device='cpu'"):
+    with pytest.raises(OptionError, match=r"'cuda', but torch .* finds no GPU; pass device='cpu'"):
         checked_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert checked_device("cuda:1").index == 1
     assert checked_device("cuda").index is None
-    with pytest.raises(OptionError, match=r"'cuda:2', and there are 2 GPUs; pass 'cuda:N' with N below 2"):
+    with pytest.raises(OptionError, match=r"'cuda:2', but there are 2 GPUs; pass 'cuda:N' with N below 2"):
         checked_device(torch.device("cuda", 2))
 
 

@@ -10,13 +10,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures import copies, same
-from shard_cache_driver import SIZES, contents, name_of
+from shard_cache_driver import BLOCK, SIZES, contents, name_of
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
@@ -27,7 +28,6 @@ from datapipe.testing.faulty_store import Fault
 
 URL = f"s3://{BUCKET}/train"
 LOOK_S = 0.05
-BLOCK = 4096  # what a file takes is counted in blocks
 
 
 def put(directory: CacheDirectory, number: int, **options: Any) -> bool:
@@ -122,6 +122,23 @@ def test_damage_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="after 0"):
         part.write(b"x", 5)
     part.abandon()
+
+
+def test_no_part_gets_its_name_while_another_process_counts(tmp_path: Path) -> None:
+    """It would be counted under neither name, and more would be let in than there is room for."""
+    directory = CacheDirectory(tmp_path / "c", 500_000)
+    part = directory.reserve(name_of(0), SIZES[0], keep=lambda name: False)
+    assert part is not None
+    part.write(contents(0), 0)
+    counts = os.open(tmp_path / "c" / "lock", os.O_RDWR)
+    fcntl.flock(counts, fcntl.LOCK_EX)
+    committer = threading.Thread(target=part.commit, args=(name_of(0),))
+    committer.start()
+    committer.join(0.2)
+    assert {name for name, _ in directory.sizes()} == {name_of(0) + PART_SUFFIX}
+    os.close(counts)
+    committer.join(30)
+    assert directory.names() == {name_of(0)}
 
 
 def test_a_full_disk_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

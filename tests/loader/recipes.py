@@ -27,8 +27,9 @@ def ids_of(loader: dp.DataLoader) -> list[list[int]]:
 
 
 def own_threads() -> list[str]:
-    """The decode threads that are running."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("datapipe-")]
+    """The threads of loaders that are running; the one that makes requests to object stores belongs to the process."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("datapipe-") and name != "datapipe-requests"]
 
 
 def num_threads(loader: dp.DataLoader) -> int:

@@ -79,7 +79,8 @@ def test_other_datasets_are_refused_saying_what_to_pass(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "said"), [
-    ("s3://bucket/x.tar", "URLs is not read: copy it"), ("x-{000..003}.tar", r"a pattern, such as x-\*.tar"), ("", "is empty"),
+    ("s3://bucket/x.tar", "names a file or a pattern; only converted datasets"),
+    ("x-{000..003}.tar", r"a pattern, such as x-\*.tar"), ("", "is empty"),
 ])  # fmt: skip
 def test_other_ways_to_name_data_are_told_apart(path: str, said: str) -> None:
     with pytest.raises(dp.DatapipeError, match=said):

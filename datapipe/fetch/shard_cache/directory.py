@@ -1,9 +1,10 @@
 """The directory of a shard cache, shared by processes that know nothing of each other: bounded, and safe against SIGKILL.
 
 A shard lies in it under its name once it is whole and verified; `NAME.part` is one that is being fetched. One lock file is
-held for as long as it takes to count, evict and allocate; whoever fetches a part holds a lock on that, and whoever reads a
-shard a shared one on that. The kernel lets go of the locks of a process that ends, however it ends: a part whose lock is free
-is dead, a shard whose lock is free may be evicted. Nobody waits for a lock: who does not get one reads from the store.
+held for as long as it takes to count, evict and allocate, or to give a part its name; whoever fetches a part holds a lock on
+that, and whoever reads a shard a shared one on that. The kernel lets go of the locks of a process that ends, however it ends:
+a part whose lock is free is dead, a shard whose lock is free may be evicted. Nobody who reads waits for a lock: who does not
+get one reads from the store. Only whoever has fetched a part waits until no other process counts.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ class Part:
             self.abandon()
             return False
         os.fdatasync(self._descriptor)
-        os.rename(_part_of(self._place), self._place)
+        lock = _open_lock(self._place.parent)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a count that runs meanwhile may find neither name
+            os.rename(_part_of(self._place), self._place)
+        finally:
+            os.close(lock)
         os.close(self._descriptor)
         self._descriptor = -1
         return True
@@ -100,7 +106,7 @@ class CacheDirectory:
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(OSError):  # evicted meanwhile
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode) and entry.name != _LOCK_NAME:
                             yield entry.name, max(status.st_size, status.st_blocks * 512)
@@ -110,8 +116,11 @@ class CacheDirectory:
 
     def held(self) -> Held:
         """How many shards there are, and how many bytes they and parts take."""
-        files = list(self.sizes())
-        return Held(sum(not name.endswith(PART_SUFFIX) for name, _ in files), sum(nbytes for _, nbytes in files))
+        files = dict(self.sizes())
+        parts = {name for name in files if name.endswith(PART_SUFFIX)}
+        for part in parts & {name + PART_SUFFIX for name in files}:  # got its name while this counted
+            del files[part]
+        return Held(len(files.keys() - parts), sum(files.values()))
 
     def names(self) -> set[str]:
         """The shards that are there now."""
@@ -175,7 +184,7 @@ class CacheDirectory:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
         """Hold the cache's lock if it is free; whether it is held."""
-        descriptor = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = _open_lock(self.path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield True
@@ -238,6 +247,10 @@ class CacheDirectory:
             part.abandon()
             raise
         return part
+
+
+def _open_lock(directory: Path) -> int:
+    return os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _part_of(path: Path) -> Path:
