@@ -65,7 +65,7 @@ def main() -> None:
 def make_shards(directory: Path, num_images: int, *, scale: str) -> Path:
     """Generated photographs, converted."""
     from converters import ConvertOptions, convert
-    from datapipe.samples import make_image_folder
+    from datapipe.testing.synthetic_images import make_image_folder
 
     folder = make_image_folder(directory / "folder", num_images=num_images, scale=scale)
     convert(ConvertOptions(folder, directory / "shards"))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 DEFAULT_DATA = Path(__file__).parent / ".data"
 SHORT_SIDE, QUALITY = 256, 90  # of the 256 px set

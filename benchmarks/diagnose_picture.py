@@ -24,7 +24,7 @@ from benchmarks.environment import ROOT
 from benchmarks.marked import replace_marked
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 DOCUMENT, PICTURE, README = (ROOT / name for name in ("docs/images/diagnosis.json", "docs/images/diagnosis.png", "README.md"))
 _NUM_IMAGES, _TRIALS_S = 600, 30

@@ -168,9 +168,9 @@ def _calls_us(loader: Any, crop: int) -> float:
     import torch
     from torch.nn.functional import interpolate
 
-    from datapipe.decode import open_decoder
+    from datapipe.codecs.decode import open_decoder
+    from datapipe.codecs.probe import probe
     from datapipe.fetch.local import LocalFiles
-    from datapipe.probe import probe
 
     index = loader.dataset.index
     entries = index.look_up(index.ids(torch.zeros(1, dtype=torch.int64).numpy()), "image")

@@ -24,11 +24,12 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.data import DEFAULT_DATA
 from benchmarks.environment import ROOT
-from datapipe.index import SampleIndex
-from datapipe.manifest import FieldSpec, Kind, Manifest, ShardInfo, read_manifest, write_manifest
-from datapipe.order import Permutation, ShuffledOrder
-from datapipe.plan import Plan
-from datapipe.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.order.plan import Plan
+from datapipe.order.sample_order import Permutation, ShuffledOrder
 
 _IMAGE_NBYTES = 110_000
 
@@ -104,7 +105,7 @@ def make_dataset(directory: Path, num_samples: int, num_shards: int) -> Path:
     jobs = [(unfinished, number, bounds[number], bounds[number + 1], num_samples) for number in range(num_shards)]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         shards = tuple(pool.map(_write_shard_index, jobs, chunksize=16))
-    fields = (FieldSpec("image", Kind.IMAGE), FieldSpec("label", Kind.LABEL))
+    fields = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
     write_manifest(unfinished, Manifest("tar", fields, shards, permutation_key=1))
     os.replace(unfinished, directory)
     return directory

@@ -28,7 +28,7 @@ from benchmarks.parity_backends import BackendCase, Photos, backend_cases
 from benchmarks.parity_case import Bound, Case, Pair
 from benchmarks.parity_cases import cases
 from datapipe.backends.images_dali.installation import installation
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 _BINS_PER_STEP = 1000  # of the histogram from which the 99.9th percentile is read
 

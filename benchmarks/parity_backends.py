@@ -23,9 +23,9 @@ from datapipe import transforms as T
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.draws import Draws
+from datapipe.codecs.probe import probe
 from datapipe.loader import DataLoader
-from datapipe.probe import probe
+from datapipe.order.draws import Draws
 from datapipe.transforms.protocols import Cuts
 
 SIDE = 224

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe import transforms as T
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms.execute import cut_through, row_cuts
 from datapipe.transforms.protocols import PixelOp
 

@@ -31,7 +31,7 @@ from benchmarks.parity_case import (
     square,
 )
 from datapipe import transforms as T
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.auto_augment import OPERATIONS, apply_operation
 
 

@@ -62,7 +62,7 @@ def main() -> None:
 def make_sets(scratch: Path, arguments: argparse.Namespace) -> None:
     """Photographs in a few shards, and tiny images in very many."""
     from converters import ConvertOptions, convert
-    from datapipe.samples import make_image_folder
+    from datapipe.testing.synthetic_images import make_image_folder
 
     served = scratch / "served" / _BUCKET
     served.mkdir(parents=True)

@@ -23,10 +23,10 @@ from benchmarks import harness
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.task import CROP
 from datapipe.backends.images_cpu import checked_header
+from datapipe.codecs.decode import open_decoder
 from datapipe.containers import open_index
-from datapipe.decode import open_decoder
-from datapipe.draws import Draws
 from datapipe.fetch.local import LocalFiles
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut, row_cuts
 

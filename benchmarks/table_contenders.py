@@ -134,8 +134,8 @@ def hugging_face(path: Path) -> Spent:
 
 def order(path: Path) -> Spent:
     """The arithmetic of the order alone: windows, runs and permutations of an epoch."""
-    from datapipe.containers.table_files import open_table
-    from datapipe.row_order import WindowedRows
+    from datapipe.containers.tables.files import open_table
+    from datapipe.order.row_order import WindowedRows
 
     index = open_table(path)
     rows = WindowedRows.within(index.starts, seed=0, global_batch=65536, row_nbytes=268, window_nbytes=1 << 30)

@@ -11,8 +11,8 @@ from converters.inventory import find_sets, holds_dataset, strange_files
 from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError
 from converters.planning import Plan, PlannedShard
-from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
-from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
+from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
 _SAMPLE_OVERHEAD = 512  # bytes per sample in the index
 _FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding

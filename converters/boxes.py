@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import DecodeError
-from datapipe.npy import read_npy_array
+from datapipe.codecs.npy import read_npy_array
+from datapipe.core.errors import DecodeError
 
 MAX_LABEL = 1 << 24  # from here on float32 is not exact
 _SHAPE = "expected rows of [x1, y1, x2, y2, label]"

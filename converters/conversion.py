@@ -38,9 +38,9 @@ from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, f
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS, sample_key
-from datapipe.cores import num_usable_cores
-from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
-from datapipe.manifest import BUILDING_NAME, Manifest
+from datapipe.core.cores import num_usable_cores
+from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
+from datapipe.index.manifest import BUILDING_NAME, Manifest
 
 _PLAN_LOCK = "plan.lock"
 

@@ -26,9 +26,9 @@ from converters.options import Check, Encode, OnError, Resize
 from converters.planning import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.shards import ShardJob, build_shard
 from converters.writers import TARGETS
-from datapipe import errors
-from datapipe.errors import DatapipeError, StorageError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core import errors
+from datapipe.core.errors import DatapipeError, StorageError
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
 
@@ -171,7 +171,7 @@ def job_from_json(value: dict[str, Any]) -> ShardJob:
         target=value["target"],
         treatment=treatment,
         on_error=OnError(value["on_error"]),
-        fields=tuple(FieldSpec(name, Kind(kind)) for name, kind in value["fields"]),
+        fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in value["fields"]),
         classes=None if value["classes"] is None else tuple(value["classes"]),
     )
 

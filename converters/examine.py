@@ -14,13 +14,13 @@ from converters.masks import mask_size, resize_mask
 from converters.options import Check, ConvertOptions, Encode, Resize
 from converters.transcode import decoder, transcode
 from converters.writers import IMAGE_FIELD, StoredField
-from datapipe.errors import DecodeError, OptionError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.masks import mask_labels
-from datapipe.npy import check_npy
-from datapipe.probe import ImageHeader, probe
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.masks import mask_labels
+from datapipe.codecs.npy import check_npy
+from datapipe.codecs.probe import ImageHeader, probe
+from datapipe.core.errors import DecodeError, OptionError
 
-_ENCODINGS = {Kind.TEXT: "text", Kind.JSON: "json", Kind.ARRAY: "npy", Kind.BYTES: "bytes"}
+_ENCODINGS = {FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Examined:
 
 def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
     """Raise OptionError for resizing or encoding that these kinds of fields do not allow."""
-    if not options.transcodes or any(field.kind is Kind.IMAGE for field in fields):
+    if not options.transcodes or any(field.kind is FieldKind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
     raise OptionError(f"{asked}: the samples of {options.source} have no images; leave it out")
@@ -71,7 +71,7 @@ def examine(
             after = (header.height, header.width)
         stored[image] = StoredField(header.encoding, data)
     for field in fields:
-        if field.name != image and field.kind is not Kind.LABEL:
+        if field.name != image and field.kind is not FieldKind.LABEL:
             with _naming(field.name):
                 stored[field.name] = _examined(field.kind, contents[field.name], treatment, before, after)
     return Examined(stored, after)
@@ -79,13 +79,13 @@ def examine(
 
 def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
     """Return the field whose size is the sample's: `image`, or the first that is an image."""
-    images = [field.name for field in fields if field.kind is Kind.IMAGE]
+    images = [field.name for field in fields if field.kind is FieldKind.IMAGE]
     return IMAGE_FIELD.name if IMAGE_FIELD.name in images else next(iter(images), None)
 
 
-def encode_value(kind: Kind, text: str) -> bytes:
+def encode_value(kind: FieldKind, text: str) -> bytes:
     """Return a text value of the source as the contents of a field. Raises DecodeError."""
-    if kind is Kind.BOXES:
+    if kind is FieldKind.BOXES:
         return parse_boxes(text)
     try:
         return text.encode()
@@ -93,23 +93,23 @@ def encode_value(kind: Kind, text: str) -> bytes:
         raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half of a surrogate pair, which UTF-8 cannot encode") from exc
 
 
-def _examined(kind: Kind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
+def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
     """Return the stored form of a field other than the main image, whose size was `before` and is `after`."""
-    if kind is Kind.IMAGE:
+    if kind is FieldKind.IMAGE:
         data, header = _treated(data, _header(data), treatment)
         return StoredField(header.encoding, data)
-    if kind is Kind.MASK:
+    if kind is FieldKind.MASK:
         return _examined_mask(data, treatment, before, after)
-    if kind is Kind.BOXES:
+    if kind is FieldKind.BOXES:
         boxes = load_boxes(data)
         if after != before:
             boxes = scale_boxes(boxes, height=after[0] / before[0], width=after[1] / before[1])
         return StoredField("npy", store_boxes(boxes))
-    if kind is Kind.TEXT:
+    if kind is FieldKind.TEXT:
         _check_text(data)
-    elif kind is Kind.JSON:
+    elif kind is FieldKind.JSON:
         _check_json(data)
-    elif kind is Kind.ARRAY:
+    elif kind is FieldKind.ARRAY:
         check_npy(data)
     return StoredField(_ENCODINGS[kind], data)
 

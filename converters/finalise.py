@@ -20,9 +20,9 @@ from converters.options import OnError
 from converters.planning import Plan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
-from datapipe import atomic, regular_files
-from datapipe.errors import FormatError
-from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import FormatError
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
 
 FINAL_NAME = "final.json"
 _REMOVED_NAME = "old-removed"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from converters.shards import QUARANTINE_NAME, shard_files
 from converters.writers import TARGETS, Target
-from datapipe.errors import FormatError
-from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
-from datapipe.regular_files import path_inside
+from datapipe.core.errors import FormatError
+from datapipe.core.regular_files import path_inside
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 
 ERRORS_NAME = "errors.jsonl"
 FINISHED_NAME = ".finished"  # new name of the building directory when the dataset is complete

@@ -20,9 +20,9 @@ from typing import Any
 
 from converters.database import attached, open_read_only
 from converters.sources import ListedSample, Origin, Source, SourceFacts, join
+from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
-from datapipe.errors import OptionError
-from datapipe.manifest import Kind
+from datapipe.core.errors import OptionError
 
 _ROWS_AT_ONCE = 4096
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
@@ -195,9 +195,9 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 
 
-def missing_fields(facts_fields: tuple[tuple[str, Kind], ...], has: frozenset[str], label: int) -> str | None:
+def missing_fields(facts_fields: tuple[tuple[str, FieldKind], ...], has: frozenset[str], label: int) -> str | None:
     """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
-    lacks = [name for name, kind in facts_fields if (name not in has if kind is not Kind.LABEL else label < 0)]
+    lacks = [name for name, kind in facts_fields if (name not in has if kind is not FieldKind.LABEL else label < 0)]
     if not lacks:
         return None
     shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
@@ -207,7 +207,7 @@ def missing_fields(facts_fields: tuple[tuple[str, Kind], ...], has: frozenset[st
 def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: tuple[str, ...]) -> Unreadable:
     """Count, in one pass, the samples that have a problem or lack a field."""
     required = sum(1 << order.index(field.name) for field in facts.fields if field.name in order)
-    has_labels = any(field.kind is Kind.LABEL for field in facts.fields)
+    has_labels = any(field.kind is FieldKind.LABEL for field in facts.fields)
     where = f"problem IS NOT NULL OR fields & {required} != {required}" + (" OR label < 0" if has_labels else "")
     num = connection.execute(f"SELECT count(*) FROM listing WHERE {where}").fetchone()[0]
     rows = connection.execute(

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from datapipe.errors import StorageError
+from datapipe.core.errors import StorageError
 
 
 class LockGoneError(Exception):

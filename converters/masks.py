@@ -7,10 +7,10 @@ import io
 import numpy as np
 from PIL import Image
 
-from datapipe.errors import DecodeError
-from datapipe.masks import nearest_sources, open_mask
-from datapipe.npy import check_npy, read_npy_array
-from datapipe.probe import encoding_of, probe
+from datapipe.codecs.masks import nearest_sources, open_mask
+from datapipe.codecs.npy import check_npy, read_npy_array
+from datapipe.codecs.probe import encoding_of, probe
+from datapipe.core.errors import DecodeError
 
 _MODES = ("1", "L", "P", "I;16", "LA", "RGB", "RGBA")  # supported by PNG and numpy
 
@@ -32,7 +32,7 @@ def mask_size(data: bytes) -> tuple[str, tuple[int, int]]:
 
 
 def resize_mask(data: bytes, size: tuple[int, int]) -> tuple[str, bytes]:
-    """Return (encoding, bytes) of the mask at (height, width); each pixel is one of the source's, by `datapipe.masks`' rule.
+    """Return (encoding, bytes) of the mask at (height, width); `datapipe.codecs.masks` says which source pixel each is.
 
     An image becomes a PNG of the same mode, palette included; an array stays an array. Raises DecodeError.
     """

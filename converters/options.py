@@ -10,9 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from datapipe.checks import path_name
-from datapipe.errors import OptionError
-from datapipe.probe import MAX_PIXELS
+from datapipe.codecs.probe import MAX_PIXELS
+from datapipe.core.checks import path_name
+from datapipe.core.errors import OptionError
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
 FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # forms of sources

@@ -26,12 +26,12 @@ from converters.examine import refuse_treatment
 from converters.listing_store import ListingSummary, Unreadable, contents_of, write_listing
 from converters.options import ConvertOptions
 from converters.sources import Origin, Source, join
-from datapipe import atomic
-from datapipe.draws import Draws, key64
-from datapipe.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.order import Permutation
-from datapipe.regular_files import path_inside
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core import atomic
+from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
+from datapipe.core.regular_files import path_inside
+from datapipe.order.draws import Draws, key64
+from datapipe.order.sample_order import Permutation
 
 PLAN_NAME = "plan.db"
 WHOLE = "shard"  # name of shards without a split
@@ -282,7 +282,7 @@ def _read_plan(path: Path) -> Plan:
             for name, num_slots, key, problems in facts["sets"]
         ),
         shards=shards,
-        fields=tuple(FieldSpec(name, Kind(kind)) for name, kind in facts["fields"]),
+        fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in facts["fields"]),
         classes=None if facts["classes"] is None else tuple(facts["classes"]),
         source_digest=facts["source_digest"],
         unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),

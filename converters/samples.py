@@ -12,10 +12,10 @@ from converters.listing_store import missing_fields
 from converters.planning import PlannedSample
 from converters.sources import Origin
 from converters.writers import StoredSample
-from datapipe.errors import DecodeError, FormatError, IntegrityError
-from datapipe.manifest import FieldSpec
-from datapipe.probe import MAX_SAMPLE_NBYTES
-from datapipe.regular_files import open_descriptor, path_inside
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError
+from datapipe.core.regular_files import open_descriptor, path_inside
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
 _PLAN = "the plan of the conversion"

@@ -24,10 +24,11 @@ from converters.options import OnError
 from converters.planning import PlannedSample, PlannedShard
 from converters.samples import BadSample, read_samples
 from converters.writers import Target
-from datapipe import atomic, regular_files
-from datapipe.errors import DatapipeError, DecodeError, FormatError, StorageError
-from datapipe.manifest import FieldSpec, ShardInfo
-from datapipe.sidecar import SIDECAR_SUFFIX, write_sidecar
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import DatapipeError, DecodeError, FormatError, StorageError
+from datapipe.index.manifest import ShardInfo
+from datapipe.index.sidecar import SIDECAR_SUFFIX, write_sidecar
 
 DONE_NAME = "done"
 QUARANTINE_NAME = "quarantine"

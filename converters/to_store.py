@@ -18,14 +18,14 @@ from converters.conversion import convert
 from converters.inventory import FoundSet, find_sets
 from converters.options import ConvertOptions
 from converters.report import OnProgress, Report, ignore_progress
-from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
-from datapipe.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, parse_document
-from datapipe.printable import get_logger
-from datapipe.private_files import private_directory
+from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
+from datapipe.core.printable import get_logger
+from datapipe.core.private_files import private_directory
+from datapipe.core.user_cache import STAGED, user_cache
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, parse_document
 from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.uploads import delete, refuse_unwritable, size_of, upload
-from datapipe.user_cache import STAGED, user_cache
 
 _AT_ONCE = 4  # objects written at once
 _ASKED_AT_ONCE = 16  # for their sizes

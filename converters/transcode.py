@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.options import Encode, Resize
-from datapipe.errors import DecodeError
-from datapipe.probe import MAX_PIXELS, ImageHeader, probe
+from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
+from datapipe.core.errors import DecodeError
 
 if TYPE_CHECKING:
-    from datapipe.decode import Decoder
+    from datapipe.codecs.decode import Decoder
 
 _RESIZED_QUALITY = 90  # of JPEG for --encode keep with --resize
 
@@ -26,7 +26,7 @@ _RESIZED_QUALITY = 90  # of JPEG for --encode keep with --resize
 @functools.cache
 def decoder(name: str = "auto") -> Decoder:
     """Return this process's decoder of that name: converters decode in one thread."""
-    from datapipe.decode import open_decoder
+    from datapipe.codecs.decode import open_decoder
 
     return open_decoder(name)
 

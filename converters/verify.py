@@ -18,12 +18,12 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
-from datapipe import regular_files
-from datapipe.checks import path_name
-from datapipe.cores import num_usable_cores
-from datapipe.errors import FormatError, MissingDataError
-from datapipe.manifest import ShardInfo, read_manifest, refuse_unfinished
-from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.core import regular_files
+from datapipe.core.checks import path_name
+from datapipe.core.cores import num_usable_cores
+from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.index.manifest import ShardInfo, read_manifest, refuse_unfinished
+from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
 
 _READ_NBYTES = 4 << 20
 _MAX_NAMED = 20  # damaged samples to name per shard

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from converters.inventory import FoundSet, stem_of, target_of
 from converters.verify import Meter, Problem, VerifyReport, check_shard
-from datapipe.cores import num_usable_cores
-from datapipe.errors import MissingDataError
-from datapipe.manifest import Manifest, ShardInfo
-from datapipe.sidecar import SIDECAR_SUFFIX
-from datapipe.stores.converted_set import open_set
+from datapipe.core.cores import num_usable_cores
+from datapipe.core.errors import MissingDataError
+from datapipe.index.manifest import Manifest, ShardInfo
+from datapipe.index.remote_set import open_set
+from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.downloads import download_to
 from datapipe.stores.location import Location
 

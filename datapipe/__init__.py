@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from datapipe.adapt import from_torch
     from datapipe.backends.images_dali.settings import Dali
     from datapipe.columns.recipe import Columns
-    from datapipe.diagnostics.monitor import Monitor
-    from datapipe.errors import (
+    from datapipe.core.errors import (
         BackendError,
         DatapipeError,
         DecodeError,
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
         StorageError,
         UnfinishedError,
     )
+    from datapipe.core.observe import Observer, Stage, StageEvent
+    from datapipe.diagnostics.monitor import Monitor
     from datapipe.loader import BadSample, DataLoader, Dataset, TableLoader, WeightedSampler, explain, mix
-    from datapipe.observe import Observer, Stage, StageEvent
-    from datapipe.prefetching import prefetch
+    from datapipe.loader.prefetching import prefetch
     from datapipe.stores.settings import Remote
     from datapipe.transforms import (
         IMAGENET_MEAN,
@@ -130,10 +130,10 @@ _NAMES = {
     "datapipe.adapt": ("from_torch",),
     "datapipe.columns.recipe": ("Columns",),
     "datapipe.diagnostics.monitor": ("Monitor",),
-    "datapipe.observe": ("Observer", "Stage", "StageEvent"),
-    "datapipe.prefetching": ("prefetch",),
+    "datapipe.core.observe": ("Observer", "Stage", "StageEvent"),
+    "datapipe.loader.prefetching": ("prefetch",),
     "datapipe.stores.settings": ("Remote",),
-    "datapipe.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "datapipe.core.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 _HOMES = dict.fromkeys(__all__, "datapipe.transforms") | {name: home for home, names in _NAMES.items() for name in names}
 

@@ -35,12 +35,15 @@ import pyarrow.parquet as pq
 from fixtures import encode, picture
 from PIL import Image
 
-from datapipe.containers import hdf5, parquet, tar, tfrecord
-from datapipe.containers import tfrecord_format as frame
+from datapipe.codecs.probe import probe
+from datapipe.containers.hdf5.scanner import scanner as hdf5
+from datapipe.containers.parquet.scanner import scanner as parquet
 from datapipe.containers.rows import read_rows
-from datapipe.errors import DatapipeError
-from datapipe.probe import probe
-from datapipe.row_groups import RowGroup
+from datapipe.containers.tar.scanner import scanner as tar
+from datapipe.containers.tfrecord import layout as frame
+from datapipe.containers.tfrecord.scanner import scanner as tfrecord
+from datapipe.core.errors import DatapipeError
+from datapipe.index.row_groups import RowGroup
 
 MAX_S = 10
 MAX_GROWTH_MB = 300

@@ -7,18 +7,18 @@ import itertools
 from pathlib import Path
 
 from datapipe.containers.rows import read_rows
-from datapipe.row_groups import RowGroup
+from datapipe.index.row_groups import RowGroup
 
 
 def is_by_rows(path: Path, container: str, field: str = "image") -> bool:
     """Whether the index addresses the field by rows."""
-    rows, _ = importlib.import_module(f"datapipe.containers.{container}").index_shard(path)
+    rows, _ = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard(path)
     return rows.columns[field].column is not None
 
 
 def values_of(path: Path, container: str, field: str = "image") -> list[bytes]:
     """Of every sample of the shard."""
-    rows, _ = importlib.import_module(f"datapipe.containers.{container}").index_shard(path)
+    rows, _ = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard(path)
     column = rows.columns[field]
     if column.column is None:
         data, places = path.read_bytes(), zip(column.offset.tolist(), column.nbytes.tolist(), strict=True)

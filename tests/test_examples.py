@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from converters import ConvertOptions, convert
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -31,7 +31,7 @@ from benchmarks.gpu.settings import FIRST_HALF, SECOND_HALF, STAGES, Check, Dead
 from benchmarks.gpu.summary import as_text
 from benchmarks.gpu.sweep import Sweep, merged
 from benchmarks.task import Task
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 
 def make_check(tmp_path: Path) -> Check:

@@ -22,53 +22,20 @@ LEVELS: dict[str, int] = {
     room: level
     for level, rooms in enumerate(
         (
-            (
-                "errors",
-                "printable",
-                "checks",
-                "observe",
-                "atomic",
-                "regular_files",
-                "arrow_maps",
-                "cores",
-                "installed",
-                "locks",
-                "private_files",
-                "user_cache",
-                "npy",
-                "probe",
-                "decode",
-                "testing",
-            ),
-            (
-                "manifest",
-                "stores",
-                "row_groups",
-                "row_order",
-                "row_permutation",
-                "tables",
-                "sidecar",
-                "index",
-                "masks",
-                "field_values",
-                "order",
-                "draws",
-                "sampling",
-                "joint",
-                "repeats",
-                "listed",
-                "plan",
-                "transforms",
-            ),
+            ("core",),
+            ("codecs",),
+            ("stores", "testing"),
+            ("order",),
+            ("index",),
+            ("transforms",),
             ("containers", "datasets", "fetch", "columns"),
             ("backends",),
-            ("prefetching",),
             ("loader",),
             ("adapt",),
             ("diagnostics",),
             ("training",),
             ("",),  # the public namespace, `datapipe` itself
-            ("cli", "samples", "__main__"),
+            ("cli", "__main__"),
         )
     )
     for room in rooms
@@ -82,7 +49,7 @@ BACKENDS = ("images_cpu", "images_dali", "tables_arrow", "tables_cudf")
 # Heavy or optional packages and the only modules (by prefix) that may import them.
 OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "nvidia.dali": ("datapipe.backends.images_dali",),
-    "nvidia.nvimgcodec": ("datapipe.decode", "datapipe.backends.images_dali"),
+    "nvidia.nvimgcodec": ("datapipe.codecs.decode", "datapipe.backends.images_dali"),
     "cudf": ("datapipe.backends.tables_cudf",),
     "pylibcudf": ("datapipe.backends.tables_cudf",),
     "rmm": ("datapipe.backends.tables_cudf",),
@@ -103,29 +70,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 }
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("errors", "printable", "checks", "observe", "atomic", "regular_files", "arrow_maps")),
-    *(f"datapipe.{room}" for room in ("cores", "installed", "locks", "private_files", "user_cache", "probe", "decode")),
-    *(
-        f"datapipe.{room}"
-        for room in (
-            "manifest",
-            "row_groups",
-            "row_order",
-            "row_permutation",
-            "tables",
-            "columns",
-            "sidecar",
-            "index",
-            "masks",
-            "field_values",
-            "order",
-            "draws",
-            "plan",
-            "containers",
-            "stores",
-            "testing",
-        )
-    ),
+    *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "testing", "index", "order", "columns", "containers")),
     *(f"datapipe.diagnostics.{room}" for room in ("clock", "bracket", "timeline", "steady", "bootstrap", "figures", "verdict")),
     *(f"datapipe.diagnostics.{room}" for room in ("replay", "workload", "remedies", "report")),
 )
@@ -276,28 +221,28 @@ def test_rooms_of_optional_packages_are_entered_late() -> None:
 
 
 PLANTED = {
-    "a higher room": ("datapipe.plan", "from datapipe.loader.options import LoaderOptions"),
+    "a higher room": ("datapipe.order.plan", "from datapipe.loader.options import LoaderOptions"),
     "a higher room, inside a function": ("datapipe.fetch.local", "def f():\n    from datapipe import backends"),
-    "a higher room, relatively": ("datapipe.containers.tar", "from ..loader import options"),
-    "a higher room, for typing only": ("datapipe.order", "if TYPE_CHECKING:\n    import datapipe.cli.main"),
-    "another format": ("datapipe.containers.tar", "from datapipe.containers.folder import FOLDER"),
-    "another format, relatively": ("datapipe.containers.tar", "from .folder import FOLDER"),
+    "a higher room, relatively": ("datapipe.containers.tar.scanner", "from ...loader import options"),
+    "a higher room, for typing only": ("datapipe.order.sample_order", "if TYPE_CHECKING:\n    import datapipe.cli.main"),
+    "another format": ("datapipe.containers.tar.scanner", "from datapipe.containers.folder import FOLDER"),
+    "another format, relatively": ("datapipe.containers.tar.scanner", "from ..folder import FOLDER"),
     "another backend": ("datapipe.backends.images_dali.graph", "from datapipe.backends.images_cpu.block import write"),
-    "containers from a backend": ("datapipe.backends.images_cpu", "import datapipe.containers.tar"),
+    "containers from a backend": ("datapipe.backends.images_cpu", "import datapipe.containers.tar.scanner"),
     "the public namespace from below": ("datapipe.loader.facade", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
-    "torch from a container": ("datapipe.containers.tar", "import torch"),
+    "torch from a container": ("datapipe.containers.tar.scanner", "import torch"),
     "torch from the measure": ("datapipe.diagnostics.bracket", "import torch.cuda"),
     "diagnostics from the loader": ("datapipe.loader.facade", "from datapipe.diagnostics import bracket"),
     "the loader from a converter": ("converters.engine", "from datapipe.loader import facade"),
     "converters from the loader": ("datapipe.loader.facade", "import converters.engine"),
     "DALI outside its room": ("datapipe.loader.facade", "from nvidia import dali"),
     "DALI's parts outside its room": ("datapipe.backends.images_cpu", "from nvidia.dali import fn"),
-    "h5py outside its room": ("datapipe.containers.tar", "import h5py"),
-    "webdataset anywhere": ("datapipe.containers.tar", "import webdataset as wds"),
-    "another TFRecord reader": ("datapipe.containers.tfrecord", "from tfrecord.reader import tfrecord_loader"),
+    "h5py outside its room": ("datapipe.containers.tar.scanner", "import h5py"),
+    "webdataset anywhere": ("datapipe.containers.tar.scanner", "import webdataset as wds"),
+    "another TFRecord reader": ("datapipe.containers.tfrecord.scanner", "from tfrecord.reader import tfrecord_loader"),
     "a command from the public namespace": ("datapipe", "from datapipe.cli import main"),
-    "a room nobody placed": ("datapipe.helpers", "import datapipe.errors"),
+    "a room nobody placed": ("datapipe.helpers", "import datapipe.core.errors"),
 }
 
 
@@ -310,8 +255,8 @@ def test_checker_sees_planted_violation(case: str) -> None:
 
 def test_checker_passes_what_is_allowed() -> None:
     allowed = {
-        "datapipe.loader.facade": "from datapipe.backends import images_cpu\nfrom datapipe import plan\nimport torch",
-        "datapipe.containers.parquet": "from .parquet_pages import offsets\nfrom datapipe.containers.listing import listing",
+        "datapipe.loader.facade": "from datapipe.backends import images_cpu\nfrom datapipe.order import plan\nimport torch",
+        "datapipe.containers.parquet.scanner": "from .pages import offsets\nfrom datapipe.containers.listing import listing",
         "datapipe.backends.images_dali.graph": "from nvidia import dali\nfrom datapipe.backends.slabs import Slab",
         "datapipe.cli.convert": "import datapipe as dp\ndef run():\n    import converters",
         "datapipe": "from datapipe.loader import DataLoader",

@@ -16,9 +16,9 @@ from benchmarks.diagnostics.stages import blamed_stage, in_short, planted_stage
 from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.torch_stages.breakdown import Stage
-from datapipe.diagnostics.verdict import MODERATE, Kind, Verdict, judge_ranks
+from datapipe.diagnostics.verdict import MODERATE, Verdict, VerdictKind, judge_ranks
 
-_ABOUT_DATA = (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
+_ABOUT_DATA = (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 _ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05
 _AS_GOOD = 1.05  # a remedy is the right one if its step is at most this times the best one's
 
@@ -57,7 +57,7 @@ class Finding:
     def is_judged_right(self) -> bool:
         """Data is blamed where the truth is 5% or more, and not where it is less, or the interval holds the truth."""
         share = self.verdict.figures.starvation
-        if self.verdict.kind is Kind.NOT_ENOUGH or share is None:
+        if self.verdict.kind is VerdictKind.NOT_ENOUGH or share is None:
             return False
         is_right = (self.tail >= MODERATE) == (self.verdict.kind in _ABOUT_DATA)
         is_right_rank = self.slow_rank == 0 or self.tail < MODERATE

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.contenders.torchvision_transforms import import_torchvision
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, row_cuts
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.environment import command_of, describe_environment
 from benchmarks.gpu.settings import Check
-from datapipe import atomic
+from datapipe.core import atomic
 
 
 class Report:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.data import ImageSet, Workshop, prepare, warm
 from benchmarks.gpu.settings import Check
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 _NUM_FILES, _COPIES = 2500, 10  # an epoch of 25,000 images: 97 steps of 256, seconds at any rate measured here
 _DRY_FILES, _DRY_COPIES = 24, 8

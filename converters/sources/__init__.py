@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from converters.options import ConvertOptions
 from converters.writers import NO_LABEL
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import ScanNotes
-from datapipe.manifest import FieldSpec
 
 NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MODULES = {

@@ -11,6 +11,7 @@ from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, join
 from converters.sources.labels import LabelCensus, place_labels
 from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import (
     ListedFile,
     ScanNotes,
@@ -21,8 +22,7 @@ from datapipe.containers.listing import (
     scan_class,
     walk,
 )
-from datapipe.errors import MissingDataError, OptionError
-from datapipe.manifest import FieldSpec
+from datapipe.core.errors import MissingDataError, OptionError
 
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
 

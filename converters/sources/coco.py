@@ -24,13 +24,13 @@ from converters.sources.labels import place_labels
 from converters.sources.manifest import refuse_class_from
 from converters.sources.named_files import NamedFiles
 from converters.writers import IMAGE_FIELD
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
 from datapipe.containers.listing import ScanNotes
-from datapipe.errors import FormatError, OptionError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.core.errors import FormatError, OptionError
 
-BOXES_FIELD = FieldSpec("boxes", Kind.BOXES)
-IMAGE_ID_FIELD = FieldSpec("image_id", Kind.JSON)
+BOXES_FIELD = FieldSpec("boxes", FieldKind.BOXES)
+IMAGE_ID_FIELD = FieldSpec("image_id", FieldKind.JSON)
 _COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # resizing would make these wrong
 _ARRAYS = frozenset(("images", "annotations", "categories"))
 
@@ -90,7 +90,7 @@ class CocoSource:
             warnings.append(f"{self._num_crowds} regions of crowds left out (iscrowd; --field iscrowd=json keeps them)")
         if self._num_strays:
             warnings.append(f"{self._num_strays} annotations of images that the file does not list left out")
-        members = [FieldSpec(field_name(name), Kind.JSON) for name in self._members]
+        members = [FieldSpec(field_name(name), FieldKind.JSON) for name in self._members]
         boxes = [BOXES_FIELD] if self._has_boxes else []
         return SourceFacts(
             fields=in_order([IMAGE_FIELD, IMAGE_ID_FIELD, *boxes, *members]),

@@ -9,10 +9,10 @@ from typing import Any
 
 from converters.sources.fields import Choices
 from converters.writers import IMAGE_FIELD, LABEL_FIELD
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import is_image_name
-from datapipe.errors import OptionError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.core.errors import OptionError
 
 # If several columns hold images, the first of these names is the image.
 _IMAGE_NAMES = (
@@ -20,10 +20,16 @@ _IMAGE_NAMES = (
 )  # fmt: skip
 _LABEL_NAMES = ("label", "class", "target", "category", "class_name", "label_name")  # the first of these is the label
 _FILE_KINDS = {
-    "image": Kind.IMAGE, "mask": Kind.MASK, "array": Kind.ARRAY, "bytes": Kind.BYTES,
-    "text-file": Kind.TEXT, "json-file": Kind.JSON,
+    "image": FieldKind.IMAGE, "mask": FieldKind.MASK, "array": FieldKind.ARRAY, "bytes": FieldKind.BYTES,
+    "text-file": FieldKind.TEXT, "json-file": FieldKind.JSON,
 }  # fmt: skip
-_VALUE_KINDS = {"text": Kind.TEXT, "json": Kind.JSON, "boxes": Kind.BOXES, "int": Kind.JSON, "float": Kind.JSON}
+_VALUE_KINDS = {
+    "text": FieldKind.TEXT,
+    "json": FieldKind.JSON,
+    "boxes": FieldKind.BOXES,
+    "int": FieldKind.JSON,
+    "float": FieldKind.JSON,
+}
 _ENDING = re.compile(r"_(path|file|filename|file_name)$")
 _INT = re.compile(r"-?(0|[1-9]\d*)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")  # as JSON has them
@@ -74,7 +80,7 @@ class Column:
 
     @property
     def is_label(self) -> bool:
-        return self.field.kind is Kind.LABEL
+        return self.field.kind is FieldKind.LABEL
 
 
 @dataclass(slots=True)
@@ -84,7 +90,7 @@ class _Draft:
     name: str
     census: Census
     choice: str | None
-    kind: Kind | None = None
+    kind: FieldKind | None = None
     is_path: bool = False
     number: str = ""
     words: str = field(init=False)
@@ -105,7 +111,7 @@ def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: 
         _choose(draft, is_typed=is_typed)
     if not any(draft.choice == "label" for draft in kept):
         _guess_label(where, kept)
-    labels = [draft.name for draft in kept if draft.kind is Kind.LABEL]
+    labels = [draft.name for draft in kept if draft.kind is FieldKind.LABEL]
     if len(labels) > 1:
         raise OptionError(f"--field: {' and '.join(map(repr, labels))} are both labels; a sample has one")
     if not any(draft.is_path for draft in kept) and not choices:
@@ -120,29 +126,29 @@ def _choose(draft: _Draft, *, is_typed: bool) -> None:
     """Set kind and role by the user's choice, or by the contents of the cells."""
     census, choice = draft.census, draft.choice
     if choice == "label":
-        draft.kind = Kind.LABEL
+        draft.kind = FieldKind.LABEL
     elif choice in _FILE_KINDS:
         draft.kind, draft.is_path = _FILE_KINDS[choice], True
     elif choice in _VALUE_KINDS:
         draft.kind, draft.number = _VALUE_KINDS[choice], choice if choice in ("int", "float") else ""
     elif census.num_images * 2 > census.num or (draft.words in _IMAGE_NAMES and census.num and census.are_texts):
-        draft.kind, draft.is_path = Kind.MASK if is_mask_name(draft.name) else Kind.IMAGE, True
+        draft.kind, draft.is_path = FieldKind.MASK if is_mask_name(draft.name) else FieldKind.IMAGE, True
     elif census.num_arrays * 2 > census.num:
-        draft.kind, draft.is_path = Kind.ARRAY, True
+        draft.kind, draft.is_path = FieldKind.ARRAY, True
     elif is_typed:
-        draft.kind = Kind.TEXT if census.num and census.are_texts else Kind.JSON
+        draft.kind = FieldKind.TEXT if census.num and census.are_texts else FieldKind.JSON
     elif census.num and census.are_numbers:
-        draft.kind, draft.number = Kind.JSON, "int" if census.are_ints else "float"
+        draft.kind, draft.number = FieldKind.JSON, "int" if census.are_ints else "float"
     else:
-        draft.kind = Kind.TEXT
+        draft.kind = FieldKind.TEXT
 
 
 def _guess_label(where: str, drafts: list[_Draft]) -> None:
     by_name = {draft.words: draft for draft in drafts if draft.choice is None and not draft.is_path}
     for name in _LABEL_NAMES:
         draft = by_name.get(name)
-        if draft is not None and (draft.census.are_ints or draft.kind is Kind.TEXT):
-            draft.kind, draft.number = Kind.LABEL, ""
+        if draft is not None and (draft.census.are_ints or draft.kind is FieldKind.TEXT):
+            draft.kind, draft.number = FieldKind.LABEL, ""
             return
         if draft is not None and draft.number == "float":
             raise OptionError(
@@ -152,7 +158,7 @@ def _guess_label(where: str, drafts: list[_Draft]) -> None:
 
 
 def _named(where: str, drafts: list[_Draft]) -> tuple[Column, ...]:
-    images = [draft for draft in drafts if draft.kind is Kind.IMAGE]
+    images = [draft for draft in drafts if draft.kind is FieldKind.IMAGE]
     ranked = sorted((draft for draft in images if draft.words in _IMAGE_NAMES), key=lambda draft: _IMAGE_NAMES.index(draft.words))
     if len(images) > 1 and not ranked:
         names = [draft.name for draft in images]
@@ -170,7 +176,7 @@ def _named(where: str, drafts: list[_Draft]) -> tuple[Column, ...]:
 
 def _column(draft: _Draft, *, is_image: bool) -> Column:
     assert draft.kind is not None
-    if draft.kind is Kind.LABEL:
+    if draft.kind is FieldKind.LABEL:
         return Column(draft.name, LABEL_FIELD)
     if is_image:
         return Column(draft.name, IMAGE_FIELD, is_path=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from converters.options import FieldChoice
 from converters.writers import IMAGE_FIELD, checked_fields
-from datapipe.errors import OptionError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core.errors import OptionError
 
 
 def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:
@@ -15,7 +15,7 @@ def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:
 
     Raises OptionError for two of one name.
     """
-    ranks = {Kind.IMAGE: 1, Kind.MASK: 2, Kind.BOXES: 3, Kind.LABEL: 9}
+    ranks = {FieldKind.IMAGE: 1, FieldKind.MASK: 2, FieldKind.BOXES: 3, FieldKind.LABEL: 9}
     ordered = sorted(fields, key=lambda field: (field.name != IMAGE_FIELD.name, ranks.get(field.kind, 4), field.name))
     return checked_fields(ordered)
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from datapipe import regular_files
-from datapipe.errors import MissingDataError, OptionError, StorageError
+from datapipe.core import regular_files
+from datapipe.core.errors import MissingDataError, OptionError, StorageError
 
 MAX_CLASSES = 1 << 20  # with more different labels, they are not classes
 _NUMBER = re.compile(r"0|[1-9]\d{0,17}")  # not 007, which is a name

@@ -20,9 +20,9 @@ from converters.sources.labels import LabelCensus
 from converters.sources.manifest_rows import Row, is_json_lines, read_header, read_rows
 from converters.sources.named_files import NamedFiles
 from converters.writers import NO_LABEL
+from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
-from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.manifest import Kind
+from datapipe.core.errors import FormatError, MissingDataError, OptionError
 
 
 class ManifestSource:
@@ -137,7 +137,7 @@ def _value(column: Column, cell: Any, *, is_typed: bool) -> str:
     """Return the plan's form of a cell: text, or JSON text. Raises _BadCell."""
     if column.number and not _is_number(column.number, cell, is_typed=is_typed):
         raise _BadCell(f"{column.name!r} is {_shown(cell)}, not {'a whole' if column.number == 'int' else 'a'} number")
-    if column.field.kind is Kind.TEXT:
+    if column.field.kind is FieldKind.TEXT:
         if cell is not None and not isinstance(cell, str):
             raise _BadCell(f"{column.name!r} is {_shown(cell)}, not a text")
         if cell is None and is_typed:

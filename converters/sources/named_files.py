@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from converters.sources import Origin
-from datapipe.errors import MissingDataError
-from datapipe.regular_files import is_within
+from datapipe.core.errors import MissingDataError
+from datapipe.core.regular_files import is_within
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from converters.options import ConvertOptions
 from converters.sources.class_folders import FileForm, FolderSource
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 
-_ARRAYS = FileForm(FieldSpec("array", Kind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy")
+_ARRAYS = FileForm(FieldSpec("array", FieldKind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy")
 
 
 def open_source(options: ConvertOptions) -> FolderSource:

@@ -6,14 +6,14 @@ import os
 import re
 from dataclasses import dataclass
 
+from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import ListedFile, is_image_name
-from datapipe.manifest import Kind
 
 IMAGE = "image"
 MASK = "mask"
-KINDS = {b".txt": Kind.TEXT, b".json": Kind.JSON, b".npy": Kind.ARRAY}  # of files that are not images, by suffix
-_BESIDE = {Kind.TEXT: "txt", Kind.JSON: "json", Kind.ARRAY: "array"}  # the field of such a file next to an image
+KINDS = {b".txt": FieldKind.TEXT, b".json": FieldKind.JSON, b".npy": FieldKind.ARRAY}  # of files that are not images, by suffix
+_BESIDE = {FieldKind.TEXT: "txt", FieldKind.JSON: "json", FieldKind.ARRAY: "array"}  # the field of such a file next to an image
 _IMAGE_FOLDERS = frozenset(
     (b"images", b"image", b"imgs", b"img", b"jpegimages", b"photos", b"pictures", b"inputs", b"input", b"rgb")
 )
@@ -28,7 +28,7 @@ class PairedFile:
     directory: bytes  # of the sample: relative to the root, or to the folder of its role
     stem: bytes  # of the sample
     field: str  # IMAGE, MASK, or a name from the folder or the suffix
-    kind: Kind
+    kind: FieldKind
     other_stem: bytes | None  # the image it may mask: if there is such an image (IMAGE), if there is none of `stem` (MASK)
 
 
@@ -59,11 +59,13 @@ def place_file(file: ListedFile, roles: dict[bytes, str]) -> PairedFile:
     masked = ending[1] if ending else None
     if is_image_name(file.name):
         if role in (None, IMAGE):
-            return PairedFile(directory, stem, IMAGE, Kind.IMAGE, None if role else masked)
-        return PairedFile(directory, stem, role, Kind.MASK if role == MASK else Kind.IMAGE, masked if role == MASK else None)
+            return PairedFile(directory, stem, IMAGE, FieldKind.IMAGE, None if role else masked)
+        return PairedFile(
+            directory, stem, role, FieldKind.MASK if role == MASK else FieldKind.IMAGE, masked if role == MASK else None
+        )
     kind = KINDS[suffix.lower()]
     if role in (None, IMAGE):
         return PairedFile(directory, stem, _BESIDE[kind], kind, None)
-    if role == MASK and kind is not Kind.ARRAY:  # YOLO and others keep texts in a folder named "labels"
+    if role == MASK and kind is not FieldKind.ARRAY:  # YOLO and others keep texts in a folder named "labels"
         role = field_name(os.fsdecode(top))
-    return PairedFile(directory, stem, role, Kind.MASK if role == MASK else kind, masked if role == MASK else None)
+    return PairedFile(directory, stem, role, FieldKind.MASK if role == MASK else kind, masked if role == MASK else None)

@@ -21,9 +21,9 @@ from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.pair_names import IMAGE, MASK, PairedFile, is_pair_name, place_file, role_folders
 from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ListedFile, ScanNotes, list_folders, walk
-from datapipe.errors import OptionError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.core.errors import OptionError
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
 _COLUMNS = "directory BLOB, stem BLOB, field TEXT, kind TEXT, path BLOB, nbytes INTEGER, mtime_ns INTEGER, problem TEXT"
@@ -53,7 +53,7 @@ class PairedFiles:
         self._class_from = options.class_from or ClassFrom.NONE
         self._choices = Choices(options.fields)
         self._roles = role_folders(list_folders(self.root, otherwise=NO_FOLDER))
-        self._fields: dict[str, Kind] = {}
+        self._fields: dict[str, FieldKind] = {}
         self._census: LabelCensus | None = None
         if self._class_from is ClassFrom.NONE:
             refuse_class_map(options)
@@ -97,18 +97,18 @@ class PairedFiles:
         details = (path, file.nbytes, file.mtime_ns, file.problem, placed.other_stem)
         return (placed.directory, placed.stem, placed.field, placed.kind.value, *details)
 
-    def _choose_fields(self, connection: sqlite3.Connection) -> dict[str, Kind]:
+    def _choose_fields(self, connection: sqlite3.Connection) -> dict[str, FieldKind]:
         """Return the existing fields, without those that are left out."""
-        fields: dict[str, Kind] = {}
+        fields: dict[str, FieldKind] = {}
         found = connection.execute("SELECT DISTINCT field, kind FROM paired ORDER BY field, kind").fetchall()
         doubled = connection.execute(
             "SELECT 1 FROM paired WHERE field = 'image' GROUP BY directory, stem HAVING count(*) = 2"
             " AND sum(lower(CAST(path AS TEXT)) LIKE '%.png') = 1 LIMIT 1"
         ).fetchone()
-        if doubled and (MASK, Kind.MASK.value) not in found:
-            found.append((MASK, Kind.MASK.value))
+        if doubled and (MASK, FieldKind.MASK.value) not in found:
+            found.append((MASK, FieldKind.MASK.value))
         for name, group in groupby(sorted(found), key=lambda row: row[0]):
-            kinds = [Kind(kind) for _, kind in group]
+            kinds = [FieldKind(kind) for _, kind in group]
             choice = self._choices.take(name)
             if choice is not None:
                 Choices.refuse_kind(name, choice, _CHOICES)
@@ -119,7 +119,7 @@ class PairedFiles:
                 raise OptionError(
                     f"{self.root}: files of {name!r} are {shown} by their suffixes; say which with --field {name}=KIND"
                 )
-            fields[name] = Kind(choice) if choice else kinds[0]
+            fields[name] = FieldKind(choice) if choice else kinds[0]
         self._choices.refuse_unmet(str(self.root), {name for name, _ in found})
         return fields
 
@@ -152,7 +152,7 @@ def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
     if len(images) != 2 or len(pngs) != 1 or any(row[2] == MASK for row in rows):
         return rows
     mask = pngs[0]
-    return [row for row in rows if row is not mask] + [(*mask[:2], MASK, Kind.MASK.value, *mask[4:])]
+    return [row for row in rows if row is not mask] + [(*mask[:2], MASK, FieldKind.MASK.value, *mask[4:])]
 
 
 def open_source(options: ConvertOptions) -> PairedFiles:

@@ -15,8 +15,8 @@ from converters.sources.json_stream import array_elements
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
-from datapipe.errors import FormatError, OptionError
-from datapipe.manifest import MANIFEST_NAME
+from datapipe.core.errors import FormatError, OptionError
+from datapipe.index.manifest import MANIFEST_NAME
 
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened

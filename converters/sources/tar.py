@@ -19,13 +19,14 @@ from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
 from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe import regular_files
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
-from datapipe.containers.tar import Member, scan_members, split_name
-from datapipe.containers.tar_fields import HEAD_NBYTES, field_of_suffix
-from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.manifest import MANIFEST_NAME, FieldSpec, Kind, read_manifest, refuse_unfinished
-from datapipe.printable import printable
+from datapipe.containers.tar.fields import HEAD_NBYTES, field_of_suffix
+from datapipe.containers.tar.scanner import Member, scan_members, split_name
+from datapipe.core import regular_files
+from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.core.printable import printable
+from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABELS = ("cls", "label")
@@ -154,7 +155,7 @@ def _field_of(suffix: str, choice: str | None, head: bytes) -> FieldSpec | None:
         return None
     if choice == "label" or (choice is None and suffix in _LABELS):
         return LABEL_FIELD
-    return field_of_suffix(suffix, head, Kind(choice) if choice else None)
+    return field_of_suffix(suffix, head, FieldKind(choice) if choice else None)
 
 
 def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import is_field_name
-from datapipe.errors import OptionError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.probe import ImageHeader
-from datapipe.sidecar import Sidecar, SidecarRows
+from datapipe.core.errors import OptionError
+from datapipe.index.sidecar import Sidecar, SidecarRows
 
-IMAGE_FIELD = FieldSpec("image", Kind.IMAGE)
-LABEL_FIELD = FieldSpec("label", Kind.LABEL)
+IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
+LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)
 NO_LABEL = -1
 
 # Encodings other than images', and the suffix of their files.
@@ -114,9 +114,9 @@ def checked_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
     for field in fields:
         if not is_field_name(field.name):
             raise OptionError(f"field {field.name!r}: not a name that every format can hold; choose another of a-z, 0-9 and _")
-        if (field.name == LABEL_FIELD.name) != (field.kind is Kind.LABEL):
+        if (field.name == LABEL_FIELD.name) != (field.kind is FieldKind.LABEL):
             raise OptionError(f"field {field.name!r} of kind {field.kind.value}: labels, and nothing else, are named 'label'")
-        if field.name == IMAGE_FIELD.name and field.kind is not Kind.IMAGE:
+        if field.name == IMAGE_FIELD.name and field.kind is not FieldKind.IMAGE:
             raise OptionError(f"field 'image' of kind {field.kind.value}: a field named 'image' must be an image; rename it")
     if not names or len(set(names)) < len(names):
         raise OptionError(f"fields {', '.join(names) or 'none'}: a set must have one or more, with different names")

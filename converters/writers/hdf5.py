@@ -20,10 +20,10 @@ from crc32c import crc32c
 from converters.writers import LABEL_FIELD, StoredSample, WrittenShard, sample_key
 from converters.writers.hdf5_layout import Columns, Layout, Pixels, lay_out
 from converters.writers.stream import ShardStream, write_all
-from datapipe.containers import hdf5_format as form
-from datapipe.errors import FormatError
-from datapipe.manifest import FieldSpec
-from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.hdf5 import layout as form
+from datapipe.core.errors import FormatError
+from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _READ_NBYTES = 4 << 20
 _LABEL_ENCODING = "int64"  # little-endian

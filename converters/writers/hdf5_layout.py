@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers import hdf5_format as form
+from datapipe.containers.hdf5 import layout as form
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ from crc32c import crc32c
 from converters.writers import LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from converters.writers.parquet_schema import IMAGES, TEXTS, shard_schema
 from converters.writers.stream import ShardStream
-from datapipe.containers import parquet_format as form
-from datapipe.containers.parquet_footer import read_footer
-from datapipe.containers.parquet_pages import UnaddressableError, byte_arrays, plain_values
-from datapipe.containers.thrift_compact import DamagedError
-from datapipe.errors import DecodeError, FormatError
-from datapipe.manifest import FieldSpec
-from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.parquet import layout as form
+from datapipe.containers.parquet.footer import read_footer
+from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
+from datapipe.containers.parquet.thrift_compact import DamagedError
+from datapipe.core.errors import DecodeError, FormatError
+from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "int64"  # little-endian
 _ROW_NBYTES = 64  # assumed size of a row besides its fields: names, levels, labels

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from converters.writers import LABEL_FIELD
-from datapipe.containers import parquet_format as form
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.hugging_face import FEATURES
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.containers.parquet import layout as form
 
-IMAGES = (Kind.IMAGE, Kind.MASK)  # kinds that are stored as an image with its file name
-TEXTS = (Kind.TEXT, Kind.JSON)
+IMAGES = (FieldKind.IMAGE, FieldKind.MASK)  # kinds that are stored as an image with its file name
+TEXTS = (FieldKind.TEXT, FieldKind.JSON)
 
 _IMAGE_TYPE = pa.struct([pa.field(form.BYTES, pa.binary()), pa.field(form.PATH, pa.string())])
 

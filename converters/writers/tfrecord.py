@@ -10,11 +10,11 @@ from crc32c import crc32c
 
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredSample, WrittenShard, sample_key
 from converters.writers.stream import ShardStream
-from datapipe.containers import tfrecord_format as form
-from datapipe.containers.tfrecord import scan_frames
-from datapipe.errors import DecodeError
-from datapipe.manifest import FieldSpec
-from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.tfrecord import layout as form
+from datapipe.containers.tfrecord.scanner import scan_frames
+from datapipe.core.errors import DecodeError
+from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "varint"
 _AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of the maximum number of fields

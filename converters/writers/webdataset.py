@@ -17,9 +17,10 @@ from crc32c import crc32c
 
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from converters.writers.stream import ShardStream
-from datapipe.containers import tar_format
-from datapipe.containers.tar_fields import suffix_of_bytes
-from datapipe.containers.tar_format import (
+from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.tar import layout as tar_format
+from datapipe.containers.tar.fields import suffix_of_bytes
+from datapipe.containers.tar.layout import (
     BLOCK_NBYTES,
     DALI_INDEX_SUFFIX,
     END_OF_ARCHIVE,
@@ -29,9 +30,8 @@ from datapipe.containers.tar_format import (
     member_header,
     padding,
 )
-from datapipe.errors import DecodeError
-from datapipe.manifest import FieldSpec
-from datapipe.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.core.errors import DecodeError
+from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
 
 _LABEL_ENCODING = "text"  # decimal ASCII
 

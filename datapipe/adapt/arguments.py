@@ -9,8 +9,8 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream
-from datapipe.errors import OptionError
 from datapipe.loader.seeding import SeedSource
 
 

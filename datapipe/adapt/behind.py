@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, default_collate
 
 from datapipe.adapt.arguments import arguments_of, stream_arguments
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
-from datapipe.errors import OptionError
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 from datapipe.loader.seeding import SeedSource
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import flatten

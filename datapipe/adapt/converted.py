@@ -9,9 +9,9 @@ import numpy as np
 from torch.utils.data import Subset
 
 from datapipe.containers import open_index
+from datapipe.core.errors import OptionError
 from datapipe.datasets import Unseen, see_through
-from datapipe.errors import OptionError
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 
 _LOOKED_AT = 1000  # samples whose names are compared; labels are, of all
 

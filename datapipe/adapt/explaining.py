@@ -8,7 +8,7 @@ from typing import Any
 from datapipe.adapt.behind import handed_over
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
-from datapipe.decode import default_decoder_name
+from datapipe.codecs.decode import default_decoder_name
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described

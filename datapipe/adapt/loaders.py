@@ -9,7 +9,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import BatchSampler, IterableDataset
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 TorchsLoader = torch.utils.data.DataLoader[Any]
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch.utils.data
 
 from datapipe.backends.images_cpu import BlockWorker
-from datapipe.draws import Draws, apart
 from datapipe.fetch.local import LocalFiles
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
+from datapipe.index.repeats import Repeats
 from datapipe.loader.batch_fields import IMAGE, BatchFields
 from datapipe.loader.policy import located
-from datapipe.plan import Picks
-from datapipe.repeats import Repeats
+from datapipe.order.draws import Draws, apart
+from datapipe.order.plan import Picks
 from datapipe.transforms import Recipe
 
 

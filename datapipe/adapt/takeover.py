@@ -23,20 +23,20 @@ from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
+from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen
-from datapipe.errors import OptionError
+from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
+from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
 from datapipe.loader.trail import Trail
-from datapipe.order import Order, SequentialOrder, ShuffledOrder
-from datapipe.plan import Plan, Tail
-from datapipe.prefetching import PrefetchedLoader, prefetch
-from datapipe.repeats import Repeats
-from datapipe.row_order import ShuffledRows
+from datapipe.order.plan import Plan, Tail
+from datapipe.order.row_order import ShuffledRows
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 
 AnyLoader = DataLoader | TorchLoader | PrefetchedLoader
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from datapipe.plan import Picks
+from datapipe.order.plan import Picks
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):

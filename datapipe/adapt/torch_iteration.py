@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from datapipe.adapt.deferral.reports import Delivered, Tally
-from datapipe.errors import LifecycleError
+from datapipe.core.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
-from datapipe.plan import Cursor
+from datapipe.order.plan import Cursor
 
 
 class TorchIterator(Iterator[Any]):

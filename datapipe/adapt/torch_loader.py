@@ -26,7 +26,7 @@ from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import TorchIterator, Walk
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.ranks import is_of_group
@@ -35,9 +35,9 @@ from datapipe.loader.sources import SampledSource
 from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
 from datapipe.loader.trail import Trail
-from datapipe.order import ShuffledOrder
-from datapipe.plan import Cursor, Picks, Plan, Rank
-from datapipe.row_order import ShuffledRows
+from datapipe.order.plan import Cursor, Picks, Plan, Rank
+from datapipe.order.row_order import ShuffledRows
+from datapipe.order.sample_order import ShuffledOrder
 
 KeyOf = Callable[[Picks, int], Any]  # what a dataset is asked for, of a batch's picks and the seed
 

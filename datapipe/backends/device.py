@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
 from datapipe.backends.nests import map_nest, tensors_of
 from datapipe.backends.slabs import SlabPool
-from datapipe.errors import LifecycleError, OptionError
-from datapipe.observe import Observer, Stage, StageEvent, null_observer
+from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.core.observe import Observer, Stage, StageEvent, null_observer
 
 _ALIGNMENT = 256  # bytes, of a tensor within a slab
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from datapipe.backends.slabs import SlabPool
-from datapipe.errors import BackendError, OptionError
+from datapipe.core.errors import BackendError, OptionError
 
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h
 

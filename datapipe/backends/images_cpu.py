@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.kept_images import KeptImage, KeptImages
-from datapipe.decode import Decoder, open_decoder
-from datapipe.draws import Draws
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.codecs.decode import Decoder, open_decoder
+from datapipe.codecs.probe import ImageHeader, probe
+from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.cache.store import Gap
 from datapipe.fetch.files import Files
-from datapipe.index import Entries
-from datapipe.probe import ImageHeader, probe
+from datapipe.index.sample_index import Entries
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import Row, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts

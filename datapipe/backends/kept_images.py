@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.decode import Decoder
-from datapipe.draws import Draws
-from datapipe.errors import DecodeError
+from datapipe.codecs.decode import Decoder
+from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
+from datapipe.core.errors import DecodeError
 from datapipe.fetch.cache.store import Gap, Kept, Store
-from datapipe.index import WHOLE_FILE, Entries, Extents
-from datapipe.probe import MAX_PIXELS, ImageHeader, probe
+from datapipe.index.sample_index import WHOLE_FILE, Entries, Extents
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
 

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.draws import key64, mix64
-from datapipe.errors import DecodeError, IntegrityError
-from datapipe.row_order import Piece, Run, RunOrder, Window
+from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.order.draws import key64, mix64
+from datapipe.order.row_order import Piece, Run, RunOrder, Window
 
 W = TypeVar("W")  # what fills windows, one per thread
 

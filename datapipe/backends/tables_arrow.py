@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from datapipe.columns.layout import Feature, Layout
 from datapipe.columns.values import Values, values_of
-from datapipe.errors import OptionError
-from datapipe.tables import TableGroup
+from datapipe.core.errors import OptionError
+from datapipe.index.tables import TableGroup
 
 Write = Callable[[int, int, NDArray[Any]], None]  # rows from start to stop, and where they go
 

@@ -16,8 +16,8 @@ from datapipe.cli.say import say_text
 if TYPE_CHECKING:
     import torch
 
-    from datapipe.index import SampleIndex
-    from datapipe.observe import StageEvent
+    from datapipe.core.observe import StageEvent
+    from datapipe.index.sample_index import SampleIndex
 
 
 def add_parser(subparsers: Any) -> None:
@@ -59,7 +59,7 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     from datapipe.containers import open_index
-    from datapipe.errors import OptionError
+    from datapipe.core.errors import OptionError
 
     for name in ("batch_size", "size", "images", "rounds"):
         if getattr(args, name) < 1:

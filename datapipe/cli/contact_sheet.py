@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from datapipe.atomic import atomic_writer
 from datapipe.backends.images_cpu import checked_header
-from datapipe.decode import open_decoder
-from datapipe.errors import DecodeError, IntegrityError, StorageError
+from datapipe.codecs.decode import open_decoder
+from datapipe.core.atomic import atomic_writer
+from datapipe.core.errors import DecodeError, IntegrityError, StorageError
+from datapipe.core.printable import printable
 from datapipe.fetch.files import open_files
-from datapipe.index import SampleIndex
-from datapipe.printable import printable
+from datapipe.index.sample_index import SampleIndex
 
 _CELL, _CAPTION, _GAP = 160, 16, 8  # pixels
 _PAPER, _INK, _BAD = (250, 250, 248), (40, 40, 40), (190, 40, 30)

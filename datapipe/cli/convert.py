@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from datapipe.cli.progress import Progress
 from datapipe.cli.say import say
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.stores.location import is_url, parse_location
 
 if TYPE_CHECKING:

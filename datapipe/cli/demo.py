@@ -56,8 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises OptionError for arguments that exclude each other, and what its steps raise."""
-    from datapipe.atomic import write_json
-    from datapipe.errors import OptionError
+    from datapipe.core.atomic import write_json
+    from datapipe.core.errors import OptionError
 
     if args.data is not None and args.images is not None:
         raise OptionError("--images counts generated photographs and --data brings its own; give one of them")
@@ -109,8 +109,8 @@ class Teller:
 def _generated(photos: Path, num_images: int, tell: Teller) -> Path:
     """The generated photographs; those of an earlier run are kept."""
     from datapipe.cli.progress import Progress
-    from datapipe.errors import OptionError
-    from datapipe.samples import make_image_folder
+    from datapipe.core.errors import OptionError
+    from datapipe.testing.synthetic_images import make_image_folder
 
     with tell.step("photos") as words:
         if photos.exists():
@@ -147,7 +147,7 @@ def _convert(photos: Path, shards: Path, tell: Teller) -> None:
 
 def _verify(shards: Path, tell: Teller) -> None:
     from converters.verify import verify
-    from datapipe.errors import IntegrityError
+    from datapipe.core.errors import IntegrityError
 
     with tell.step("verify") as words:
         report = verify(shards)

@@ -6,10 +6,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.atomic import atomic_writer
 from datapipe.cli.diagnose import diagnose_command, write_reports
+from datapipe.core.atomic import atomic_writer
+from datapipe.core.errors import DatapipeError
 from datapipe.diagnostics.document import Document
-from datapipe.errors import DatapipeError
 
 
 @dataclass(frozen=True, slots=True)

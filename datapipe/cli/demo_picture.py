@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from datapipe.atomic import atomic_writer
+from datapipe.core.atomic import atomic_writer
 
 if TYPE_CHECKING:
     from datapipe.cli.demo_training import Comparison

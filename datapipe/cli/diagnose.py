@@ -92,9 +92,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Diagnose, or compare. Raises OptionError for options that do not go together."""
+    from datapipe.core.errors import OptionError
     from datapipe.diagnostics.fail_if import Condition
     from datapipe.diagnostics.torch_stages.ranges import open_recorder
-    from datapipe.errors import OptionError
 
     conditions = [Condition.parse(text) for text in args.fail_if]
     if args.compare is not None:
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    from datapipe.errors import MissingDataError, OptionError
+    from datapipe.core.errors import MissingDataError, OptionError
 
     command = list(args.command) if args.module is None else ["-m", *args.module, *args.command]
     if command in ([], ["--"], ["-m"]):
@@ -133,8 +133,8 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _fresh_directory(wanted: Path | None) -> Path:
     """Made now: a script of hours shall not run for nothing. Raises OptionError for one that holds a diagnosis."""
-    from datapipe.atomic import refuse_to_replace
-    from datapipe.errors import OptionError, StorageError
+    from datapipe.core.atomic import refuse_to_replace
+    from datapipe.core.errors import OptionError, StorageError
 
     out = wanted
     if out is None:
@@ -189,7 +189,7 @@ def diagnose_command(
 
 def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:
     """`diagnosis.json` and what else is wanted; where the page lies."""
-    from datapipe.atomic import atomic_writer, write_json
+    from datapipe.core.atomic import atomic_writer, write_json
     from datapipe.diagnostics.document import as_json
 
     write_json(out / _DIAGNOSIS, as_json(document))
@@ -296,8 +296,8 @@ def _compare(before: Path, after: Path, *, as_json: bool) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     """A diagnosis, or the one in a directory."""
-    from datapipe.errors import FormatError, MissingDataError
-    from datapipe.regular_files import read_bytes
+    from datapipe.core.errors import FormatError, MissingDataError
+    from datapipe.core.regular_files import read_bytes
 
     file = path / _DIAGNOSIS if path.is_dir() else path
     try:

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.atomic import write_json
+from datapipe.core.atomic import write_json
+from datapipe.core.errors import DatapipeError
+from datapipe.core.regular_files import open_file
 from datapipe.diagnostics.trials.sample import Files, Sample
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
-from datapipe.errors import DatapipeError
-from datapipe.index import WHOLE_FILE, Entries
-from datapipe.regular_files import open_file
+from datapipe.index.sample_index import WHOLE_FILE, Entries
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
 _SHARE = 0.1  # of the time, for the passes of one trial
@@ -161,7 +161,7 @@ def _read(path: str, offset: int, nbytes: int) -> bytes:
 
 def resized_side(sample: Sample, scratch: Path) -> int | None:
     """To which shorter side the images could be resized, in pixels, as 256 is usual for crops of 224; None: to none."""
-    from datapipe.probe import probe
+    from datapipe.codecs.probe import probe
 
     size = next((getattr(op, "size", None) for _, op in sample.recipe.geometry if type(op).__name__ == "RandomResizedCrop"), None)
     if size is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.cli.say import say_text
-from datapipe.installed import version_of
+from datapipe.core.installed import version_of
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -61,10 +61,10 @@ def examine() -> dict[str, Any]:
     """The facts of this machine, JSON-safe."""
     import torch
 
-    from datapipe.decode import default_decoder_name
+    from datapipe.codecs.decode import default_decoder_name
+    from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
     from datapipe.fetch.shard_cache.known import known_cache_directories
     from datapipe.loader.parsing import default_num_workers
-    from datapipe.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
@@ -153,7 +153,7 @@ def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
 def _advise_about_dali(num_gpus: int) -> list[str]:
     from datapipe.backends.images_dali.installation import installation, mismatch
     from datapipe.backends.images_dali.region_trial import region_problem
-    from datapipe.errors import DependencyError
+    from datapipe.core.errors import DependencyError
 
     try:
         installation()

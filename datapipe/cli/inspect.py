@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.cli.say import say_text
 
 if TYPE_CHECKING:
-    from datapipe.index import SampleIndex
+    from datapipe.index.sample_index import SampleIndex
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 
@@ -33,9 +33,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from datapipe.atomic import refuse_to_replace
     from datapipe.containers import open_index
-    from datapipe.errors import OptionError
+    from datapipe.core.atomic import refuse_to_replace
+    from datapipe.core.errors import OptionError
 
     if args.num < 1:
         raise OptionError(f"--num is {args.num}; it must be at least 1")
@@ -59,7 +59,7 @@ def describe(index: SampleIndex) -> dict[str, Any]:
     import numpy as np
 
     from datapipe.backends.images_cpu import checked_header
-    from datapipe.errors import DecodeError, IntegrityError
+    from datapipe.core.errors import DecodeError, IntegrityError
     from datapipe.fetch.files import open_files
 
     files, num = open_files(index), len(index)

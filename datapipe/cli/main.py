@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from datapipe import __version__
 from datapipe.cli.say import Parser, say
-from datapipe.errors import DatapipeError, OptionError
+from datapipe.core.errors import DatapipeError, OptionError
 
 COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn, TextIO
 
-from datapipe.printable import printable
+from datapipe.core.printable import printable
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:

@@ -17,7 +17,7 @@ import torch.utils.data
 from PIL import Image
 
 from datapipe.fetch.files import Files, open_files
-from datapipe.index import SampleIndex
+from datapipe.index.sample_index import SampleIndex
 from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 

@@ -111,7 +111,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train. Raises what `datapipe.training.fit` raises, and OptionError for data that a classifier cannot be made from."""
-    from datapipe.errors import OptionError
+    from datapipe.core.errors import OptionError
 
     for name in ("batch_size", "size", "num_classes"):
         value = getattr(args, name)

@@ -29,8 +29,8 @@ from datapipe.columns.operations import (
     Operation,
 )
 from datapipe.columns.values import Values, values_of
-from datapipe.errors import OptionError
-from datapipe.tables import ColumnKind, TableColumn
+from datapipe.core.errors import OptionError
+from datapipe.index.tables import ColumnKind, TableColumn
 
 Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their values
 

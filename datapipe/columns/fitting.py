@@ -18,9 +18,9 @@ from datapipe.columns.chains import Chain, Fitted, Vocabulary, keys_of_values, m
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
 from datapipe.columns.statistics import Counts, Histogram, Moments
 from datapipe.columns.values import Values
-from datapipe.containers.table_rows import GroupReader
-from datapipe.errors import OptionError
-from datapipe.tables import ColumnKind, TableColumn, TableIndex
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.errors import OptionError
+from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 
 @dataclass(frozen=True, slots=True)

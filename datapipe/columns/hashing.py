@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.draws import mix64
-from datapipe.errors import FormatError
+from datapipe.core.errors import FormatError
+from datapipe.order.draws import mix64
 
 Words = NDArray[np.uint64]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from datapipe.columns.chains import Chain
-from datapipe.errors import OptionError
-from datapipe.tables import ColumnKind, TableColumn, TableIndex
+from datapipe.core.errors import OptionError
+from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 LABEL = "label"
 _EXACT_BITS = {"float16": 11, "float32": 24, "float64": 53}  # integers of so many bits are exact

@@ -14,16 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from datapipe import arrow_maps, regular_files
-from datapipe.atomic import atomic_writer, write_json
 from datapipe.columns import operations as ops
 from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.fitting import fit_columns, vocabulary_of
 from datapipe.columns.operations import KINDS, Operation, checked_chain, needs_fitting
-from datapipe.containers.table_files import open_table
-from datapipe.cores import num_usable_cores
-from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.tables import TableColumn, TableIndex
+from datapipe.containers.tables.files import open_table
+from datapipe.core import arrow_maps, regular_files
+from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.cores import num_usable_cores
+from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.index.tables import TableColumn, TableIndex
 
 _VERSION = 1
 _DIRECTORY_SUFFIX = ".vocabularies"

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.errors import DecodeError
-from datapipe.tables import TableColumn
+from datapipe.core.errors import DecodeError
+from datapipe.index.tables import TableColumn
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 

@@ -8,17 +8,27 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from datapipe.checks import path_name
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.containers.listing import held_apart_names
-from datapipe.containers.shard_names import container_of
-from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.index import SampleIndex
-from datapipe.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
-from datapipe.stores.converted_set import open_set
+from datapipe.core.checks import path_name
+from datapipe.core.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
+from datapipe.index.remote_set import open_set
+from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, is_url, parse_location
 
 __all__ = ["open_index"]
+
+_FORMATS = {
+    "tar": re.compile(r".+\.tar"),
+    # `x.tfrecord`, `x.tfrecords`, `x.tfrecord.gz` (refused, with the reason), TFDS's `x.tfrecord-00000-of-00010`, and the
+    # `train-00000-of-01024` of TensorFlow's own scripts
+    "tfrecord": re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"),
+    "hdf5": re.compile(r".+\.(h5|hdf5|he5)"),
+    "parquet": re.compile(r".+\.parquet"),
+    "arrow": re.compile(r"(?!.+\.index\.).+\.arrow"),
+}
+_OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 
 
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
@@ -47,7 +57,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
             raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
         return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
-    shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
+    shards = sorted(path for path in here.iterdir() if _container_of(path.name) and not path.is_dir())
     if shards:
         _refuse_several_sets(shards, here)
         return open_foreign(_shards(shards, text))
@@ -74,12 +84,12 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
     for path in paths:
-        if container_of(path.name) is None or not path.is_file():
+        if _container_of(path.name) is None or not path.is_file():
             raise FormatError(
                 f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
                 " and image folders"
             )
-    containers = _grouped(paths, lambda path: container_of(path.name) or "")
+    containers = _grouped(paths, lambda path: _container_of(path.name) or "")
     if len(containers) > 1:
         found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
         raise FormatError(f"{text}: shards of several formats: {found}; open those of one, by a pattern such as '{text}/*.tar'")
@@ -106,3 +116,10 @@ def _grouped(paths: list[Path], name_of: Callable[[Path], str]) -> dict[str, lis
     for path in paths:
         groups.setdefault(name_of(path), []).append(path)
     return groups
+
+
+def _container_of(name: str) -> str | None:
+    """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
+    if name.startswith(".") or _OTHERS.fullmatch(name):
+        return None
+    return next((container for container, pattern in _FORMATS.items() if pattern.fullmatch(name)), None)

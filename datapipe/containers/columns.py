@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.field_names import field_name
-from datapipe.manifest import FieldSpec
 
 
 class Column:

@@ -6,11 +6,11 @@ field that some samples lack is left out, and said once for the whole set.
 
 from __future__ import annotations
 
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import IMAGE, LABEL
-from datapipe.errors import FormatError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.printable import get_logger
-from datapipe.sidecar import SidecarRows
+from datapipe.core.errors import FormatError
+from datapipe.core.printable import get_logger
+from datapipe.index.sidecar import SidecarRows
 
 _NUM_NAMED = 8  # fields, in a message
 _NEEDED = frozenset((IMAGE, LABEL))
@@ -23,7 +23,7 @@ class CommonFields:
 
     def __init__(self) -> None:
         self._num_samples = self._num_shards = 0
-        self._kinds: dict[str, set[Kind]] = {}
+        self._kinds: dict[str, set[FieldKind]] = {}
         self._num_whole: dict[str, int] = {}  # shards in which all samples have the field
         self._num_having: dict[str, int] = {}  # samples that have it
         self._unread: dict[str, str] = {}

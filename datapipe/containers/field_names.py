@@ -1,12 +1,13 @@
-"""What fields are called: names that every format can hold, and what a name says of the kind."""
+"""Names of fields, and the kinds that names and first bytes suggest."""
 
 from __future__ import annotations
 
 import re
 
-from datapipe.errors import DecodeError
-from datapipe.manifest import Kind
-from datapipe.npy import read_npy_header
+from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.npy import read_npy_header
+from datapipe.codecs.probe import encoding_of
+from datapipe.core.errors import DecodeError
 
 IMAGE = "image"
 LABEL = "label"
@@ -19,7 +20,7 @@ KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MAX_LENGTH = 32
 _OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else
-_SUFFIXES = frozenset(("jpg", "png", "webp", "bmp", "gif", "tif", "ppm", "npy"))  # of `datapipe.probe`'s encodings
+_SUFFIXES = frozenset(("jpg", "png", "webp", "bmp", "gif", "tif", "ppm", "npy"))  # of `datapipe.codecs.probe`'s encodings
 _MASK_WORDS = frozenset(
     ("mask", "masks", "seg", "segmentation", "segmentations", "segmentationclass", "trimap", "trimaps", "matte")
 )
@@ -61,15 +62,42 @@ def is_text_name(text: str) -> bool:
     return not _TEXT_WORDS.isdisjoint(_words(text))
 
 
-def kind_of_array(name: str, head: bytes) -> Kind:
+def kind_of_array(name: str, head: bytes) -> FieldKind:
     """Whether a `.npy` file that begins with `head` is an array or, by its name, its shape and its type, a mask."""
     try:
         header = read_npy_header(head)
     except DecodeError:
-        return Kind.ARRAY
+        return FieldKind.ARRAY
     is_labels = len(header.shape) == 2 and header.dtype.kind in "biu"
-    return Kind.MASK if is_labels and is_mask_name(name) else Kind.ARRAY
+    return FieldKind.MASK if is_labels and is_mask_name(name) else FieldKind.ARRAY
 
 
 def _words(text: str) -> list[str]:
     return re.split(r"[^a-z]+", text.lower())
+
+
+HEAD_NBYTES = 256  # of a value: enough to tell what it is
+_UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin as the other encodings do
+
+
+def kind_of_bytes(name: str, head: bytes) -> FieldKind:
+    """`name`: what the shard calls the field; `head`: the first HEAD_NBYTES of a value."""
+    encoding = encoding_of(head)
+    if is_text_name(name) and encoding not in _UNMISTAKABLE:
+        return FieldKind.TEXT
+    if _is_json_name(name):
+        return FieldKind.JSON
+    if encoding is None:
+        return FieldKind.BYTES
+    if encoding == "npy":
+        return kind_of_array(name, head)
+    return FieldKind.MASK if is_mask_name(name) else FieldKind.IMAGE
+
+
+def kind_of_text(name: str) -> FieldKind:
+    """Of a field that is declared to be text."""
+    return FieldKind.JSON if _is_json_name(name) else FieldKind.TEXT
+
+
+def _is_json_name(name: str) -> bool:
+    return "json" in re.split(r"[^a-z]+", name.lower())

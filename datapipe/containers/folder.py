@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
-from datapipe.errors import FormatError, StorageError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.sidecar import FieldExtent, SidecarRows
+from datapipe.core.errors import FormatError, StorageError
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 ROWS_PER_SIDECAR = 1 << 16
 
@@ -48,7 +48,7 @@ def index_folder(root: Path, notes: ScanNotes) -> Iterator[SidecarRows]:
         yield rows
 
 
-FIELDS = (FieldSpec("image", Kind.IMAGE), FieldSpec("label", Kind.LABEL))
+FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
 
 
 def directory_times(root: Path, notes: ScanNotes) -> dict[str, int]:

@@ -20,19 +20,20 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from datapipe import atomic, regular_files
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers import folder
 from datapipe.containers.common_fields import CommonFields
 from datapipe.containers.listing import ScanNotes, told_of_loops
-from datapipe.errors import FormatError, MissingDataError, StorageError
-from datapipe.index import SampleIndex
-from datapipe.locks import one_at_a_time
-from datapipe.manifest import FieldSpec, Manifest, ShardInfo, read_manifest, write_manifest
-from datapipe.printable import get_logger, printable
-from datapipe.private_files import private_directory
-from datapipe.regular_files import leads_out
-from datapipe.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
-from datapipe.user_cache import INDEXES, user_cache
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.core.locks import one_at_a_time
+from datapipe.core.printable import get_logger, printable
+from datapipe.core.private_files import private_directory
+from datapipe.core.regular_files import leads_out
+from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
@@ -221,7 +222,7 @@ def _index_shards(
 def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
     """What indexes a shard of that format; imported here, as not all of them are light."""
     index_shard: Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
-    index_shard = importlib.import_module(f"datapipe.containers.{container}").index_shard
+    index_shard = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard
     return index_shard
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from datapipe.printable import get_logger
+from datapipe.core.printable import get_logger
 
 FEATURES = b"huggingface"  # its key; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 

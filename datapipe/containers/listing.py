@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datapipe.errors import MissingDataError, StorageError
-from datapipe.regular_files import is_within
+from datapipe.core.errors import MissingDataError, StorageError
+from datapipe.core.regular_files import is_within
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
@@ -81,7 +81,7 @@ def is_junk(name: bytes) -> bool:
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether the name ends like an image's; what the bytes are is another question (`datapipe.probe`)."""
+    """Whether the name ends like an image's; what the bytes are is another question (`datapipe.codecs.probe`)."""
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 

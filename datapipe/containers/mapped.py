@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from datapipe import regular_files
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.core import regular_files
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import IntegrityError, MissingDataError, StorageError
-from datapipe.row_groups import RowGroup, Rows
+from datapipe.core.errors import IntegrityError, MissingDataError, StorageError
+from datapipe.index.row_groups import RowGroup, Rows
 
 
 def read_rows(group: RowGroup) -> Rows:
@@ -23,7 +23,7 @@ def read_rows(group: RowGroup) -> Rows:
 
     Raises MissingDataError, StorageError, or IntegrityError where the shard is damaged or no longer what was indexed.
     """
-    reader = importlib.import_module(f"datapipe.containers.{group.container}_rows")
+    reader = importlib.import_module(f"datapipe.containers.{group.container}.rows")
     damage: tuple[type[Exception], ...] = reader.DAMAGE
     try:
         rows: Rows = reader.read_rows(group)

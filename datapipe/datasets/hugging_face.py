@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
-from datapipe.errors import FormatError, OptionError
-from datapipe.joint import AnyIndex
-from datapipe.listed import ListedFiles
+from datapipe.core.errors import FormatError, OptionError
+from datapipe.index.concat import AnyIndex
+from datapipe.index.file_list import FileListIndex
 
 
 def hugging_face_index(dataset: Any) -> AnyIndex | None:
@@ -49,7 +49,7 @@ def _arrow_files(dataset: Any) -> AnyIndex:
         raise OptionError(str(exc)) from exc
 
 
-def _named_files(dataset: Any) -> ListedFiles | None:
+def _named_files(dataset: Any) -> FileListIndex | None:
     """Return the files if the images are paths without bytes, as `load_dataset("imagefolder", ...)` makes them."""
     images = [name for name, feature in dataset.features.items() if type(feature).__qualname__ == "Image"]
     if len(images) != 1:
@@ -61,7 +61,7 @@ def _named_files(dataset: Any) -> ListedFiles | None:
         return None
     labels = next((name for name, feature in dataset.features.items() if type(feature).__qualname__ == "ClassLabel"), None)
     names = None if labels is None else tuple(dataset.features[labels].names)
-    return ListedFiles(
+    return FileListIndex(
         [os.fspath(path) for path in paths.to_pylist()],
         None if labels is None else table.column(labels).to_numpy().astype(np.int64),
         where=f"datasets.Dataset of {len(structs)} files",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from datapipe.core.errors import OptionError
 from datapipe.datasets.labels import class_numbers, relabelled
-from datapipe.errors import OptionError
-from datapipe.listed import ListedFiles
+from datapipe.index.file_list import FileListIndex
 
 _MODULE = "torchvision.datasets.folder"
 _LOADERS = ("default_loader", "pil_loader")  # both return an RGB PIL image
 _SUFFIXES = frozenset(("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"))
 
 
-def folder_index(dataset: Any) -> ListedFiles | None:
+def folder_index(dataset: Any) -> FileListIndex | None:
     """Return the files of such a folder in its order, with its labels; None for any other object.
 
     Raises OptionError, with the reason, for a subclass that reads differently from torchvision.
@@ -39,7 +39,7 @@ def folder_index(dataset: Any) -> ListedFiles | None:
         raise OptionError(f"{name} has files of a type that datapipe may not read (.{min(others)[-20:]})")
     labels = class_numbers([target for _, target in dataset.samples], name)
     labels = relabelled(labels, dataset.target_transform, f"{name}'s target_transform")
-    return ListedFiles(
+    return FileListIndex(
         paths,
         labels,
         where=str(dataset.root),

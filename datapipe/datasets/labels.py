@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 _AS_IT_IS = (lambda label: label).__code__.co_code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.errors import LifecycleError
+from datapipe.core.errors import LifecycleError
 from datapipe.transforms import Recipe
 
 

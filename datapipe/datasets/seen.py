@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.core.errors import OptionError
 from datapipe.datasets.hugging_face import hugging_face_index
 from datapipe.datasets.image_folders import folder_index
-from datapipe.errors import OptionError
-from datapipe.joint import AnyIndex, joined
+from datapipe.index.concat import AnyIndex, concatenated
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,6 @@ def _concatenated(dataset: Any) -> Seen | Unseen:
     if any(part.index.manifest.fields != seen[0].index.manifest.fields for part in seen):
         return Unseen("a ConcatDataset of datasets with and without labels")
     try:
-        return Seen(joined([part.index for part in seen]), seen[0].transform, seen[0].gives_tuples)
+        return Seen(concatenated([part.index for part in seen]), seen[0].transform, seen[0].gives_tuples)
     except OptionError as exc:
         return Unseen(str(exc))

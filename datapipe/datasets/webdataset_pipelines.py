@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.core.errors import DatapipeError
 from datapipe.datasets.labels import leaves_as_it_is
-from datapipe.errors import DatapipeError
-from datapipe.index import SampleIndex
+from datapipe.index.sample_index import SampleIndex
 
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
 _PIL = ("pil", "pilrgb")

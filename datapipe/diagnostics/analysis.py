@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.figures import Figures, data_times, figures_of
 from datapipe.diagnostics.recorded import Process
@@ -17,8 +18,7 @@ from datapipe.diagnostics.timeline import Steps
 from datapipe.diagnostics.torch_stages.attribution import Wait, attribute, attribute_events
 from datapipe.diagnostics.torch_stages.fault import Attribution, joined
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.diagnostics.verdict import Kind, Verdict, judge
-from datapipe.observe import Stage, StageEvent
+from datapipe.diagnostics.verdict import Verdict, VerdictKind, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def analyze(process: Process, *, site: str | None = None) -> Analysis:
     figures = figures_of(judged_steps, num_workers=None if loader is None else loader.num_workers)
     verdict = judge(figures, process.context)
     if not process.num_training_steps:
-        verdict = replace(verdict, kind=Kind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
+        verdict = replace(verdict, kind=VerdictKind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
     if loader is None:
         none = "there was no training"
         return Analysis(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)

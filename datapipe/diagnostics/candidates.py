@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.core.observe import Stage
 from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
@@ -23,7 +24,6 @@ from datapipe.diagnostics.replay import Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
-from datapipe.observe import Stage
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4

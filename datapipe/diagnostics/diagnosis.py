@@ -35,7 +35,7 @@ from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies
 from datapipe.diagnostics.timeline import STEP, Context
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.verdict import Kind, RankedVerdict, Verdict, judge_ranks
+from datapipe.diagnostics.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def fault_of(found: Attribution) -> Fault:
 
 def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
     nothing = Candidates()
-    if worst is None or ranked.verdict.kind in (Kind.NOT_ENOUGH, Kind.NOT_MEASURED):
+    if worst is None or ranked.verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
         return None, f"{ranked.verdict.kind.value}: {ranked.verdict.reason}", nothing
     workload = workload_from(worst)
     if isinstance(workload, str):
@@ -252,4 +252,4 @@ def _context_troubles(found: Sequence[Analysis]) -> list[str]:
 
 def _unmeasured() -> Verdict:
     reason = "no loader of torch.utils.data, datapipe or accelerate was iterated, or a signal ended the run first"
-    return Verdict(Kind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))
+    return Verdict(VerdictKind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))

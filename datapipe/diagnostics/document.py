@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from datapipe.core.errors import FormatError
 from datapipe.diagnostics.account import LoaderTime
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.instruction import Instruction, Snippet
@@ -18,7 +19,6 @@ from datapipe.diagnostics.needs import Need
 from datapipe.diagnostics.regimes import Regime
 from datapipe.diagnostics.timeline import Syncs
 from datapipe.diagnostics.verdict import Verdict
-from datapipe.errors import FormatError
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

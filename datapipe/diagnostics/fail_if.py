@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from datapipe.diagnostics.verdict import Kind, Verdict
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.diagnostics.verdict import Verdict, VerdictKind
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -46,7 +46,7 @@ class Condition:
         figures = verdict.figures
         share = None if figures.starvation is None else figures.starvation.value
         value = {"starvation": share, "step": figures.step_s, "wait": figures.data_s}[self.name]
-        if value is None or verdict.kind in (Kind.NOT_MEASURED, Kind.NOT_ENOUGH):
+        if value is None or verdict.kind in (VerdictKind.NOT_MEASURED, VerdictKind.NOT_ENOUGH):
             return f"--fail-if {self.text}: {self.name} was not measured ({verdict.kind.value}: {verdict.reason})"
         if not _OPERATORS[self.sign](value, self.limit):
             return None

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.timeline import Context, Steps, Syncs, steps_from_columns
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
-from datapipe.observe import Stage, StageEvent
 
 
 @dataclass(frozen=True, slots=True)

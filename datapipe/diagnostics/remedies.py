@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from datapipe.core.errors import OptionError
 from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.replay import Floats, Replayed, replay
 from datapipe.diagnostics.workload import Change, Workload, course_of
-from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
 NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ MODERATE, HIGH = 0.05, 0.20
 Severity = Literal["fine", "moderate", "high"]
 
 
-class Kind(enum.Enum):
+class VerdictKind(enum.Enum):
     """The limit of a step's time."""
 
     DATA_BOUND = "data-bound"  # the device waits for data
@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 class Verdict:
     """The verdict on one rank."""
 
-    kind: Kind
+    kind: VerdictKind
     severity: Severity | None  # of the starvation; None if unknown
     reason: str
     figures: Figures
@@ -73,13 +73,13 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
             "the loader is read by another thread than the one that trains, so its waiting is not the training's; "
             "measure the outermost iterator, the one that the training loop itself reads"
         )
-        return Verdict(Kind.NOT_MEASURED, None, reason, figures)
+        return Verdict(VerdictKind.NOT_MEASURED, None, reason, figures)
     share = figures.starvation
     if share is None or not figures.is_settled:
-        return Verdict(Kind.NOT_ENOUGH, None, _too_few(figures), figures)
+        return Verdict(VerdictKind.NOT_ENOUGH, None, _too_few(figures), figures)
     if severity_of(share.low) == "fine" and severity_of(share.high) == "high":
         reason = f"the interval {_percent(share)} of {figures.num_steps} steps is too wide to decide; run longer"
-        return Verdict(Kind.NOT_ENOUGH, None, reason, figures)
+        return Verdict(VerdictKind.NOT_ENOUGH, None, reason, figures)
     severity = severity_of(share.value)
     if severity != "fine":
         return _data_verdict(figures, share, severity)
@@ -116,28 +116,28 @@ def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verd
             f"; it waits for the device in {figures.sync_share:.0%} of the steps, and without that up to "
             f"{figures.exposed_by_sync_s * 1e3:.1f} ms would be hidden behind its work"
         )
-        return Verdict(Kind.SYNC_EXPOSED, severity, reason, figures)
+        return Verdict(VerdictKind.SYNC_EXPOSED, severity, reason, figures)
     if figures.exposed_by_sync_s:
         reason += f"; up to {figures.exposed_by_sync_s * 1e3:.1f} ms of it exposed by waiting for the device in the loop"
-    return Verdict(Kind.DATA_BOUND, severity, reason, figures)
+    return Verdict(VerdictKind.DATA_BOUND, severity, reason, figures)
 
 
 def _other_verdict(figures: Figures, share: Interval) -> Verdict:
     if figures.basis == "host":
         reason = f"the host waits {_percent(share)} of the time in next(); other delays were not measured"
-        return Verdict(Kind.COMPUTE_BOUND, "fine", reason, figures)
+        return Verdict(VerdictKind.COMPUTE_BOUND, "fine", reason, figures)
     if figures.idle_share is not None and figures.idle_share > 0.5:
         reason = (
             f"data takes {_percent(share)}, but in {figures.idle_share:.0%} of the steps the device had run out of work "
             "before the next batch was requested: Python and launching kernels take longer than the kernels"
         )
-        return Verdict(Kind.HOST_BOUND, "fine", reason, figures)
+        return Verdict(VerdictKind.HOST_BOUND, "fine", reason, figures)
     reason = f"data takes {_percent(share)}; the device has work while the next batch is fetched"
     if figures.sync_share is not None and figures.sync_share > 0.5:
         reason = f"data takes {_percent(share)}; the loop waits for the device in {figures.sync_share:.0%} of the steps"
     elif figures.ahead_share is not None and figures.ahead_share < 0.5:
         reason += "; the host is less than a step ahead of it, so a profile may show gaps between its kernels"
-    return Verdict(Kind.COMPUTE_BOUND, "fine", reason, figures)
+    return Verdict(VerdictKind.COMPUTE_BOUND, "fine", reason, figures)
 
 
 def _too_few(figures: Figures) -> str:

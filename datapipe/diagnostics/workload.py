@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.errors import OptionError
 from datapipe.diagnostics.bootstrap import block_length, block_rows
 from datapipe.diagnostics.replay import Course, Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.timeline import Steps
-from datapipe.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.known import open_cache_directory
-from datapipe.index import Extents, SampleIndex
-from datapipe.joint import AnyIndex, JointIndex
+from datapipe.index.concat import AnyIndex, ConcatIndex
+from datapipe.index.sample_index import Extents, SampleIndex
 from datapipe.stores.settings import Remote
 
 
@@ -44,7 +44,7 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
 def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     if settings.cache_path is None:
         return None
-    parts = index.parts if isinstance(index, JointIndex) else [index]
+    parts = index.parts if isinstance(index, ConcatIndex) else [index]
     shards = {
         part.remote.shard_url(shard.name): CachedShard(part.remote.location / shard.name, shard.sha256, shard.nbytes)
         for part in parts

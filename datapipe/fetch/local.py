@@ -12,7 +12,8 @@ from pathlib import Path
 
 import crc32c
 
-from datapipe.errors import (
+from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.core.errors import (
     DatapipeError,
     DecodeError,
     FormatError,
@@ -21,11 +22,10 @@ from datapipe.errors import (
     MissingSampleError,
     StorageError,
 )
+from datapipe.core.regular_files import open_descriptor
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index import WHOLE_FILE, Extents
-from datapipe.probe import MAX_SAMPLE_NBYTES
-from datapipe.regular_files import open_descriptor
+from datapipe.index.sample_index import WHOLE_FILE, Extents
 
 # Of a file that is not where the listing saw it; whether the storage works is another question.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from datapipe.containers.rows import read_rows
-from datapipe.row_groups import RowGroup, Rows
+from datapipe.index.row_groups import RowGroup, Rows
 
 MAX_NBYTES = 256 << 20
 

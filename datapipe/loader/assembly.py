@@ -14,8 +14,10 @@ from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages
 from datapipe.backends.slabs import SlabPool
+from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
+from datapipe.index.repeats import Repeats
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.batches import BatchMaker, Worker
 from datapipe.loader.choice import Choice
@@ -26,9 +28,7 @@ from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
-from datapipe.observe import Observer
-from datapipe.plan import Rank
-from datapipe.repeats import Repeats
+from datapipe.order.plan import Rank
 from datapipe.transforms import Recipe
 
 Size = tuple[int, int]

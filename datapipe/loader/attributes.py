@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 # torch raises ValueError for these.
 FIXED = frozenset(("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"))

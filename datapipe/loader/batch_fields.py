@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from datapipe.errors import OptionError
-from datapipe.joint import AnyIndex
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core.errors import OptionError
+from datapipe.index.concat import AnyIndex
 from datapipe.transforms import Recipe
 
 IMAGE, LABEL = "image", "label"  # the field that the recipe is for; the field that the index holds itself
 ADDED = ("real", "id")  # what a batch may have beside the dataset's fields: what is no repeat (tail="mask"); sample ids
 
-_MOVED = (Kind.MASK, Kind.BOXES, Kind.IMAGE)  # along with the image
+_MOVED = (FieldKind.MASK, FieldKind.BOXES, FieldKind.IMAGE)  # along with the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,18 @@ class BatchFields:
     @property
     def stored(self) -> tuple[FieldSpec, ...]:
         """Those that lie in the dataset's files; the image first."""
-        return tuple(sorted((spec for spec in self.specs if spec.kind is not Kind.LABEL), key=lambda spec: spec.name != IMAGE))
+        return tuple(
+            sorted((spec for spec in self.specs if spec.kind is not FieldKind.LABEL), key=lambda spec: spec.name != IMAGE)
+        )
 
     def looked_up(self, index: AnyIndex) -> str:
         """The field with which to ask the index for labels: one that is wanted anyway, if there is any."""
-        return next(spec.name for spec in (*self.stored, *index.manifest.fields) if spec.kind is not Kind.LABEL)
+        return next(spec.name for spec in (*self.stored, *index.manifest.fields) if spec.kind is not FieldKind.LABEL)
 
     @property
     def further(self) -> tuple[FieldSpec, ...]:
         """Those beside the image and the label."""
-        return tuple(spec for spec in self.specs if spec.name != IMAGE and spec.kind is not Kind.LABEL)
+        return tuple(spec for spec in self.specs if spec.name != IMAGE and spec.kind is not FieldKind.LABEL)
 
     @property
     def moved(self) -> tuple[FieldSpec, ...]:

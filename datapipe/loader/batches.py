@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from datapipe.backends.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.kept_images import KeptImages
-from datapipe.draws import Draws, apart
-from datapipe.errors import DecodeError
+from datapipe.core.errors import DecodeError
+from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.fetch.files import Files
-from datapipe.index import Entries, Extents
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
+from datapipe.index.repeats import Repeats
+from datapipe.index.sample_index import Entries, Extents
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
@@ -32,9 +33,8 @@ from datapipe.loader.memory import BatchMemory
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.loader.rows import Batch
-from datapipe.observe import Observer, Stage, StageEvent
-from datapipe.plan import Picks
-from datapipe.repeats import Repeats
+from datapipe.order.draws import Draws, apart
+from datapipe.order.plan import Picks
 from datapipe.transforms import Recipe
 
 Worker = BlockWorker | FetchWorker

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from datapipe.backends.kept_images import KeptImages
-from datapipe.decode import default_decoder_name
+from datapipe.codecs.decode import default_decoder_name
 from datapipe.fetch.cache.places import CacheOptions, contents_of, open_store
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 from datapipe.transforms import Recipe
 
 

@@ -17,8 +17,8 @@ from datapipe.backends.device_runtime import checked_device
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.cores import positive_environment
-from datapipe.errors import DependencyError, OptionError
+from datapipe.core.cores import positive_environment
+from datapipe.core.errors import DependencyError, OptionError
 from datapipe.transforms import Recipe
 
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings

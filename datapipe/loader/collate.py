@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.backends.device import Uploader
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.loader.batch_fields import ADDED, IMAGE, LABEL, BatchFields
 from datapipe.loader.columns import column_of
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.rows import Batch
 from datapipe.loader.sizes import stack
-from datapipe.plan import Rank, Tail
+from datapipe.order.draws import Draws
+from datapipe.order.plan import Rank, Tail
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from datapipe.errors import OptionError
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core.errors import OptionError
 
 BoxesForm = Literal["list", "padded"]
 NO_BOX = -1.0  # the label in rows of padded boxes that hold none
@@ -22,7 +22,7 @@ def column_of(spec: FieldSpec, values: list[Any], *, boxes: BoxesForm) -> Any:
     uint8 and some int32 become int32. BOXES are a list of (k, 5), or with `boxes="padded"` one (b, largest k, 5) whose
     spare rows are 0, 0, 0, 0, -1. Other kinds are lists. Raises OptionError where shapes or types differ.
     """
-    if spec.kind is Kind.BOXES and boxes == "padded":
+    if spec.kind is FieldKind.BOXES and boxes == "padded":
         return _padded(values)
     stack = _STACKED.get(spec.kind)
     if stack is None:
@@ -31,7 +31,7 @@ def column_of(spec: FieldSpec, values: list[Any], *, boxes: BoxesForm) -> Any:
         return torch.empty((0, *_EMPTY[spec.kind]), dtype=torch.uint8)
     shapes = {tuple(value.shape) for value in values}
     dtypes = {value.dtype for value in values}
-    if len(shapes) > 1 or (len(dtypes) > 1 and spec.kind is not Kind.MASK):
+    if len(shapes) > 1 or (len(dtypes) > 1 and spec.kind is not FieldKind.MASK):
         differ = shapes if len(shapes) > 1 else dtypes
         raise OptionError(
             f"field {spec.name!r} differs within a batch ({', '.join(map(str, sorted(differ, key=str)[:3]))}), so it cannot be "
@@ -57,7 +57,7 @@ def _images(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(np.stack([value.permute(1, 2, 0).numpy() for value in values])).permute(0, 3, 1, 2)
 
 
-_STACKED: dict[Kind, Callable[[list[torch.Tensor]], torch.Tensor]] = {
-    Kind.MASK: _masks, Kind.ARRAY: torch.stack, Kind.IMAGE: _images,
+_STACKED: dict[FieldKind, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    FieldKind.MASK: _masks, FieldKind.ARRAY: torch.stack, FieldKind.IMAGE: _images,
 }  # fmt: skip
-_EMPTY: dict[Kind, tuple[int, ...]] = {Kind.MASK: (0, 0), Kind.ARRAY: (), Kind.IMAGE: (3, 0, 0)}
+_EMPTY: dict[FieldKind, tuple[int, ...]] = {FieldKind.MASK: (0, 0), FieldKind.ARRAY: (), FieldKind.IMAGE: (3, 0, 0)}

@@ -17,12 +17,12 @@ from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker, Encod
 from datapipe.backends.images_dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.draws import Draws
-from datapipe.errors import BackendError
-from datapipe.index import Entries
+from datapipe.codecs.probe import MAX_PIXELS
+from datapipe.core.errors import BackendError
+from datapipe.core.printable import get_logger
+from datapipe.index.sample_index import Entries
 from datapipe.loader.lending import Lending
-from datapipe.printable import get_logger
-from datapipe.probe import MAX_PIXELS
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 

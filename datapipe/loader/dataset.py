@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.checks import positions_of, real_number, whole_number
+from datapipe.core.checks import positions_of, real_number, whole_number
+from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.datasets import Original
-from datapipe.draws import key64
-from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 from datapipe.loader.batch_fields import LABEL, BatchFields
 from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.policy import located
-from datapipe.order import Permutation
+from datapipe.order.draws import key64
+from datapipe.order.sample_order import Permutation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import torch
 from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.installed import version_of
 from datapipe.fetch.files import Files
-from datapipe.installed import version_of
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, LABEL
 from datapipe.loader.calibration import CANDIDATES, Calibration
 from datapipe.loader.choice import Measured

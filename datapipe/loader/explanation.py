@@ -9,14 +9,14 @@ import torch
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.decode import default_decoder_name
-from datapipe.errors import OptionError
+from datapipe.codecs.decode import default_decoder_name
+from datapipe.core.errors import OptionError
+from datapipe.core.printable import printable
 from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.caching import described
 from datapipe.loader.facade import DataLoader
 from datapipe.loader.table_explanation import table_explanation
 from datapipe.loader.table_loader import TableLoader
-from datapipe.printable import printable
 
 
 def explain(loader: Any) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from datapipe.backends.kept_images import KeptImages
 from datapipe.containers import open_index
+from datapipe.core.errors import OptionError
+from datapipe.core.observe import Observer, null_observer
 from datapipe.datasets import Original, Unseen, see_through
-from datapipe.errors import OptionError
 from datapipe.fetch.cache.places import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
@@ -38,8 +39,7 @@ from datapipe.loader.sources import PickSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
 from datapipe.loader.trail import Trail
-from datapipe.observe import Observer, null_observer
-from datapipe.plan import Plan, Rank, Tail
+from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
 

@@ -16,15 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import BadRow, BlockReport, checked_header
-from datapipe.decode import Decoder, open_decoder
-from datapipe.draws import Draws
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.codecs.decode import Decoder, open_decoder
+from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
+from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
-from datapipe.field_values import value_of
-from datapipe.index import Extents
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
+from datapipe.index.sample_index import Extents
 from datapipe.loader.batch_fields import IMAGE
-from datapipe.manifest import FieldSpec, Kind
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts
 from datapipe.transforms.targets import cut_mask, move_boxes
@@ -95,7 +94,7 @@ class FurtherFields:
         report.nbytes += len(data)
         report.read_ns += time.perf_counter_ns() - start_ns
         try:
-            if spec.kind is Kind.IMAGE:
+            if spec.kind is FieldKind.IMAGE:
                 return _image(data, movement, self._decoder())
             return _FORMS[spec.kind](data, movement) if spec.kind in _FORMS else value_of(spec.kind, data)
         except DecodeError as exc:
@@ -114,7 +113,7 @@ class FurtherFields:
 
 
 def _array(data: bytes, movement: Movement | None) -> torch.Tensor:
-    array: NDArray[Any] = value_of(Kind.ARRAY, data)
+    array: NDArray[Any] = value_of(FieldKind.ARRAY, data)
     try:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
     except TypeError as exc:
@@ -122,7 +121,7 @@ def _array(data: bytes, movement: Movement | None) -> torch.Tensor:
 
 
 def _mask(data: bytes, movement: Movement | None) -> torch.Tensor:
-    mask: NDArray[Any] = value_of(Kind.MASK, data)
+    mask: NDArray[Any] = value_of(FieldKind.MASK, data)
     if movement is not None:
         _check_size(mask.shape, movement)
         mask = cut_mask(mask, movement.steps)
@@ -130,7 +129,7 @@ def _mask(data: bytes, movement: Movement | None) -> torch.Tensor:
 
 
 def _boxes(data: bytes, movement: Movement | None) -> torch.Tensor:
-    boxes: NDArray[Any] = value_of(Kind.ARRAY, data)
+    boxes: NDArray[Any] = value_of(FieldKind.ARRAY, data)
     if boxes.ndim != 2 or boxes.shape[1] != 5 or boxes.dtype.kind not in "iuf":
         raise DecodeError(f"an array of {boxes.dtype} {boxes.shape} are no boxes, expected rows of [x1, y1, x2, y2, label]")
     table = boxes.astype(np.float32)
@@ -156,6 +155,6 @@ def _check_size(shape: tuple[int, ...], movement: Movement) -> None:
         raise DecodeError(f"{shape[0]} x {shape[1]} pixels, for an image of {movement.size[0]} x {movement.size[1]}")
 
 
-_FORMS: dict[Kind, Callable[[bytes, Movement | None], torch.Tensor]] = {
-    Kind.ARRAY: _array, Kind.MASK: _mask, Kind.BOXES: _boxes,
+_FORMS: dict[FieldKind, Callable[[bytes, Movement | None], torch.Tensor]] = {
+    FieldKind.ARRAY: _array, FieldKind.MASK: _mask, FieldKind.BOXES: _boxes,
 }  # fmt: skip

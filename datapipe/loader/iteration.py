@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from datapipe.backends.device import Arrival
-from datapipe.checks import whole_number
-from datapipe.errors import LifecycleError
+from datapipe.core.checks import whole_number
+from datapipe.core.errors import LifecycleError
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.loader.ending import ending
 from datapipe.loader.making import Maker, Step
 from datapipe.loader.sources import PickSource
 from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
-from datapipe.observe import Stage, StageEvent
-from datapipe.plan import Cursor
+from datapipe.order.plan import Cursor
 
 
 class Epochs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from datapipe.core.observe import Observer
 from datapipe.loader.lending import Lending
-from datapipe.observe import Observer
-from datapipe.plan import Cursor
+from datapipe.order.plan import Cursor
 
 
 class Step(Protocol):

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.checks import whole_number
 from datapipe.containers import open_index
-from datapipe.errors import OptionError
-from datapipe.joint import joined
+from datapipe.core.checks import whole_number
+from datapipe.core.errors import OptionError
+from datapipe.core.printable import printable
+from datapipe.index.concat import concatenated
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.dataset import Dataset, Mixture
-from datapipe.order import Order, SequentialOrder, ShuffledOrder
-from datapipe.printable import printable
-from datapipe.sampling import MixedOrder, WeightedOrder, checked_weights, own_seed, shares
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order.sampling import MixedOrder, WeightedOrder, checked_weights, own_seed, shares
 
 
 def mix(
@@ -50,7 +50,7 @@ def mix(
         if count and not len(dataset):
             raise OptionError(f"{dataset.index.where}: has no samples to make up {count} of an epoch")
     _warn_of_classes(opened)
-    return Dataset(joined([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
+    return Dataset(concatenated([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
 
 
 def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:

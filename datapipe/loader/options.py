@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.loader.columns import BoxesForm
-from datapipe.plan import Tail
+from datapipe.order.plan import Tail
 
 MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: what that costs is shared by all of them
 

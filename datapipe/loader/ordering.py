@@ -10,8 +10,8 @@ from datapipe.loader.mixing import WeightedSampler, mixed_order
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.sources import PickSource, SampledSource
 from datapipe.loader.trail import Trail
-from datapipe.order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
-from datapipe.plan import Plan, Rank, Tail
+from datapipe.order.plan import Plan, Rank, Tail
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
 
 
 def open_source(

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from datapipe.checks import callable_or_none, iterable_or_none, real_number, whole_number
-from datapipe.cores import num_usable_cores, positive_environment
-from datapipe.errors import OptionError
+from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
+from datapipe.core.cores import num_usable_cores, positive_environment
+from datapipe.core.errors import OptionError
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions
-from datapipe.plan import Tail
+from datapipe.order.plan import Tail
 
 
 def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:

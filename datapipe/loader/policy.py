@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.draws import key64
-from datapipe.errors import DecodeError, IntegrityError, OptionError
-from datapipe.joint import AnyIndex
-from datapipe.printable import get_logger, printable
+from datapipe.core.errors import DecodeError, IntegrityError, OptionError
+from datapipe.core.printable import get_logger, printable
+from datapipe.index.concat import AnyIndex
+from datapipe.order.draws import key64
 from datapipe.transforms import CutMix, MixUp, Recipe
 
 MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad

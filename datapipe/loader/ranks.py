@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed
 
-from datapipe.checks import whole_number
-from datapipe.errors import LifecycleError, OptionError
-from datapipe.plan import Rank
+from datapipe.core.checks import whole_number
+from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.order.plan import Rank
 
 _LONGEST_PAUSE_S = 0.25  # between looks for what rank 0 says: a thousand ranks ask its store at once
 

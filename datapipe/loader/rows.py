@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
-from datapipe.index import Entries, Extents
+from datapipe.index.sample_index import Entries, Extents
 from datapipe.loader.dali_images import Fetched
 from datapipe.loader.further_fields import Values
-from datapipe.plan import Picks
+from datapipe.order.draws import Draws
+from datapipe.order.plan import Picks
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import warnings
 
 import torch
 
-from datapipe.checks import whole_number
-from datapipe.errors import OptionError, StateError
+from datapipe.core.checks import whole_number
+from datapipe.core.errors import OptionError, StateError
 from datapipe.loader.ranks import agree_over_group, is_of_group
-from datapipe.plan import Rank
+from datapipe.order.plan import Rank
 
 SeedSource = int | torch.Generator | None  # the seed itself; what it is drawn from; None: torch.initial_seed()
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.images_cpu import checked_header
-from datapipe.errors import DatapipeError, OptionError
+from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.fetch.files import Files
-from datapipe.joint import AnyIndex
+from datapipe.index.concat import AnyIndex
 from datapipe.loader.batch_fields import IMAGE
 from datapipe.transforms import Recipe
 

@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.checks import positions_of
+from datapipe.core.checks import positions_of
 from datapipe.loader.making import Step
 from datapipe.loader.trail import Trail
-from datapipe.plan import Cursor, Picks, Plan, Rank, Span
+from datapipe.order.plan import Cursor, Picks, Plan, Rank, Span
 
 
 class PickSource(Protocol):

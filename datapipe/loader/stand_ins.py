@@ -11,10 +11,10 @@ from typing import NoReturn, Protocol
 
 from torch.utils.data import SequentialSampler
 
-from datapipe.errors import LifecycleError, OptionError
+from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.sources import PickSource
-from datapipe.plan import Rank
+from datapipe.order.plan import Rank
 
 
 class EpochSetter:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.errors import StateError
-from datapipe.plan import Cursor
+from datapipe.core.errors import StateError
+from datapipe.order.plan import Cursor
 
 STATE_VERSION = 1
 _ARGUMENTS = {

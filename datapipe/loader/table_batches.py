@@ -17,15 +17,15 @@ from datapipe.backends.slabs import SlabPool
 from datapipe.backends.table_windows import LoadedWindow, WindowStore
 from datapipe.backends.tables_arrow import pack
 from datapipe.columns.layout import Layout, Matrix
-from datapipe.containers.table_rows import GroupReader
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.index.tables import TableIndex
 from datapipe.loader.lending import Lending
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
-from datapipe.observe import Observer, Stage, StageEvent
-from datapipe.plan import Plan, Span, Tail
-from datapipe.row_order import Piece, Run, RunOrder, Window
-from datapipe.tables import TableIndex
+from datapipe.order.plan import Plan, Span, Tail
+from datapipe.order.row_order import Piece, Run, RunOrder, Window
 
 
 @dataclass(slots=True)

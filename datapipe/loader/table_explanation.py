@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from datapipe.loader.table_loader import TableLoader, sharing_problem
-from datapipe.row_order import PLACE_NBYTES, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, WindowedRows
 
 
 def table_explanation(loader: TableLoader) -> list[str]:

@@ -12,12 +12,14 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
-from datapipe.checks import callable_or_none, real_number, whole_number
 from datapipe.columns.layout import Columns, Layout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
-from datapipe.containers.table_files import open_table
-from datapipe.containers.table_rows import GroupReader
-from datapipe.errors import OptionError, StateError
+from datapipe.containers.tables.files import open_table
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.checks import callable_or_none, real_number, whole_number
+from datapipe.core.errors import OptionError, StateError
+from datapipe.core.observe import Observer, null_observer
+from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.lending import Lending
@@ -31,10 +33,8 @@ from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSe
 from datapipe.loader.state import LoaderState
 from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
-from datapipe.observe import Observer, null_observer
-from datapipe.plan import Plan, Rank, Tail
-from datapipe.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
-from datapipe.tables import ColumnKind, TableIndex
+from datapipe.order.plan import Plan, Rank, Tail
+from datapipe.order.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
 
 TableBackend = Literal["auto", "tables_arrow"]
 

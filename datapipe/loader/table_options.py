@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.loader.options import OnError
-from datapipe.plan import Tail
+from datapipe.order.plan import Tail
 
 WINDOW_NBYTES = 1 << 30
 _MIN_BLOCK = 4096  # rows gathered at once, where a batch has so many

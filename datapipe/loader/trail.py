@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from datapipe.errors import StateError
-from datapipe.plan import Cursor, Rank
+from datapipe.core.errors import StateError
+from datapipe.order.plan import Cursor, Rank
 
 _MAX_KNOWN = 4096  # places behind batches that are in the making
 

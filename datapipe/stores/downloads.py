@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from datapipe.errors import StorageError
-from datapipe.stores.failures import ChangedError, Kind, ShortBodyError, WholeObjectError, examine
+from datapipe.core.errors import StorageError
+from datapipe.stores.failures import Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.requests import TIMEOUT_S, requests
@@ -62,7 +62,7 @@ def download(
         except Exception as exc:
             failure = examine(exc, location)
             elapsed_s = time.monotonic() - last_s
-            if failure.kind is Kind.CHANGED:
+            if failure.kind is Cause.CHANGED:
                 raise StorageError(
                     None, f"{location}: is not of the size or etag that it had (expected {size} bytes); open the dataset again"
                 ) from None

@@ -11,7 +11,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from datapipe.errors import DatapipeError, MissingDataError, StorageError
+from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.stores.location import Location
 
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
@@ -22,7 +22,7 @@ _PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "Unknown
 _IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another server, or copy the data to a disk"
 
 
-class Kind(enum.Enum):
+class Cause(enum.Enum):
     """What went wrong, as far as it decides what to do."""
 
     MISSING = "missing"
@@ -38,20 +38,20 @@ class Kind(enum.Enum):
 class Failure:
     """A request that failed."""
 
-    kind: Kind
+    kind: Cause
     what: str  # for people: what was found, and what to do
 
     @property
     def may_pass(self) -> bool:
         """Whether to try again."""
-        return self.kind in (Kind.THROTTLED, Kind.TRANSIENT)
+        return self.kind in (Cause.THROTTLED, Cause.TRANSIENT)
 
     def error(self, location: Location) -> DatapipeError:
         """Return the exception that says so."""
         text = f"{location}: {self.what}"
-        if self.kind is Kind.MISSING:
+        if self.kind is Cause.MISSING:
             return MissingDataError(text)
-        number = {Kind.CHANGED: errno.ESTALE, Kind.DENIED: errno.EACCES, Kind.EXISTS: errno.EEXIST}.get(self.kind, errno.EIO)
+        number = {Cause.CHANGED: errno.ESTALE, Cause.DENIED: errno.EACCES, Cause.EXISTS: errno.EEXIST}.get(self.kind, errno.EIO)
         return StorageError(number, text)
 
 
@@ -70,53 +70,53 @@ class ChangedError(Exception):
 def examine(exc: BaseException, location: Location) -> Failure:
     """Say what an exception of `obstore`, or of reading what it gave, means."""
     if isinstance(exc, ChangedError):
-        return Failure(Kind.CHANGED, "changed")
+        return Failure(Cause.CHANGED, "changed")
     text = str(exc)
     found = _STATUS.search(text)
     status = int(found.group(1) or found.group(2)) if found else 0
     named = _CODE.search(text)
     code = named.group(1) if named else ""
     if isinstance(exc, ShortBodyError):
-        return Failure(Kind.TRANSIENT, f"the answer was cut ({exc}); the network, or a proxy on the way, is at fault")
+        return Failure(Cause.TRANSIENT, f"the answer was cut ({exc}); the network, or a proxy on the way, is at fault")
     if isinstance(exc, WholeObjectError) or type(exc).__name__ == "NotSupportedError" or "NotPartial" in text:
-        return Failure(Kind.BROKEN, _IGNORES_RANGES)
+        return Failure(Cause.BROKEN, _IGNORES_RANGES)
     if code in _BY_CODE:
         kind, what = _BY_CODE[code]
         region = _REGION.search(text)
-        if region and kind is Kind.DENIED and "region" in what:
+        if region and kind is Cause.DENIED and "region" in what:
             what = f"the bucket is in region {region.group(1) or region.group(2)}; set AWS_REGION to that"
         return Failure(kind, what.format(root=location.root))
     if type(exc).__name__ == "AlreadyExistsError":
-        return Failure(Kind.EXISTS, "exists already; another conversion finished first, or pass --overwrite")
+        return Failure(Cause.EXISTS, "exists already; another conversion finished first, or pass --overwrite")
     if type(exc).__name__ == "PreconditionError" or status == 412:
-        return Failure(Kind.CHANGED, "changed")
+        return Failure(Cause.CHANGED, "changed")
     if status in _BY_STATUS:
         kind, what = _BY_STATUS[status]
         return Failure(kind, what.format(root=location.root, code=f" {code}" if code else ""))
     if isinstance(exc, FileNotFoundError):
-        return Failure(Kind.MISSING, "no such object; check the URL")
+        return Failure(Cause.MISSING, "no such object; check the URL")
     if status >= 500:
-        return Failure(Kind.TRANSIENT, f"the store answers {status}{f' {code}' if code else ''}; try again later")
+        return Failure(Cause.TRANSIENT, f"the store answers {status}{f' {code}' if code else ''}; try again later")
     if status:
-        return Failure(Kind.BROKEN, f"the store answers {status}{f' {code}' if code else ''}; check the URL and the endpoint")
+        return Failure(Cause.BROKEN, f"the store answers {status}{f' {code}' if code else ''}; check the URL and the endpoint")
     return _without_answer(text, location)
 
 
 def _without_answer(text: str, location: Location) -> Failure:
     """Where no status came: no credentials, no such host, no connection, no time."""
     if "redirect without LOCATION" in text:
-        return Failure(Kind.DENIED, "the bucket is in another region; set AWS_REGION to it")
+        return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
     if any(sign in text for sign in _NO_CREDENTIALS):
-        return Failure(Kind.DENIED, f"no credentials were found; {_CREDENTIALS[location.scheme]}")
+        return Failure(Cause.DENIED, f"no credentials were found; {_CREDENTIALS[location.scheme]}")
     if any(sign in text for sign in _PERMANENT_TRANSPORT):
-        return Failure(Kind.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
+        return Failure(Cause.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
     if "dns error" in text or "failed to lookup address" in text or "Name or service not known" in text:
-        return Failure(Kind.TRANSIENT, "the host's name does not resolve (DNS); check the URL, the endpoint and the network")
+        return Failure(Cause.TRANSIENT, "the host's name does not resolve (DNS); check the URL, the endpoint and the network")
     if "Connection refused" in text:
-        return Failure(Kind.TRANSIENT, "the connection was refused; check the endpoint and its port")
+        return Failure(Cause.TRANSIENT, "the connection was refused; check the endpoint and its port")
     if any(sign in text for sign in ("timed out", "TimedOut", "kind: Timeout")):  # "retry_timeout" is always there
-        return Failure(Kind.TRANSIENT, "no answer in time; check the network and the endpoint")
-    return Failure(Kind.TRANSIENT, "the connection broke; check the network and the endpoint")
+        return Failure(Cause.TRANSIENT, "no answer in time; check the network and the endpoint")
+    return Failure(Cause.TRANSIENT, "the connection broke; check the network and the endpoint")
 
 
 _ENVIRONMENT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE where boto3 is installed"
@@ -131,31 +131,34 @@ _CREDENTIALS = {
 _NO_BUCKET = "no bucket {root!r}; check its name, and the endpoint and region (AWS_ENDPOINT_URL, AWS_REGION)"
 _REFUSED = "forbidden (403{code}); the credentials lack the right to read it, or it does not exist"
 _SLOW = "the store throttles requests; use fewer ranks, or lower dp.Remote(requests=...)"
-_BY_STATUS: dict[int, tuple[Kind, str]] = {
-    301: (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    307: (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    401: (Kind.DENIED, "the credentials are missing or not accepted (401{code}); check them"),
-    403: (Kind.DENIED, _REFUSED),
-    404: (Kind.MISSING, "no such object; check the URL"),
-    408: (Kind.TRANSIENT, "no answer in time (408{code}); check the network"),
-    416: (Kind.CHANGED, "is shorter than its index says"),
-    429: (Kind.THROTTLED, _SLOW),
-    503: (Kind.THROTTLED, _SLOW),
+_BY_STATUS: dict[int, tuple[Cause, str]] = {
+    301: (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    307: (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    401: (Cause.DENIED, "the credentials are missing or not accepted (401{code}); check them"),
+    403: (Cause.DENIED, _REFUSED),
+    404: (Cause.MISSING, "no such object; check the URL"),
+    408: (Cause.TRANSIENT, "no answer in time (408{code}); check the network"),
+    416: (Cause.CHANGED, "is shorter than its index says"),
+    429: (Cause.THROTTLED, _SLOW),
+    503: (Cause.THROTTLED, _SLOW),
 }
-_BY_CODE: dict[str, tuple[Kind, str]] = {
-    "NoSuchBucket": (Kind.MISSING, _NO_BUCKET),
-    "ContainerNotFound": (Kind.MISSING, "no container {root!r}; check its name and AZURE_STORAGE_ACCOUNT_NAME"),
-    "PermanentRedirect": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    "AuthorizationHeaderMalformed": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    "IllegalLocationConstraintException": (Kind.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    "RequestTimeTooSkewed": (Kind.DENIED, "this machine's clock differs too much from the store's; set the clock (NTP)"),
-    "ExpiredToken": (Kind.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
-    "TokenRefreshRequired": (Kind.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
-    "InvalidAccessKeyId": (Kind.DENIED, "the store does not know the access key; check AWS_ACCESS_KEY_ID and the endpoint"),
-    "SignatureDoesNotMatch": (Kind.DENIED, "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY"),
-    "AuthenticationFailed": (Kind.DENIED, "the credentials are not accepted; check the account's key or token"),
-    "SlowDown": (Kind.THROTTLED, _SLOW),
-    "ServerBusy": (Kind.THROTTLED, _SLOW),
-    "PreconditionFailed": (Kind.CHANGED, "changed"),
-    "ConditionNotMet": (Kind.CHANGED, "changed"),
+_BY_CODE: dict[str, tuple[Cause, str]] = {
+    "NoSuchBucket": (Cause.MISSING, _NO_BUCKET),
+    "ContainerNotFound": (Cause.MISSING, "no container {root!r}; check its name and AZURE_STORAGE_ACCOUNT_NAME"),
+    "PermanentRedirect": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "AuthorizationHeaderMalformed": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "IllegalLocationConstraintException": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "RequestTimeTooSkewed": (Cause.DENIED, "this machine's clock differs too much from the store's; set the clock (NTP)"),
+    "ExpiredToken": (Cause.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
+    "TokenRefreshRequired": (Cause.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
+    "InvalidAccessKeyId": (
+        Cause.DENIED,
+        "the store does not know the access key; check AWS_ACCESS_KEY_ID and the endpoint",
+    ),
+    "SignatureDoesNotMatch": (Cause.DENIED, "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY"),
+    "AuthenticationFailed": (Cause.DENIED, "the credentials are not accepted; check the account's key or token"),
+    "SlowDown": (Cause.THROTTLED, _SLOW),
+    "ServerBusy": (Cause.THROTTLED, _SLOW),
+    "PreconditionFailed": (Cause.CHANGED, "changed"),
+    "ConditionNotMet": (Cause.CHANGED, "changed"),
 }

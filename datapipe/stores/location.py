@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.errors import DependencyError, OptionError
+from datapipe.core.errors import DependencyError, OptionError
 from datapipe.stores.location import Location, http_url
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datapipe.errors import LifecycleError, StorageError
-from datapipe.stores.failures import ChangedError, Failure, Kind, ShortBodyError, WholeObjectError, examine
+from datapipe.core.errors import LifecycleError, StorageError
+from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import Pending, RemoteObject
 from datapipe.stores.window import MAX_NBYTES, Window
@@ -146,7 +146,7 @@ class Requests:
                     raise
                 except BaseException as exc:
                     failure = examine(exc, pending.object.location)
-                    if failure.kind is Kind.THROTTLED:
+                    if failure.kind is Cause.THROTTLED:
                         self.counts.throttled += 1
                         self.window.throttled()
                     elapsed_s = time.monotonic() - begun_s
@@ -196,7 +196,7 @@ class Requests:
 
     async def _error(self, failure: Failure, pending: Pending, elapsed_s: float) -> BaseException:
         location = pending.object.location
-        if failure.kind is Kind.CHANGED and pending.object.etag is not None:
+        if failure.kind is Cause.CHANGED and pending.object.etag is not None:
             now = await self._etag_now(pending.object)
             change = f"etag {pending.object.etag} -> {now or 'gone'}"
             return StorageError(errno.ESTALE, f"{location}: changed since the loader opened it ({change}); open it again")

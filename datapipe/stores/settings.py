@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.checks import real_number, whole_number
-from datapipe.errors import OptionError
+from datapipe.core.checks import real_number, whole_number
+from datapipe.core.errors import OptionError
 from datapipe.stores.requests import TIMEOUT_S
 from datapipe.stores.window import MAX_REQUESTS
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
-from datapipe.regular_files import open_file
+from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
+from datapipe.core.regular_files import open_file
 from datapipe.stores.downloads import download
-from datapipe.stores.failures import Kind, examine
+from datapipe.stores.failures import Cause, examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.requests import TIMEOUT_S, requests
@@ -48,7 +48,7 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
                 _put(location, contents, overwrite=overwrite)
             except Exception as exc:
                 failure, elapsed_s = examine(exc, location), time.monotonic() - begun_s
-                if failure.kind in (Kind.EXISTS, Kind.CHANGED) and not overwrite:  # perhaps ours, whose answer was lost
+                if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose answer was lost
                     if holds(location, contents):
                         return attempts > 0
                     raise StorageError(
@@ -91,7 +91,7 @@ def size_of(location: Location) -> int | None:
             return int(open_store(location).head(location.key)["size"])
         except Exception as exc:
             failure = examine(exc, location)
-            if failure.kind is Kind.MISSING:
+            if failure.kind is Cause.MISSING:
                 return None
             if not failure.may_pass or time.monotonic() - begun_s > TIMEOUT_S:
                 raise failure.error(location) from None

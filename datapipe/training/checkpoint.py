@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.atomic import atomic_writer
-from datapipe.errors import FormatError, MissingDataError, StateError, StorageError
-from datapipe.regular_files import open_file
+from datapipe.core.atomic import atomic_writer
+from datapipe.core.errors import FormatError, MissingDataError, StateError, StorageError
+from datapipe.core.regular_files import open_file
 from datapipe.training.schedule import Best
 
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "network")  # keys under which checkpoints keep weights

@@ -7,7 +7,7 @@ import os
 import torch
 
 from datapipe.containers import open_index
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.loader import Dataset
 from datapipe.transforms import (
     IMAGENET_MEAN,

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.errors import StateError
+from datapipe.core.errors import StateError
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import checked, means_of
 from datapipe.training.learner import labelled_batch

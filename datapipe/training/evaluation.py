@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.errors import DatapipeError, OptionError
-from datapipe.plan import Tail
+from datapipe.core.errors import DatapipeError, OptionError
+from datapipe.order.plan import Tail
 from datapipe.training.learner import Criterion, MixedPrecision, cross_entropy, labelled_batch
 from datapipe.training.ranks import ProcessGroup
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.training.ranks import ProcessGroup
 from datapipe.training.schedule import scale_gradients, set_rate
 

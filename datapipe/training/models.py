@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.errors import DependencyError, OptionError
+from datapipe.core.errors import DependencyError, OptionError
 
 _GROUP = 8  # channels per group of GroupNorm
 

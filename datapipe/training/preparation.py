@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from datapipe.atomic import refuse_to_replace
-from datapipe.errors import OptionError
+from datapipe.core.atomic import refuse_to_replace
+from datapipe.core.errors import OptionError
 from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.learner import Criterion, Learner, MixedPrecision, cross_entropy
 from datapipe.training.options import TrainOptions

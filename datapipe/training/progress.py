@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from datapipe.errors import StorageError
-from datapipe.printable import printable
+from datapipe.core.errors import StorageError
+from datapipe.core.printable import printable
 from datapipe.training.checkpoint import Place
 from datapipe.training.options import Display, TrainOptions
 from datapipe.training.record import METRICS, RECORD, EpochMetrics, MetricsLog, RunRecord, StepMetrics

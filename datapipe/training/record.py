@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from datapipe.atomic import atomic_writer, write_json
-from datapipe.errors import StorageError
-from datapipe.installed import version_of
-from datapipe.regular_files import read_bytes
+from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.errors import StorageError
+from datapipe.core.installed import version_of
+from datapipe.core.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
 
 RECORD, METRICS = "run.json", "metrics.jsonl"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.training.checkpoint import Place
 from datapipe.training.epoch import train_epoch
 from datapipe.training.evaluation import DivergenceError, Means, check_counts_once, evaluate, means_of

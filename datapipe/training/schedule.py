@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

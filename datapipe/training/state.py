@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datapipe.errors import StateError
+from datapipe.core.errors import StateError
 from datapipe.training.checkpoint import BEST, LAST, Checkpoint, Place, load_checkpoint, restore, save_checkpoint, save_tensors
 from datapipe.training.evaluation import Sums, checked, means_of
 from datapipe.training.learner import Learner

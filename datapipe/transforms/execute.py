@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.errors import DecodeError
-from datapipe.probe import MAX_PIXELS
+from datapipe.codecs.probe import MAX_PIXELS
+from datapipe.core.errors import DecodeError
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 # The functions behind torch.nn.functional.interpolate(mode=..., antialias=True). Only these accept a destination,

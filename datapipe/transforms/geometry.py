@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms import cuts as chain
 from datapipe.transforms.options import (
     Fill,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 
 Interpolation = Literal["bilinear", "bicubic"]
 Params = Mapping[str, NDArray[np.generic]]  # name -> (n, ...): one row per sample

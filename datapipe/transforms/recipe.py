@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
 from datapipe.transforms.geometry import DRAWS_NOTHING
 from datapipe.transforms.lowering import Kind, described, flatten

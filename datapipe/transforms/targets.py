@@ -2,7 +2,7 @@
 
 A `Cuts` treats each axis separately: crop, resample, window, flip. For a mask, whose values are labels and are never
 mixed, that gives one source row per output row and one source column per output column; for boxes, an affine map per
-axis. The meaning is that of torchvision v2: masks are resampled to the nearest neighbour (`datapipe.masks` documents the
+axis. The meaning is that of torchvision v2: masks are resampled to the nearest neighbour (`datapipe.codecs.masks` documents the
 rule and its cost), and boxes move with the pixels and are clipped to what remains of the image. Pure functions.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.errors import DecodeError
-from datapipe.masks import nearest_sources
+from datapipe.codecs.masks import nearest_sources
+from datapipe.core.errors import DecodeError
 from datapipe.transforms.execute import RowCut
 
 Mask = NDArray[np.generic]  # (h, w) or (h, w, c): labels

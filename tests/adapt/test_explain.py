@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
-from datapipe.decode import default_decoder_name
+from datapipe.codecs.decode import default_decoder_name
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")

@@ -22,7 +22,7 @@ from datapipe.backends.images_dali.form import CutForm
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.errors import DecodeError
+from datapipe.core.errors import DecodeError
 from datapipe.transforms.protocols import Cuts
 
 _BATCH = 64

@@ -19,9 +19,9 @@ from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 from datapipe.backends.device import Arrival, Uploader
 from datapipe.backends.device_runtime import checked_device
 from datapipe.backends.nests import tensors_of
-from datapipe.draws import Draws
-from datapipe.errors import LifecycleError, OptionError
-from datapipe.observe import Stage, StageEvent
+from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.core.observe import Stage, StageEvent
+from datapipe.order.draws import Draws
 from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD, CutMix, MixUp, Normalize, Recipe, ToDtype
 from datapipe.transforms.pixels.warp import rotation_matrix, warp
 

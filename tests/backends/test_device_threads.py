@@ -17,7 +17,7 @@ from datapipe.backends.device_runtime import CudaRuntime
 from datapipe.backends.images_dali.form import CutForm
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.errors import BackendError
+from datapipe.core.errors import BackendError
 from datapipe.transforms.protocols import Cuts
 
 CUTS = Cuts(np.array([[0, 0, 8, 8]]), np.array([[8, 8]]), np.array([[0, 0, 8, 8]]), np.zeros((1, 2), np.bool_))

@@ -13,9 +13,9 @@ import datapipe as dp
 from datapipe.backends import images_cpu
 from datapipe.backends.images_cpu import BlockReport, BlockWorker
 from datapipe.containers import open_index
-from datapipe.draws import Draws
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import SampleIndex
+from datapipe.index.sample_index import SampleIndex
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
 NUM, SIZE, BAD = 30, 24, (7, 8, 21)

@@ -17,7 +17,7 @@ from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 

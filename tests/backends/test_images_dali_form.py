@@ -12,9 +12,9 @@ from fixtures import encode
 from datapipe.backends.images_cpu import BlockReport, BlockWorker, EncodedSample, checked_header, sizes_of
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.draws import Draws
 from datapipe.fetch.local import LocalFiles
 from datapipe.loader.dali_images import Fetched, FetchWorker
+from datapipe.order.draws import Draws
 from datapipe.transforms import CenterCrop, RandomResizedCrop, Recipe, Resize
 
 CUBIC, LINEAR = Recipe.of(RandomResizedCrop(24, interpolation="bicubic")), Recipe.of(RandomResizedCrop(24))

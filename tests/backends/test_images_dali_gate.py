@@ -19,8 +19,8 @@ from datapipe.backends.images_dali.form import CutForm, form_of
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.decode import open_decoder
-from datapipe.draws import Draws
+from datapipe.codecs.decode import open_decoder
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")

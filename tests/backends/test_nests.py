@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from datapipe.backends.nests import map_nest, moves_itself, tensors_of
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 
 class Pair(NamedTuple):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from datapipe.backends.tables_arrow import BLOCK, pack
 from datapipe.columns.layout import Feature, Layout, Matrix
 from datapipe.columns.values import values_of
-from datapipe.containers.table_types import column_of
-from datapipe.errors import DecodeError, OptionError
-from datapipe.tables import TableFile, TableGroup
+from datapipe.containers.tables.types import column_of
+from datapipe.core.errors import DecodeError, OptionError
+from datapipe.index.tables import TableFile, TableGroup
 
 GROUP = TableGroup(TableFile("t.parquet", "parquet", 1, 1, 1, nulls={"b": 77}), 3, 100)
 

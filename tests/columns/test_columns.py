@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import datapipe as dp
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
 from datapipe.columns.statistics import Histogram, Moments
-from datapipe.errors import FormatError, IntegrityError, OptionError
+from datapipe.core.errors import FormatError, IntegrityError, OptionError
 
 C = dp.Columns
 NUM = 5000

@@ -18,14 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
+from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers import open_index
-from datapipe.containers.hdf5 import index_shard
+from datapipe.containers.hdf5.scanner import index_shard
 from datapipe.containers.rows import read_rows
-from datapipe.errors import DecodeError, FormatError, IntegrityError
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError
 from datapipe.fetch.local import LocalFiles
-from datapipe.field_values import value_of
-from datapipe.manifest import Kind
-from datapipe.row_groups import RowGroup
+from datapipe.index.row_groups import RowGroup
 
 NUM = 9
 ROWS = range(NUM)
@@ -49,7 +48,7 @@ def write(path: Path, fill: Callable[[h5py.File], object], **options: Any) -> Pa
     return path
 
 
-def kinds(path: Path) -> dict[str, Kind]:
+def kinds(path: Path) -> dict[str, FieldKind]:
     _, fields = index_shard(path)
     return {field.name: field.kind for field in fields if field.name != "image"}
 
@@ -58,7 +57,7 @@ def load(path: Path, name: str) -> list[Any]:
     """The values of a field; for images and encoded masks their bytes."""
     kind = kinds(path)[name]
     values = values_of(path, "hdf5", name)
-    is_encoded = kind is Kind.IMAGE or (kind is Kind.MASK and values[0][:6] != npy(0)[:6])
+    is_encoded = kind is FieldKind.IMAGE or (kind is FieldKind.MASK and values[0][:6] != npy(0)[:6])
     return values if is_encoded else [value_of(kind, value) for value in values]
 
 
@@ -142,9 +141,9 @@ ARRAYS = {
     "seg": np.arange(NUM * 480, dtype=np.uint8).reshape(NUM, 20, 24),
     "volume": np.arange(NUM * 2 * 3 * 4, dtype=np.int16).reshape(NUM, 2, 3, 4),
 }
-KINDS = dict.fromkeys(ARRAYS, Kind.ARRAY) | {
-    "seg": Kind.MASK, "caption": Kind.TEXT, "city": Kind.TEXT, "meta_json": Kind.JSON, "mask": Kind.MASK, "blob": Kind.BYTES,
-    "points": Kind.ARRAY,
+KINDS = dict.fromkeys(ARRAYS, FieldKind.ARRAY) | {
+    "seg": FieldKind.MASK, "caption": FieldKind.TEXT, "city": FieldKind.TEXT, "meta_json": FieldKind.JSON, "mask": FieldKind.MASK,
+    "blob": FieldKind.BYTES, "points": FieldKind.ARRAY,
 }  # fmt: skip
 
 
@@ -255,7 +254,7 @@ def test_agrees_with_h5py(
         assert [value.tolist() for value in file["boxes"]] == lists
     middle = len(lists) // 2
     found = read_rows(RowGroup("hdf5", str(path), "boxes", 0, middle, len(lists)))
-    assert [value_of(Kind.ARRAY, found[row]).tolist() for row in range(len(lists) - middle)] == lists[middle:]
+    assert [value_of(FieldKind.ARRAY, found[row]).tolist() for row in range(len(lists) - middle)] == lists[middle:]
     with pytest.raises(DecodeError, match="no row"):
         found[len(lists)]
     assert rows.row_groups[-1] == len(lists)

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from shard_values import values_of
 
 from converters import Encode
+from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.probe import probe
 from datapipe.containers import open_index
-from datapipe.containers.hdf5 import index_shard
-from datapipe.decode import open_decoder
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.containers.hdf5.scanner import index_shard
+from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.fetch.local import LocalFiles
-from datapipe.probe import probe
 
 # Small ones share a heap collection, large ones have one each.
 IMAGES = [jpeg(number, 40 + number, 48) for number in range(30)] + [jpeg(99, 400, 500), encode(picture(5), "PNG")]

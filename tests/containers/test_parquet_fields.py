@@ -19,13 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
+from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers import open_index
-from datapipe.containers.parquet import index_shard
+from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.rows import read_rows
-from datapipe.errors import DecodeError, FormatError, IntegrityError
-from datapipe.field_values import value_of
-from datapipe.manifest import Kind
-from datapipe.row_groups import RowGroup
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError
+from datapipe.index.row_groups import RowGroup
 
 NUM = 9
 IMAGES = [jpeg(number, 20, 24) for number in range(NUM)]
@@ -43,7 +42,7 @@ def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def kinds(path: Path) -> dict[str, Kind]:
+def kinds(path: Path) -> dict[str, FieldKind]:
     _, fields = index_shard(path)
     return {field.name: field.kind for field in fields if field.name != "image"}
 
@@ -52,7 +51,7 @@ def load(path: Path, name: str) -> list[Any]:
     """The values of a field; for images and masks their bytes."""
     kind = kinds(path)[name]
     values = values_of(path, "parquet", name)
-    return values if kind in (Kind.IMAGE, Kind.MASK) else [value_of(kind, value) for value in values]
+    return values if kind in (FieldKind.IMAGE, FieldKind.MASK) else [value_of(kind, value) for value in values]
 
 
 @pytest.fixture
@@ -61,39 +60,40 @@ def path(tmp_path: Path) -> Path:
 
 
 ROWS = range(NUM)
-COLUMNS: dict[str, tuple[Any, Kind, list[Any]]] = {  # name: column, kind, values
-    "caption": ([f"a née {row}" for row in ROWS], Kind.TEXT, [f"a née {row}" for row in ROWS]),
-    "note": (pa.array(["x"] * NUM, pa.large_string()), Kind.TEXT, ["x"] * NUM),
-    "meta_json": (['{"a": [1]}'] * NUM, Kind.JSON, [{"a": [1]}] * NUM),
-    "blob": ([b"\0" * row for row in ROWS], Kind.BYTES, [b"\0" * row for row in ROWS]),
-    "blob2": (pa.array([b"y"] * NUM, pa.large_binary()), Kind.BYTES, [b"y"] * NUM),
-    "prompt": ([b"seen from afar"] * NUM, Kind.TEXT, ["seen from afar"] * NUM),
-    "mask": (structs([*MASKS]), Kind.MASK, MASKS),
-    "depth": (MASKS, Kind.IMAGE, MASKS),
-    "boxes": ([npy(np.ones((row, 5))) for row in ROWS], Kind.ARRAY, [np.ones((row, 5)) for row in ROWS]),
-    "score": ([row / 2 for row in ROWS], Kind.ARRAY, [np.float64(row / 2) for row in ROWS]),
-    "small": (pa.array(ROWS, pa.uint8()), Kind.ARRAY, [np.uint8(row) for row in ROWS]),
-    "single": (pa.array(ROWS, pa.float32()), Kind.ARRAY, [np.float32(row) for row in ROWS]),
-    "is_good": ([row % 2 == 0 for row in ROWS], Kind.ARRAY, [np.bool_(row % 2 == 0) for row in ROWS]),
-    "tags": (pa.array([list(range(row)) for row in ROWS], pa.list_(pa.int32())), Kind.ARRAY, [
+COLUMNS: dict[str, tuple[Any, FieldKind, list[Any]]] = {  # name: column, kind, values
+    "caption": ([f"a née {row}" for row in ROWS], FieldKind.TEXT, [f"a née {row}" for row in ROWS]),
+    "note": (pa.array(["x"] * NUM, pa.large_string()), FieldKind.TEXT, ["x"] * NUM),
+    "meta_json": (['{"a": [1]}'] * NUM, FieldKind.JSON, [{"a": [1]}] * NUM),
+    "blob": ([b"\0" * row for row in ROWS], FieldKind.BYTES, [b"\0" * row for row in ROWS]),
+    "blob2": (pa.array([b"y"] * NUM, pa.large_binary()), FieldKind.BYTES, [b"y"] * NUM),
+    "prompt": ([b"seen from afar"] * NUM, FieldKind.TEXT, ["seen from afar"] * NUM),
+    "mask": (structs([*MASKS]), FieldKind.MASK, MASKS),
+    "depth": (MASKS, FieldKind.IMAGE, MASKS),
+    "boxes": ([npy(np.ones((row, 5))) for row in ROWS], FieldKind.ARRAY, [np.ones((row, 5)) for row in ROWS]),
+    "score": ([row / 2 for row in ROWS], FieldKind.ARRAY, [np.float64(row / 2) for row in ROWS]),
+    "small": (pa.array(ROWS, pa.uint8()), FieldKind.ARRAY, [np.uint8(row) for row in ROWS]),
+    "single": (pa.array(ROWS, pa.float32()), FieldKind.ARRAY, [np.float32(row) for row in ROWS]),
+    "is_good": ([row % 2 == 0 for row in ROWS], FieldKind.ARRAY, [np.bool_(row % 2 == 0) for row in ROWS]),
+    "tags": (pa.array([list(range(row)) for row in ROWS], pa.list_(pa.int32())), FieldKind.ARRAY, [
         np.arange(row, dtype=np.int32) for row in ROWS
     ]),
-    "flags": ([[True, False]] * NUM, Kind.ARRAY, [np.array([True, False])] * NUM),
-    "gaps": ([[1.0, None]] * NUM, Kind.ARRAY, [np.array([1.0, np.nan])] * NUM),
-    "vector": (pa.array([[row, 1] for row in ROWS], pa.list_(pa.float32(), 2)), Kind.ARRAY, [
+    "flags": ([[True, False]] * NUM, FieldKind.ARRAY, [np.array([True, False])] * NUM),
+    "gaps": ([[1.0, None]] * NUM, FieldKind.ARRAY, [np.array([1.0, np.nan])] * NUM),
+    "vector": (pa.array([[row, 1] for row in ROWS], pa.list_(pa.float32(), 2)), FieldKind.ARRAY, [
         np.array([row, 1], np.float32) for row in ROWS
     ]),
-    "corners": (pa.array([[[row, 1]] * row for row in ROWS], pa.list_(pa.list_(pa.int16(), 2))), Kind.ARRAY, [
+    "corners": (pa.array([[[row, 1]] * row for row in ROWS], pa.list_(pa.list_(pa.int16(), 2))), FieldKind.ARRAY, [
         np.array([[row, 1]] * row, np.int16).reshape(-1, 2) for row in ROWS
     ]),
-    "words": ([["a", "b"][: row % 3] for row in ROWS], Kind.JSON, [["a", "b"][: row % 3] for row in ROWS]),
-    "polygons": ([[[1.5], [2.0, 3.0]]] * NUM, Kind.JSON, [[[1.5], [2.0, 3.0]]] * NUM),
-    "objects": ([[{"box": [1, row], "name": None}] for row in ROWS], Kind.JSON, [
+    "words": ([["a", "b"][: row % 3] for row in ROWS], FieldKind.JSON, [["a", "b"][: row % 3] for row in ROWS]),
+    "polygons": ([[[1.5], [2.0, 3.0]]] * NUM, FieldKind.JSON, [[[1.5], [2.0, 3.0]]] * NUM),
+    "objects": ([[{"box": [1, row], "name": None}] for row in ROWS], FieldKind.JSON, [
         [{"box": [1, row], "name": None}] for row in ROWS
     ]),
-    "info": ([{"w": row, "deep": {"ok": True}} for row in ROWS], Kind.JSON, [{"w": row, "deep": {"ok": True}} for row in ROWS]),
-    "maybe": ([None, {"w": 1}] * (NUM // 2) + [None], Kind.JSON, [None, {"w": 1}] * (NUM // 2) + [None]),
-    "city": (pa.array(["Ulm", "Bonn", "Ulm"] * 3).dictionary_encode(), Kind.TEXT, ["Ulm", "Bonn", "Ulm"] * 3),
+    "info": ([{"w": row, "deep": {"ok": True}} for row in ROWS], FieldKind.JSON,
+             [{"w": row, "deep": {"ok": True}} for row in ROWS]),
+    "maybe": ([None, {"w": 1}] * (NUM // 2) + [None], FieldKind.JSON, [None, {"w": 1}] * (NUM // 2) + [None]),
+    "city": (pa.array(["Ulm", "Bonn", "Ulm"] * 3).dictionary_encode(), FieldKind.TEXT, ["Ulm", "Bonn", "Ulm"] * 3),
 }  # fmt: skip
 IN_PIECES = (
     "caption",

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from table_values import table_of, write_groups, write_table
 
-from datapipe.containers.table_files import open_table
-from datapipe.containers.table_rows import GroupReader
-from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.tables import ColumnKind
+from datapipe.containers.tables.files import open_table
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.index.tables import ColumnKind
 
 
 def test_files_and_groups(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from fixtures import entry_of, jpeg, npy, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datapipe.codecs.field_values import FieldKind
 from datapipe.containers import open_index
-from datapipe.containers.tar import Member, index_shard, scan_members, split_name
-from datapipe.errors import FormatError, MissingDataError
-from datapipe.manifest import Kind
+from datapipe.containers.tar.scanner import Member, index_shard, scan_members, split_name
+from datapipe.core.errors import FormatError, MissingDataError
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 IMAGE = b"\xff\xd8 not looked at \xff\xd9"
@@ -211,13 +211,16 @@ def test_shards_with_other_fields_are_refused(tmp_path: Path) -> None:
 # -- further fields -------------------------------------------------------------------------------
 
 FURTHER = {
-    "mask.png": (b"mask", "mask", Kind.MASK), "seg.npy": (npy(np.zeros((4, 5), np.int32)), "seg", Kind.MASK),
-    "depth.png": (b"depth", "depth", Kind.IMAGE), "vector.npy": (npy([0.5, 1.5]), "vector", Kind.ARRAY),
-    "seg2.npy": (npy(np.zeros((3, 4, 5), np.int32)), "seg2", Kind.ARRAY), "npy": (npy([1]), "array", Kind.ARRAY),
-    "txt": (b"t", "txt", Kind.TEXT), "caption": (b"c", "caption", Kind.TEXT), "note.txt": (b"n", "note", Kind.TEXT),
-    "json": (b"{}", "json", Kind.JSON), "meta.json": (b"[]", "meta", Kind.JSON), "mp4": (b"film", "mp4", Kind.BYTES),
-    "x.bin": (b"", "x", Kind.BYTES), "a.b.xyz": (b"?", "a_b_xyz", Kind.BYTES), "png": (b"another", "png", Kind.IMAGE),
-    "label": (b"3", "label_", Kind.BYTES),
+    "mask.png": (b"mask", "mask", FieldKind.MASK), "seg.npy": (npy(np.zeros((4, 5), np.int32)), "seg", FieldKind.MASK),
+    "depth.png": (b"depth", "depth", FieldKind.IMAGE), "vector.npy": (npy([0.5, 1.5]), "vector", FieldKind.ARRAY),
+    "seg2.npy": (npy(np.zeros((3, 4, 5), np.int32)), "seg2", FieldKind.ARRAY), "npy": (npy([1]), "array", FieldKind.ARRAY),
+    "txt": (b"t", "txt", FieldKind.TEXT), "caption": (b"c", "caption", FieldKind.TEXT),
+    "note.txt": (b"n", "note", FieldKind.TEXT),
+    "json": (b"{}", "json", FieldKind.JSON), "meta.json": (b"[]", "meta", FieldKind.JSON),
+    "mp4": (b"film", "mp4", FieldKind.BYTES),
+    "x.bin": (b"", "x", FieldKind.BYTES), "a.b.xyz": (b"?", "a_b_xyz", FieldKind.BYTES),
+    "png": (b"another", "png", FieldKind.IMAGE),
+    "label": (b"3", "label_", FieldKind.BYTES),
 }  # fmt: skip
 
 
@@ -226,7 +229,7 @@ def test_what_all_samples_have_is_a_field(tmp_path: Path) -> None:
     members += [(f"{key}.{suffix}", data) for key in "abc" for suffix, data in (("jpg", IMAGE), ("cls", b"1"))]
     data = tar(*sorted(members, key=lambda member: member[0][0]))
     rows, fields = index_shard(shard(tmp_path, data))
-    expected = {"image": Kind.IMAGE, "label": Kind.LABEL} | {name: kind for _, name, kind in FURTHER.values()}
+    expected = {"image": FieldKind.IMAGE, "label": FieldKind.LABEL} | {name: kind for _, name, kind in FURTHER.values()}
     assert {spec.name: spec.kind for spec in fields} == expected
     assert [spec.name for spec in fields][:2] == ["image", "label"]
     assert (rows.lacking, rows.unread) == ({}, {})
@@ -264,7 +267,7 @@ def test_fields_that_some_samples_lack_are_left_out_with_one_warning(tmp_path: P
     (tmp_path / "2.tar").write_bytes(tar(("d.jpg", IMAGE), ("d.txt", b"t"), ("d.v.txt", b"t")))
     with caplog.at_level(logging.WARNING):
         index = open_index(tmp_path)
-    assert {spec.name: spec.kind for spec in index.manifest.fields} == {"image": Kind.IMAGE, "txt": Kind.TEXT}
+    assert {spec.name: spec.kind for spec in index.manifest.fields} == {"image": FieldKind.IMAGE, "txt": FieldKind.TEXT}
     assert caplog.messages == [
         f"{tmp_path}: left out: 'json', which 3 of 4 samples lack; 'array', which 3 of 4 samples lack;"
         " 'v', which 2 of 4 samples lack"

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
+from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers import open_index
-from datapipe.containers.tfrecord import index_shard, scan_frames
-from datapipe.containers.tfrecord_example import parse_example
-from datapipe.containers.tfrecord_format import (
+from datapipe.containers.tfrecord.example import parse_example
+from datapipe.containers.tfrecord.layout import (
     dali_index,
     encode_example,
     encode_int,
@@ -32,10 +32,9 @@ from datapipe.containers.tfrecord_format import (
     mask,
     masked_crc32c,
 )
-from datapipe.errors import FormatError, MissingDataError
-from datapipe.field_values import value_of
-from datapipe.manifest import Kind
-from datapipe.sidecar import SidecarRows
+from datapipe.containers.tfrecord.scanner import index_shard, scan_frames
+from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.index.sidecar import SidecarRows
 
 IMAGE = b"\xff\xd8\xff not looked at \xff\xd9"
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -261,7 +260,7 @@ def test_further_features_are_fields(tmp_path: Path) -> None:
     assert value_in(path, rows, "mask", 2) == mask
     assert value_in(path, rows, "caption", 1) == features["caption"]
     for name, expected in (("embedding", [0.5, 1.5]), ("score", [2.0])):
-        found = value_of(Kind.ARRAY, value_in(path, rows, name, 1))
+        found = value_of(FieldKind.ARRAY, value_in(path, rows, name, 1))
         assert (found.dtype, found.tolist()) == (np.float32, expected)
 
 
@@ -285,7 +284,7 @@ def test_a_mask_beside_the_image_is_no_second_image(tmp_path: Path) -> None:
     rows, fields = index_shard(
         path := shard(tmp_path, frames(example(jpg=IMAGE, mask=encode(np.zeros((2, 3), np.uint8), "PNG"))))
     )
-    assert [(spec.name, spec.kind) for spec in fields] == [("image", Kind.IMAGE), ("mask", Kind.MASK)]
+    assert [(spec.name, spec.kind) for spec in fields] == [("image", FieldKind.IMAGE), ("mask", FieldKind.MASK)]
     assert value_in(path, rows, "image", 0) == IMAGE
 
 

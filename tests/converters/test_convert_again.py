@@ -13,8 +13,8 @@ from source_trees import SOURCES
 from trees import contents, encoded_image, make_tree, run_cli
 
 from converters import ConvertOptions, OnError, Part, Split, convert
-from datapipe.errors import IntegrityError, OptionError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.index.manifest import read_manifest
 
 
 def test_the_same_again_writes_nothing(tree: Path, tmp_path: Path, to: str) -> None:

@@ -18,7 +18,7 @@ from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resi
 from converters.options import TARGETS
 from converters.verify import verify
 from converters.writers import Target
-from datapipe.errors import (
+from datapipe.core.errors import (
     DatapipeError,
     DecodeError,
     IntegrityError,
@@ -27,7 +27,7 @@ from datapipe.errors import (
     StorageError,
     UnfinishedError,
 )
-from datapipe.manifest import read_manifest
+from datapipe.index.manifest import read_manifest
 
 BOMB = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0) + bytes(40) + b"IEND\xaeB`\x82"
 

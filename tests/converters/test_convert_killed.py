@@ -15,8 +15,8 @@ from source_trees import pairs
 from trees import ROOT, cli_command, contents, make_tree, run_cli
 
 from converters import ConvertOptions, Split, convert
-from datapipe.errors import UnfinishedError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import UnfinishedError
+from datapipe.index.manifest import read_manifest
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from trees import ROOT, contents, encoded_image, make_tree, run_cli
 from converters import Check, ConvertOptions, Encode, Part, Resize, Split, convert, preview
 from converters.planning import split_of
 from converters.transcode import resized_size
-from datapipe.errors import DecodeError, OptionError
-from datapipe.index import SampleIndex
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import DecodeError, OptionError
+from datapipe.index.manifest import read_manifest
+from datapipe.index.sample_index import SampleIndex
 
 
 def source_files(tree: Path) -> list[Path]:

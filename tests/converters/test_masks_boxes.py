@@ -17,8 +17,8 @@ from trees import encoded_image
 from converters import Check, Encode, FieldChoice, Resize
 from converters.boxes import checked_boxes, load_boxes, parse_boxes, scale_boxes, store_boxes
 from converters.masks import mask_size, resize_mask
-from datapipe.errors import DecodeError
-from datapipe.masks import mask_labels, nearest_sources
+from datapipe.codecs.masks import mask_labels, nearest_sources
+from datapipe.core.errors import DecodeError
 
 LABELS = np.random.default_rng(0).integers(0, 200, (20, 30))
 
@@ -74,7 +74,7 @@ def test_resizing_is_torchs_nearest(have: int, want: int) -> None:
 @pytest.mark.parametrize("size", [(13, 17), (40, 61)])
 def test_converting_resizes_masks_as_the_loader_does(tmp_path: Path, size: tuple[int, int]) -> None:
     from datapipe import Resize as ResizeWhenLoaded
-    from datapipe.draws import Draws
+    from datapipe.order.draws import Draws
     from datapipe.transforms import Recipe
     from datapipe.transforms.execute import row_cuts
     from datapipe.transforms.targets import cut_mask

@@ -14,8 +14,8 @@ from source_trees import coco, image, put, size_of
 
 from converters import ConvertOptions, FieldChoice, Resize, preview
 from converters.sources.json_stream import array_elements
-from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.index.manifest import read_manifest
 
 
 def box(id: int, image_id: int, *bbox: float, **more: Any) -> dict[str, Any]:

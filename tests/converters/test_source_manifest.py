@@ -14,8 +14,8 @@ from source_trees import image, mask, npy, put
 
 from converters import ClassFrom, ConvertOptions, FieldChoice, OnError, convert
 from converters.sources.manifest_rows import MAX_LINE_NBYTES
-from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.index.manifest import read_manifest
 
 
 def photos(root: Path, num: int = 4) -> Path:

@@ -10,8 +10,8 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import image, mask, npy, put
 
 from converters import ClassFrom, FieldChoice, OnError
-from datapipe.errors import DecodeError, MissingDataError, OptionError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import DecodeError, MissingDataError, OptionError
+from datapipe.index.manifest import read_manifest
 
 
 def test_side_by_side(tmp_path: Path) -> None:

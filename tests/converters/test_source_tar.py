@@ -15,8 +15,8 @@ from source_trees import image, mask, npy, put
 from trees import contents
 
 from converters import ConvertOptions, FieldChoice, OnError, Resize, convert
-from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
-from datapipe.manifest import read_manifest
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
+from datapipe.index.manifest import read_manifest
 
 
 def tar(path: Path, members: list[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> Path:

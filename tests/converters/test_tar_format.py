@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.containers.tar_format import MAX_MEMBER_NBYTES, Member, dali_index, member_header, padding
-from datapipe.errors import FormatError
+from datapipe.containers.tar.layout import MAX_MEMBER_NBYTES, Member, dali_index, member_header, padding
+from datapipe.core.errors import FormatError
 
 
 @given(

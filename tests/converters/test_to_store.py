@@ -16,11 +16,11 @@ import datapipe as dp
 from converters import ConvertOptions, Part, to_store
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
+from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.stores import uploads
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.testing.faulty_store import Fault, FaultyStore
-from datapipe.user_cache import STAGED, user_cache
 
 pytestmark = needs_moto
 

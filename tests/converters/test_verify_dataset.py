@@ -12,9 +12,9 @@ from trees import make_tree, run_cli
 from converters import ConvertOptions, OnError, Split, convert
 from converters.verify import verify
 from converters.writers import TARGETS
-from datapipe.errors import FormatError, MissingDataError, UnfinishedError
-from datapipe.manifest import read_manifest
-from datapipe.sidecar import Sidecar
+from datapipe.core.errors import FormatError, MissingDataError, UnfinishedError
+from datapipe.index.manifest import read_manifest
+from datapipe.index.sidecar import Sidecar
 
 
 @pytest.fixture

@@ -31,23 +31,23 @@ from converters.writers import (
     suffix_of,
 )
 from converters.writers.hdf5_layout import Columns, lay_out
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import is_field_name
-from datapipe.containers.hdf5_format import DATA_START
-from datapipe.containers.parquet_pages import Chunk, pages
-from datapipe.containers.tar_fields import field_of_suffix, suffix_of_bytes
-from datapipe.errors import DecodeError, FormatError, OptionError
-from datapipe.manifest import FieldSpec, Kind
-from datapipe.sidecar import Sidecar, write_sidecar
+from datapipe.containers.hdf5.layout import DATA_START
+from datapipe.containers.parquet.pages import Chunk, pages
+from datapipe.containers.tar.fields import field_of_suffix, suffix_of_bytes
+from datapipe.core.errors import DecodeError, FormatError, OptionError
+from datapipe.index.sidecar import Sidecar, write_sidecar
 
 NUM = 7
 MANY = (
     IMAGE_FIELD,
     LABEL_FIELD,
-    FieldSpec("mask", Kind.MASK),
-    FieldSpec("caption", Kind.TEXT),
-    FieldSpec("boxes", Kind.BOXES),
-    FieldSpec("json", Kind.JSON),
-    FieldSpec("raw_bytes", Kind.BYTES),
+    FieldSpec("mask", FieldKind.MASK),
+    FieldSpec("caption", FieldKind.TEXT),
+    FieldSpec("boxes", FieldKind.BOXES),
+    FieldSpec("json", FieldKind.JSON),
+    FieldSpec("raw_bytes", FieldKind.BYTES),
 )
 
 
@@ -140,7 +140,7 @@ def test_targets_are_those_of_the_options_and_the_command_line() -> None:
 @pytest.mark.parametrize("name", ["", "Mask", "a.b", "a/b", "key", "cls", "size", "jpg", "npy", "1st", "_x", "x" * 40, "ä"])
 def test_names_that_a_format_cannot_hold_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match="not a name that every format can hold"):
-        checked_fields([IMAGE_FIELD, FieldSpec(name, Kind.BYTES)])
+        checked_fields([IMAGE_FIELD, FieldSpec(name, FieldKind.BYTES)])
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_names_that_a_format_cannot_hold_are_refused(name: str) -> None:
     [
         ([], "one or more"),
         ([IMAGE_FIELD, IMAGE_FIELD], "with different names"),
-        ([FieldSpec("label", Kind.TEXT)], "labels, and nothing else"),
-        ([FieldSpec("class", Kind.LABEL)], "labels, and nothing else"),
-        ([FieldSpec("image", Kind.MASK)], "a field named 'image' must be an image"),
+        ([FieldSpec("label", FieldKind.TEXT)], "labels, and nothing else"),
+        ([FieldSpec("class", FieldKind.LABEL)], "labels, and nothing else"),
+        ([FieldSpec("image", FieldKind.MASK)], "a field named 'image' must be an image"),
     ],
 )
 def test_fields_that_make_no_set_are_refused(fields: list[FieldSpec], said: str) -> None:
@@ -284,7 +284,7 @@ def test_paths_are_file_names_with_the_right_suffix(tmp_path: Path, source: byte
 
 def test_row_groups_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one begins before a row group outgrows its limit; a sample that does alone has one of its own."""
-    monkeypatch.setattr("datapipe.containers.parquet_format.ROW_GROUP_NBYTES", 20_000)
+    monkeypatch.setattr("datapipe.containers.parquet.layout.ROW_GROUP_NBYTES", 20_000)
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY[:2])
     sizes = [9_000, 9_000, 9_000, 50_000, 1_000, 1_000, 9_000, 9_000]
     for number, nbytes in enumerate(sizes):
@@ -330,7 +330,7 @@ def test_texts_that_are_no_text_are_refused(tmp_path: Path, field: str, data: by
 def test_fields_that_no_page_could_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
     writer.check(sample(0))
-    monkeypatch.setattr("datapipe.containers.parquet_format.MAX_FIELD_NBYTES", 500)
+    monkeypatch.setattr("datapipe.containers.parquet.layout.MAX_FIELD_NBYTES", 500)
     with pytest.raises(DecodeError, match=r"field 'image' of \d+ bytes exceeds the 500 of a page"):
         writer.check(sample(0))
 
@@ -346,7 +346,7 @@ def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_sets_without_labels_or_images(tmp_path: Path) -> None:
     from tfrecord.reader import tfrecord_loader
 
-    captions = (FieldSpec("caption", Kind.TEXT), LABEL_FIELD)
+    captions = (FieldSpec("caption", FieldKind.TEXT), LABEL_FIELD)
     write(TARGETS["tfrecord"], tmp_path / "x.tfrecord", captions)
     first = next(iter(tfrecord_loader(str(tmp_path / "x.tfrecord"), None)))
     assert set(first) == {"__key__", "caption", "label"}
@@ -362,7 +362,7 @@ def test_sets_without_labels_or_images(tmp_path: Path) -> None:
 def test_examples_that_protobuf_could_not_parse_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TARGETS["tfrecord"].open_shard(tmp_path / "x", fields=MANY)
     writer.check(sample(0))
-    monkeypatch.setattr("datapipe.containers.tfrecord_format.MAX_EXAMPLE_NBYTES", 1000)
+    monkeypatch.setattr("datapipe.containers.tfrecord.layout.MAX_EXAMPLE_NBYTES", 1000)
     with pytest.raises(DecodeError, match=r"\d+ bytes of fields exceed the 1000 of a tf\.train\.Example.*webdataset or hdf5"):
         writer.check(sample(0))
 
@@ -370,7 +370,7 @@ def test_examples_that_protobuf_could_not_parse_are_refused(tmp_path: Path, monk
 def test_members_that_no_plain_header_could_tell_the_size_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TARGETS["webdataset"].open_shard(tmp_path / "x", fields=MANY)
     writer.check(sample(0))
-    monkeypatch.setattr("datapipe.containers.tar_format.MAX_MEMBER_NBYTES", 500)
+    monkeypatch.setattr("datapipe.containers.tar.layout.MAX_MEMBER_NBYTES", 500)
     with pytest.raises(DecodeError, match=r"field 'image' of \d+ bytes exceeds the 500 of a tar"):
         writer.check(sample(0))
 
@@ -381,7 +381,7 @@ def test_bytes_are_called_by_their_name_and_read_back_as_bytes(name: str) -> Non
     suffix = suffix_of_bytes(name)
     assert suffix in (name, f"{name}.bin")
     if is_field_name(name) and name not in ("image", "label"):
-        assert field_of_suffix(suffix, b"") == FieldSpec(name, Kind.BYTES)
+        assert field_of_suffix(suffix, b"") == FieldSpec(name, FieldKind.BYTES)
 
 
 def test_names_of_bytes() -> None:

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.startup import attach_here
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.observe import StageEvent
 
 
 class Calls:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.torch_stages.attribution import attribute, attribute_events
 from datapipe.diagnostics.torch_stages.breakdown import Span, SpanIndex, charge
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
-from datapipe.observe import Stage, StageEvent
 
 MS = 1_000_000
 

@@ -279,11 +279,11 @@ def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:
     assert datapipe.VALUE == 'theirs'
     with ours.ours():
         with ours.ours():
-            from datapipe.errors import OptionError
+            from datapipe.core.errors import OptionError
         import datapipe as own
         assert own is not datapipe
     assert sys.modules['datapipe'] is datapipe
-    assert 'datapipe.errors' not in sys.modules
+    assert 'datapipe.core.errors' not in sys.modules
     """
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, check=True, timeout=60)

@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import datapipe as dp
+from datapipe.core.errors import LifecycleError
+from datapipe.core.observe import Stage
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
 from datapipe.diagnostics.bracket import Bracket
 from datapipe.diagnostics.clock import HostClock
-from datapipe.errors import LifecycleError
-from datapipe.observe import Stage
 
 NUM_BATCHES = 6
 

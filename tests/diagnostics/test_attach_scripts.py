@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.diagnostics.attach.command import Outcome, run_command, run_script
 from datapipe.diagnostics.attach.settings import child_environment
-from datapipe.errors import MissingDataError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = "datapipe.diagnostics.attach.recording:open_recording"

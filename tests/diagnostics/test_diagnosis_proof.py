@@ -19,7 +19,7 @@ from benchmarks.diagnostics.runs import run_ranks
 from benchmarks.harness import RESULTS
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.torch_stages.attribution import attribute
-from datapipe.diagnostics.verdict import Kind, judge
+from datapipe.diagnostics.verdict import VerdictKind, judge
 
 
 def test_the_matrix_is_whole() -> None:
@@ -67,17 +67,17 @@ def test_a_slow_rank_is_named() -> None:
     cell = Cell("rank", 20, 0, 1, "none")
     finding = find(cell, run_ranks(cell))
     assert finding.slow_rank == 0
-    assert finding.verdict.kind is Kind.DATA_BOUND
+    assert finding.verdict.kind is VerdictKind.DATA_BOUND
     backwards = find(finding.cell, run_ranks(finding.cell)[::-1])
     assert backwards.slow_rank == 1
-    assert backwards.verdict.kind is not Kind.DATA_BOUND  # it waits in the collective, not for data
+    assert backwards.verdict.kind is not VerdictKind.DATA_BOUND  # it waits in the collective, not for data
 
 
 def test_python_in_the_loop_is_not_the_loaders_fault() -> None:
     for stall_ms in (20, 100):
         cell = Cell("python", stall_ms, 2, 2, "none")
         verdict = find(cell, run_ranks(cell)).verdict
-        assert verdict.kind is Kind.HOST_BOUND
+        assert verdict.kind is VerdictKind.HOST_BOUND
         assert verdict.figures.data_s == pytest.approx(0.0, abs=1e-4)
 
 
@@ -95,7 +95,7 @@ def test_the_bracket_agrees_with_a_device_in_real_time(cell: Cell) -> None:
         assert logged > 0.0005
         assert len(run.process.profiles) == 60
         assert attribute(run.process.profiles[2:]).stage == "read"
-        assert judge(figures_of(run.steps, num_workers=cell.num_workers)).kind in (Kind.DATA_BOUND, Kind.NOT_ENOUGH)
+        assert judge(figures_of(run.steps, num_workers=cell.num_workers)).kind in (VerdictKind.DATA_BOUND, VerdictKind.NOT_ENOUGH)
 
 
 def test_a_loader_wrapped_twice_counts_once() -> None:
@@ -111,7 +111,7 @@ def test_a_loader_behind_a_thread_is_measured_outside_it_or_not_at_all() -> None
     assert float(outside.steps["gap_s"].mean()) == pytest.approx(float(outside.truth_s.mean()), abs=0.5e-3, rel=0.05)
     inside = run_control("inner loader in a thread", num_batches=40)
     assert inside.context.trains_elsewhere
-    assert judge(figures_of(inside.steps), inside.context).kind is Kind.NOT_MEASURED
+    assert judge(figures_of(inside.steps), inside.context).kind is VerdictKind.NOT_MEASURED
 
 
 def test_a_devices_log_counts_what_lies_within() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from datapipe.core.errors import OptionError
 from datapipe.diagnostics.candidates import Candidates
 from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.instruction import Instruction, Snippet
@@ -16,7 +17,6 @@ from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies
 from datapipe.diagnostics.replay import Delivery, Setup
 from datapipe.diagnostics.timeline import STEP, Steps
 from datapipe.diagnostics.workload import Change, Workload, workload_of
-from datapipe.errors import OptionError
 
 SETUP = Setup(2, 4)
 DEEPER = Remedy(

@@ -12,7 +12,7 @@ import pytest
 
 from datapipe.diagnostics.figures import Figures, figures_of
 from datapipe.diagnostics.timeline import STEP, Context, Steps
-from datapipe.diagnostics.verdict import Kind, judge, judge_ranks, severity_of
+from datapipe.diagnostics.verdict import VerdictKind, judge, judge_ranks, severity_of
 
 
 def steps_of(num: int = 200, **columns: Any) -> Steps:
@@ -25,7 +25,7 @@ def steps_of(num: int = 200, **columns: Any) -> Steps:
     return steps
 
 
-def kind_of(steps: Steps, **options: Any) -> Kind:
+def kind_of(steps: Steps, **options: Any) -> VerdictKind:
     return judge(figures_of(steps, **options)).kind
 
 
@@ -35,7 +35,7 @@ def test_limits(share: float, severity: str) -> None:
     gap = 0.010 * share / (1 - share)
     verdict = judge(figures_of(steps_of(gap_s=gap, host_wait_s=gap)))
     assert verdict.severity == severity
-    assert (verdict.kind is Kind.DATA_BOUND) == (severity != "fine")
+    assert (verdict.kind is VerdictKind.DATA_BOUND) == (severity != "fine")
     assert verdict.figures.starvation is not None
     assert verdict.figures.starvation.value == pytest.approx(share)
     assert f"{share:.1%}" in verdict.reason
@@ -43,7 +43,7 @@ def test_limits(share: float, severity: str) -> None:
 
 def test_hidden_waits_are_no_starvation() -> None:
     verdict = judge(figures_of(steps_of(host_wait_s=0.009)))
-    assert verdict.kind is Kind.COMPUTE_BOUND
+    assert verdict.kind is VerdictKind.COMPUTE_BOUND
     assert verdict.figures.hidden_s == pytest.approx(0.009)
     assert verdict.figures.data_s == 0.0
 
@@ -51,7 +51,7 @@ def test_hidden_waits_are_no_starvation() -> None:
 def test_copies_count_as_data() -> None:
     steps = steps_of(copy_s=0.005)
     verdict = judge(figures_of(steps))
-    assert verdict.kind is Kind.DATA_BOUND
+    assert verdict.kind is VerdictKind.DATA_BOUND
     assert verdict.figures.starvation is not None
     assert verdict.figures.starvation.value == pytest.approx(5 / 15)
     assert (verdict.figures.gap_s, verdict.figures.copy_s) == (0.0, pytest.approx(0.005))
@@ -61,23 +61,23 @@ def test_copies_count_as_data() -> None:
 def test_a_short_gap_with_the_batch_ready_is_the_hosts() -> None:
     short = {"work_s": 0.001, "host_work_s": 0.001, "gap_s": 0.0003, "host_wait_s": 0.0003, "is_ahead": 0}
     ready = judge(figures_of(steps_of(num_ready=2, **short)))
-    assert ready.kind is Kind.HOST_BOUND
+    assert ready.kind is VerdictKind.HOST_BOUND
     assert ready.figures.fetch_s == pytest.approx(0.0003)
-    assert kind_of(steps_of(num_ready=0, **short)) is Kind.DATA_BOUND
+    assert kind_of(steps_of(num_ready=0, **short)) is VerdictKind.DATA_BOUND
     unknown = figures_of(steps_of(**short))
     assert unknown.fetch_s is None
-    assert judge(unknown).kind is Kind.DATA_BOUND
+    assert judge(unknown).kind is VerdictKind.DATA_BOUND
     # Unpacking a batch in next() is longer than that, and is data.
-    assert kind_of(steps_of(num_ready=2, gap_s=0.004, host_wait_s=0.004)) is Kind.DATA_BOUND
+    assert kind_of(steps_of(num_ready=2, gap_s=0.004, host_wait_s=0.004)) is VerdictKind.DATA_BOUND
 
 
 def test_a_device_that_runs_out_of_work_before_data_is_asked_for_is_host_bound() -> None:
     launched = {"gap_s": 0.00005, "host_wait_s": 0.00005, "is_ahead": 0}
-    assert kind_of(steps_of(**launched)) is Kind.HOST_BOUND
-    assert kind_of(steps_of(**{**launched, "gap_s": 0.000002})) is Kind.COMPUTE_BOUND
+    assert kind_of(steps_of(**launched)) is VerdictKind.HOST_BOUND
+    assert kind_of(steps_of(**{**launched, "gap_s": 0.000002})) is VerdictKind.COMPUTE_BOUND
     # Where the loop waits for the device, that it is idle says nothing.
     synced = judge(figures_of(steps_of(**launched, sync_s=0.008)))
-    assert synced.kind is Kind.COMPUTE_BOUND
+    assert synced.kind is VerdictKind.COMPUTE_BOUND
     assert synced.figures.idle_share is None
     assert "waits for the device in 100%" in synced.reason
 
@@ -86,21 +86,21 @@ def test_waits_that_only_a_sync_exposes() -> None:
     """Made in the caller's thread in 6 ms, behind 10 ms of work: hidden, had the loop not waited for the device."""
     synced = {"gap_s": 0.006, "host_wait_s": 0.006, "sync_s": 0.009, "is_ahead": 0}
     verdict = judge(figures_of(steps_of(**synced), num_workers=0))
-    assert verdict.kind is Kind.SYNC_EXPOSED
+    assert verdict.kind is VerdictKind.SYNC_EXPOSED
     assert verdict.severity == "high"
     assert verdict.figures.exposed_by_sync_s == pytest.approx(0.006, rel=0.02)
     # Workers that are too slow are so with or without it.
-    assert kind_of(steps_of(**synced, num_ready=0), num_workers=2) is Kind.DATA_BOUND
+    assert kind_of(steps_of(**synced, num_ready=0), num_workers=2) is VerdictKind.DATA_BOUND
     # And of a wait much longer than the work only a part would hide.
     long = judge(figures_of(steps_of(**{**synced, "gap_s": 0.050, "host_wait_s": 0.050}), num_workers=0))
-    assert long.kind is Kind.DATA_BOUND
+    assert long.kind is VerdictKind.DATA_BOUND
     assert "exposed" in long.reason
 
 
 def test_without_a_device_it_is_the_host_that_waits() -> None:
     none = {"gap_s": np.nan, "work_s": np.nan, "is_ahead": -1}
     verdict = judge(figures_of(steps_of(host_wait_s=0.005, **none)))
-    assert verdict.kind is Kind.DATA_BOUND
+    assert verdict.kind is VerdictKind.DATA_BOUND
     assert "host waits" in verdict.reason
     figures = verdict.figures
     assert figures.basis == "host"
@@ -113,18 +113,18 @@ def test_without_a_device_it_is_the_host_that_waits() -> None:
 def test_too_few_steps_give_no_verdict() -> None:
     for num in (0, 1, 10):
         verdict = judge(figures_of(steps_of(num)))
-        assert (verdict.kind, verdict.severity) == (Kind.NOT_ENOUGH, None)
+        assert (verdict.kind, verdict.severity) == (VerdictKind.NOT_ENOUGH, None)
         assert "run longer" in verdict.reason
     assert figures_of(steps_of(0)).step_s is None
     wild = np.where(np.arange(40) == 20, 0.4, 0.0)  # half the time, all in one step
     figures = figures_of(steps_of(40, gap_s=wild, host_wait_s=wild))
-    assert judge(figures).kind is Kind.NOT_ENOUGH
+    assert judge(figures).kind is VerdictKind.NOT_ENOUGH
 
 
 def test_a_loader_read_by_another_thread_is_not_judged() -> None:
     figures = figures_of(steps_of(gap_s=0.010, host_wait_s=0.010))
-    assert judge(figures, Context("cuda", trains_elsewhere=True)).kind is Kind.NOT_MEASURED
-    assert judge(figures, Context("cuda", num_elsewhere=3, num_nested=5)).kind is Kind.DATA_BOUND
+    assert judge(figures, Context("cuda", trains_elsewhere=True)).kind is VerdictKind.NOT_MEASURED
+    assert judge(figures, Context("cuda", num_elsewhere=3, num_nested=5)).kind is VerdictKind.DATA_BOUND
 
 
 def test_the_slowest_rank_decides() -> None:

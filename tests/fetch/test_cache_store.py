@@ -22,7 +22,7 @@ import pytest
 from cache_driver import AMPLE, NUM_IDS, STAMP, fill, num_right, store_at, value_of
 from fixtures import flip_bit
 
-from datapipe.errors import OptionError, StorageError
+from datapipe.core.errors import OptionError, StorageError
 from datapipe.fetch.cache import in_memory
 from datapipe.fetch.cache.entries import ENTRY_NBYTES, Entry, Head, pack_entry, pack_head, unpack_entry, unpack_head
 from datapipe.fetch.cache.places import CacheOptions

@@ -19,11 +19,11 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
+from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.plan_reads import plan_reads
-from datapipe.index import Extents
-from datapipe.probe import MAX_SAMPLE_NBYTES
+from datapipe.index.sample_index import Extents
 
 NBYTES = 4096
 

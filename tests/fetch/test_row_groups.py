@@ -17,14 +17,14 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.errors import DatapipeError, IntegrityError, StorageError
+from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups, max_lanes, row_groups_of_windows
-from datapipe.index import Extents
-from datapipe.order import MAX_LANES, WindowedOrder
-from datapipe.plan import Cursor, Plan, Rank, Tail
-from datapipe.row_groups import RowGroup
+from datapipe.index.row_groups import RowGroup
+from datapipe.index.sample_index import Extents
+from datapipe.order.plan import Cursor, Plan, Rank, Tail
+from datapipe.order.sample_order import MAX_LANES, WindowedOrder
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from host_ranks import in_a_process, needs, on_ranks
 
 from converters import ConvertOptions, convert
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -12,7 +12,7 @@ from recipes import own_threads
 
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.errors import DependencyError
+from datapipe.core.errors import DependencyError
 from datapipe.loader.choice import Choice, Evidence, Request
 
 

@@ -16,8 +16,8 @@ from fixtures import NUM_SAMPLES, copies, encode, entry_of, flip_bit, listing, s
 from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.containers import open_index
-from datapipe.probe import MAX_SAMPLE_NBYTES
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -348,7 +348,7 @@ def test_importing_datapipe_imports_no_torch() -> None:
 
 def test_opening_data_needs_no_torch(converted: Path, folder: Path) -> None:
     code = (
-        "import sys, numpy as np\nfrom datapipe.containers import open_index\nfrom datapipe.decode import open_decoder\n"
+        "import sys, numpy as np\nfrom datapipe.containers import open_index\nfrom datapipe.codecs.decode import open_decoder\n"
         "for path in sys.argv[1:]: assert len(open_index(path).look_up(np.arange(37), 'image')) == 37\n"
         "open_decoder()\nassert 'torch' not in sys.modules"
     )

@@ -13,7 +13,7 @@ from fixtures import NUM_SAMPLES, copies, make_folder, same
 from recipes import CROP, TRAIN
 
 import datapipe as dp
-from datapipe.errors import StateError
+from datapipe.core.errors import StateError
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -16,9 +16,11 @@ from fixtures import NUM_SAMPLES, copies, flip_bit, same, write_hdf5_pixels, wri
 from recipes import CROP, ids_of, make
 
 import datapipe as dp
-from datapipe.containers import hdf5_rows, open_index, parquet_rows
-from datapipe.errors import DatapipeError, IntegrityError, StateError
-from datapipe.row_groups import RowGroup
+from datapipe.containers import open_index
+from datapipe.containers.hdf5.scanner import rows as hdf5_rows
+from datapipe.containers.parquet.scanner import rows as parquet_rows
+from datapipe.core.errors import DatapipeError, IntegrityError, StateError
+from datapipe.index.row_groups import RowGroup
 
 MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "parquet": lambda source, destination: write_parquet(source, destination, compression="zstd", row_group_size=3),

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datapipe.errors import FormatError, IntegrityError
+from datapipe.core.errors import FormatError, IntegrityError
 from datapipe.fetch.cache.files import open_on_disk
 from datapipe.fetch.cache.store import Kept, Store
-from datapipe.manifest import MANIFEST_NAME, read_manifest
-from datapipe.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.index.manifest import MANIFEST_NAME, read_manifest
+from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
 
 STAMP = 7
 

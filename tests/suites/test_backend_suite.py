@@ -24,13 +24,13 @@ from datapipe.backends.images_cpu import BlockReport, BlockWorker
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
+from datapipe.codecs.decode import DECODER_NAMES
 from datapipe.containers import open_index
-from datapipe.decode import DECODER_NAMES
-from datapipe.draws import Draws
-from datapipe.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
+from datapipe.core.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import Entries, SampleIndex
+from datapipe.index.sample_index import Entries, SampleIndex
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
 NUM = 12

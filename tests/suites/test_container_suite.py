@@ -32,14 +32,15 @@ from fixtures import (
 from PIL import Image
 
 from converters import Encode
+from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.probe import probe
 from datapipe.containers import foreign, open_index
-from datapipe.decode import open_decoder
-from datapipe.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
+from datapipe.core.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index import SampleIndex
-from datapipe.manifest import BUILDING_NAME, Kind
-from datapipe.probe import probe
-from datapipe.sidecar import Sidecar
+from datapipe.index.manifest import BUILDING_NAME
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.sidecar import Sidecar
 
 
 def copy_folder(source: Path, destination: Path) -> Path:
@@ -82,8 +83,8 @@ MAKERS: dict[str, Callable[[Path, Path], Path]] = {
 }
 FOREIGN = ("folder", "webdataset", "tfrecord", "hdf5", "parquet", "arrow")  # indexed on first use
 FURTHER = {  # fields besides image and label
-    "tfrecord": {"image_class_text": Kind.TEXT, "image_object_bbox_xmin": Kind.ARRAY},
-    "arrow": {"file_name": Kind.TEXT},
+    "tfrecord": {"image_class_text": FieldKind.TEXT, "image_object_bbox_xmin": FieldKind.ARRAY},
+    "arrow": {"file_name": FieldKind.TEXT},
 }
 ALL_IDS = np.arange(NUM_SAMPLES)
 
@@ -149,7 +150,7 @@ def test_every_sample_has_a_name_of_its_own(made: Path, folder: Path) -> None:
 
 def test_fields_have_kinds(made: Path, request: pytest.FixtureRequest) -> None:
     kinds = {field.name: field.kind for field in open_index(made).manifest.fields}
-    assert {name: kinds.pop(name) for name in ("image", "label")} == {"image": Kind.IMAGE, "label": Kind.LABEL}
+    assert {name: kinds.pop(name) for name in ("image", "label")} == {"image": FieldKind.IMAGE, "label": FieldKind.LABEL}
     assert kinds == FURTHER.get(request.node.callspec.params["made"], {})
 
 
@@ -162,7 +163,9 @@ def test_opening_again_scans_nothing(made: Path, monkeypatch: pytest.MonkeyPatch
     first = open_index(made)
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
     opened: list[Path] = []
-    monkeypatch.setattr("datapipe.index.Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about))
+    monkeypatch.setattr(
+        "datapipe.index.sample_index.Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about)
+    )
     second = open_index(made)
     assert second.fingerprint == first.fingerprint
     assert opened == [], "sidecars are opened when they are first needed"

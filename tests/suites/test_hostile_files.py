@@ -28,10 +28,10 @@ from converters.verify import verify
 from converters.writers import TARGETS
 from datapipe.cli.main import main
 from datapipe.containers import open_index
-from datapipe.errors import DatapipeError, FormatError
-from datapipe.index import SampleIndex
-from datapipe.manifest import read_manifest
-from datapipe.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.core.errors import DatapipeError, FormatError
+from datapipe.index.manifest import read_manifest
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 
 FOREIGN = {
     "tar": write_webdataset, "tfrecord": write_tfrecord, "hdf5": write_hdf5, "parquet": write_parquet, "arrow": write_arrow,

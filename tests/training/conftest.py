@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 
 @pytest.fixture(scope="session")

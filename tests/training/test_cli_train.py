@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from datapipe.cli.main import main
-from datapipe.samples import make_image_folder
+from datapipe.testing.synthetic_images import make_image_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from datapipe.cli.main import main; sys.exit(main(sys.argv[1:]))", "train"]

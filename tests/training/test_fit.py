@@ -22,7 +22,7 @@ from torch import nn
 
 import datapipe as dp
 import datapipe.training
-from datapipe.errors import OptionError, StateError, StorageError
+from datapipe.core.errors import OptionError, StateError, StorageError
 from datapipe.training import (
     Best,
     DivergenceError,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.training import Learner, MixedPrecision, ProcessGroup, ends_step, make_model, recompute_blocks, steps_per_epoch
 from datapipe.training.learner import LabelledBatch, cross_entropy, labelled_batch
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.training import Schedule, TrainOptions, make_optimizer, parameter_groups
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError, StateError
+from datapipe.core.errors import DependencyError, FormatError, MissingDataError, OptionError, StateError
 from datapipe.training import load_pretrained, make_model
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import datapipe.transforms as T
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.reach import Reach
 
 MANY = 8000

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms import (
     CenterCrop,
     Pad,

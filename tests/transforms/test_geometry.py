@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
 
 _sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=40)

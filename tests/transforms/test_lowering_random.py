@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 
 v2 = torchvision_v2()
 v1: Any = importlib.import_module("torchvision.transforms")

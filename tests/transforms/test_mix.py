@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import datapipe.transforms as T
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.mix import symmetric_beta
 
 BATCH = torch.rand(5, 3, 12, 16, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ torchvision_v2()
 from benchmarks.parity import measure, table  # noqa: E402
 from benchmarks.parity_case import EXACT, Bound, Case  # noqa: E402
 from benchmarks.parity_cases import cases  # noqa: E402
-from datapipe.samples import make_image_folder  # noqa: E402
+from datapipe.testing.synthetic_images import make_image_folder  # noqa: E402
 
 
 @pytest.fixture(scope="module")

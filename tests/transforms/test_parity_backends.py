@@ -17,7 +17,7 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 from benchmarks.parity import backend_table, measure_backend  # noqa: E402
 from benchmarks.parity_backends import BackendCase, Photos, backend_cases, loaded  # noqa: E402
 from datapipe import transforms as T  # noqa: E402
-from datapipe.samples import make_image_folder  # noqa: E402
+from datapipe.testing.synthetic_images import make_image_folder  # noqa: E402
 
 
 @pytest.fixture(scope="module")

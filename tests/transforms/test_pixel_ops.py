@@ -13,8 +13,8 @@ import torch
 from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.auto_augment import OPERATIONS, apply_operation
 from datapipe.transforms.pixels.erasing import _covered, _normals
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, row_cuts
 from datapipe.transforms.targets import cut_mask, move_boxes

@@ -16,7 +16,7 @@ from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
 from datapipe.adapt.deferral.reports import News, Told, tell
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
-from datapipe.errors import DecodeError
+from datapipe.core.errors import DecodeError
 
 _HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
 _IDLE_FETCHES = 2  # in a row, in which whatever was recorded was asked for at once; after them deferral pauses

@@ -22,7 +22,7 @@ from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of, signatur
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
 from datapipe.adapt.deferral.recorder import suspended
 from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
-from datapipe.decode import Decoder, open_decoder
+from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
 from datapipe.transforms.pixels.planar import to_planes

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.probe import ImageHeader
+from datapipe.codecs.probe import ImageHeader
 
 
 @dataclass(frozen=True, slots=True, eq=False)

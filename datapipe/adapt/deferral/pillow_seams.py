@@ -21,8 +21,8 @@ from PIL import Image, ImageFile, JpegImagePlugin
 from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of
 from datapipe.adapt.deferral.jpeg_stream import is_whole
 from datapipe.adapt.deferral.recorder import Fetch, Pending, call_site, current, suspended
-from datapipe.errors import DecodeError
-from datapipe.probe import probe
+from datapipe.codecs.probe import probe
+from datapipe.core.errors import DecodeError
 
 MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import key64, mix64
+from datapipe.order.draws import key64, mix64
 
 _SAMPLES = 0x5EED  # tells these draws from those of operations, whose numbers are small
 

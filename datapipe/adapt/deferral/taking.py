@@ -11,8 +11,8 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, Request
 from datapipe.adapt.deferral.seeds import sample_seeds
-from datapipe.draws import apart
-from datapipe.plan import Picks
+from datapipe.order.draws import apart
+from datapipe.order.plan import Picks
 
 _PLACES = 1 << 24  # of a batch; tells the samples of a sampler's batches apart
 

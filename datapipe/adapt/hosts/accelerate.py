@@ -16,7 +16,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 
 from datapipe.adapt.hosts.ours import OurLoader, check_ranks, go_to, is_ours, steps_done
-from datapipe.errors import LifecycleError, OptionError
+from datapipe.core.errors import LifecycleError, OptionError
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 
 class OurLoader(Protocol):

@@ -10,7 +10,7 @@ from transformers import trainer as host
 
 from datapipe.adapt.hosts.accelerate import PreparedLoader, SkippedLoader, check_fits
 from datapipe.adapt.hosts.ours import OurLoader, is_ours
-from datapipe.errors import DependencyError, OptionError
+from datapipe.core.errors import DependencyError, OptionError
 
 _ADDED = ("id", "real")  # what a loader adds to a batch of its own accord
 

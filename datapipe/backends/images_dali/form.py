@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts, Interpolation
 

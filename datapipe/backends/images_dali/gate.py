@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datapipe.decode import import_nvimgcodec
-from datapipe.probe import ImageHeader
+from datapipe.codecs.decode import import_nvimgcodec
+from datapipe.codecs.probe import ImageHeader
 
 PLACEHOLDER_SIDE = 16  # pixels
 _UINT8 = np.dtype(np.uint8)
@@ -26,7 +26,7 @@ def can_decode(data: bytes, header: ImageHeader) -> bool:
 
     Excluded are CMYK and 12-bit JPEGs, 16-bit PNGs, animations, GIF and raw pixels. Also excluded, since some of their forms
     decode differently: TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (maximum value other than 255).
-    `header` is the result of `datapipe.probe`; nvImageCodec must report the same size.
+    `header` is the result of `datapipe.codecs.probe`; nvImageCodec must report the same size.
     """
     if header.num_channels not in _CHANNELS.get(header.encoding, ()) or header.animated or header.bit_depth > 8:
         return False

@@ -20,7 +20,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.errors import BackendError
+from datapipe.core.errors import BackendError
 from datapipe.transforms.protocols import Cuts
 
 T = TypeVar("T")

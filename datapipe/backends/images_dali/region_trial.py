@@ -24,10 +24,10 @@ from PIL import Image
 from datapipe.backends.images_dali.form import CutForm
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.installed import version_of
+from datapipe.core.installed import version_of
+from datapipe.core.user_cache import TRIALS, remembered
 from datapipe.transforms.execute import cut, row_cuts
 from datapipe.transforms.protocols import Cuts
-from datapipe.user_cache import TRIALS, remembered
 
 _LIMIT_S = 180.0  # for the process, which imports torch and DALI and creates a context
 _SIDE = 64  # pixels of the output images

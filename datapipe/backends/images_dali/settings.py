@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from datapipe.backends.images_dali.form import CutForm
-from datapipe.checks import real_number, whole_number
-from datapipe.errors import OptionError
+from datapipe.core.checks import real_number, whole_number
+from datapipe.core.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.diagnostics.attach.settings import Settings, child_environment
-from datapipe.errors import MissingDataError, OptionError
 
 RECORDING = "datapipe.diagnostics.attach.recording:open_recording"
 

@@ -27,7 +27,7 @@ _TORCH = "torch.utils.data.dataloader"
 _LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
     "datapipe.loader.facade": (("DataLoader",), ("BatchIterator",)),
-    "datapipe.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
+    "datapipe.loader.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }
 _session: Session | None = None

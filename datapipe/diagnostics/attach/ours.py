@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from datapipe.printable import printable
+from datapipe.core.printable import printable
 
 _told: set[str] = set()
 _listeners: list[Callable[[str], None]] = []

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.atomic import atomic_writer, write_json
+from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns, rank_here, read_busy, surroundings
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.settings import RESULTS, Settings, settings_from
@@ -19,7 +20,6 @@ from datapipe.diagnostics.attach.step_hooks import ProfilerWindow, RangedMeter, 
 from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
-from datapipe.observe import StageEvent
 
 if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
     from datapipe.diagnostics.bracket import Bracket

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datapipe.atomic import refuse_to_replace
+from datapipe.core.atomic import refuse_to_replace
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.watching import Meter, MeteredPass
 from datapipe.diagnostics.torch_stages.ranges import Recorder

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.observe import StageEvent
 
 
 class MeteredPass(Protocol):

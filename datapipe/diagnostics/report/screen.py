@@ -12,7 +12,7 @@ from datapipe.diagnostics.document import Document, Outlook, Readable, Remedies,
 from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.verdict import Kind
+from datapipe.diagnostics.verdict import VerdictKind
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
@@ -66,7 +66,7 @@ def _verdict(read: Document, style: _Style) -> list[str]:
             f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
         ]
         lines += _wrap("Waiting by rank  " + ", ".join(shares), num=1, indent=2)
-    if read.verdict.kind is Kind.SYNC_EXPOSED and read.syncs:
+    if read.verdict.kind is VerdictKind.SYNC_EXPOSED and read.syncs:
         calls = ", ".join(f"{name} {words.times(one.num)}" for name, one in read.longest_syncs)
         lines += _wrap(f"The loop waits for the GPU in {calls}", num=1, indent=2)
     return lines

@@ -16,7 +16,7 @@ from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.needs import Need
 from datapipe.diagnostics.regimes import Regime
 from datapipe.diagnostics.torch_stages.fault import MEANINGS
-from datapipe.diagnostics.verdict import Kind, Verdict
+from datapipe.diagnostics.verdict import Verdict, VerdictKind
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
@@ -93,7 +93,7 @@ def change(gain: Interval) -> str:
 
 def is_starved(verdict: Verdict) -> bool:
     """Whether the verdict is that data is short, whoever is to blame for it."""
-    return verdict.kind in (Kind.DATA_BOUND, Kind.SYNC_EXPOSED)
+    return verdict.kind in (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 
 
 def waiter(verdict: Verdict) -> str:
@@ -111,17 +111,17 @@ def headline(diagnosis: Document) -> str:
         notes.append(f"rank {diagnosis.slowest_rank}, the slowest of {len(diagnosis.ranks)}")
     note = f" ({', '.join(notes)})" if notes else ""
     match verdict.kind:
-        case Kind.DATA_BOUND:
+        case VerdictKind.DATA_BOUND:
             return f"{_capital(who)} waits for data {spent}{note}."
-        case Kind.SYNC_EXPOSED:
+        case VerdictKind.SYNC_EXPOSED:
             return f"{_capital(who)} waits for data {spent}{note}, because the loop waits for the GPU at every step."
-        case Kind.HOST_BOUND:
+        case VerdictKind.HOST_BOUND:
             return f"Data is not what holds it up: the GPU waits for Python and for kernels to be launched{note}."
-        case Kind.COMPUTE_BOUND:
+        case VerdictKind.COMPUTE_BOUND:
             return f"Data is not what holds it up: {who} waits for it only {spent}{note}."
-        case Kind.NOT_ENOUGH:
+        case VerdictKind.NOT_ENOUGH:
             return f"There were too few steady steps to tell whether {who} waits for data{note}."
-        case Kind.NOT_MEASURED:
+        case VerdictKind.NOT_MEASURED:
             return f"It was not measured whether {who} waits for data{note}."
 
 
@@ -129,7 +129,12 @@ def detail(diagnosis: Document) -> str:
     """The figures behind the headline; the reason where there are none."""
     verdict = diagnosis.verdict
     step_s, data_s = verdict.figures.step_s, verdict.figures.data_s
-    if verdict.starvation is None or step_s is None or data_s is None or verdict.kind in (Kind.NOT_ENOUGH, Kind.NOT_MEASURED):
+    if (
+        verdict.starvation is None
+        or step_s is None
+        or data_s is None
+        or verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED)
+    ):
         return _capital(plain(verdict.reason)) + "."
     low, high = verdict.starvation.low, verdict.starvation.high
     text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "

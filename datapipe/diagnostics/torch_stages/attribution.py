@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.torch_stages.breakdown import Breakdown, Parts, Span, SpanIndex, charge
 from datapipe.diagnostics.torch_stages.breakdown import Stage as StageKey
 from datapipe.diagnostics.torch_stages.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
-from datapipe.observe import Stage, StageEvent
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock
 

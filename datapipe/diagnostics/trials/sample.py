@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from datapipe.adapt.loaders import has_collate_fn, torchs_loader
+from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.shards import Shards, shards_of
-from datapipe.errors import OptionError
 
 MAX_SAMPLES = 1000
 _CONTAINERS = ("torch.utils.data.dataset.Subset", "torch.utils.data.dataset.ConcatDataset")

@@ -14,14 +14,14 @@ import numpy as np
 
 from datapipe.containers import open_index
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.core.errors import OptionError
+from datapipe.core.regular_files import open_descriptor
 from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample
 from datapipe.diagnostics.trials.shards import Shards
-from datapipe.errors import OptionError
-from datapipe.index import SampleIndex
-from datapipe.joint import AnyIndex
-from datapipe.listed import ListedFiles
+from datapipe.index.concat import AnyIndex
+from datapipe.index.file_list import FileListIndex
+from datapipe.index.sample_index import SampleIndex
 from datapipe.loader import DataLoader, Dataset
-from datapipe.regular_files import open_descriptor
 
 _MIN_PASSES, _MAX_PASSES = 3, 20
 _FLOOR = 0.05  # relative error: passes within one short run vary less than runs do
@@ -56,7 +56,7 @@ def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -
     return Rate(statistics.median(times[1:]) / num_samples, max(_FLOOR, error), loader.num_workers, num_samples)
 
 
-def index_of(sample: Sample, scratch: Path) -> ListedFiles | SampleIndex:
+def index_of(sample: Sample, scratch: Path) -> FileListIndex | SampleIndex:
     """Return an index of the sample as it is. For shards an index is made, once, in `scratch`."""
     data = sample.data
     if isinstance(data, Shards):
@@ -69,7 +69,7 @@ def index_of(sample: Sample, scratch: Path) -> ListedFiles | SampleIndex:
         index = open_foreign(ForeignSet("tar", directory, names))
         return index.select(np.arange(min(MAX_SAMPLES, len(index)), dtype=np.int64))
     labels = None if min(data.labels) < 0 else np.array(data.labels, np.int64)
-    return ListedFiles(list(data.paths), labels, where=sample.where)
+    return FileListIndex(list(data.paths), labels, where=sample.where)
 
 
 def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoader:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from datapipe import atomic
-from datapipe.errors import StorageError
-from datapipe.private_files import open_private, private_directory
+from datapipe.core import atomic
+from datapipe.core.errors import StorageError
+from datapipe.core.private_files import open_private, private_directory
 
 ABOUT_NAME = "about.json"
 

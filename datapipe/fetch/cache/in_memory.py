@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from datapipe.errors import StorageError
+from datapipe.core.errors import StorageError
+from datapipe.core.printable import get_logger
 from datapipe.fetch.cache.files import StoreFiles
-from datapipe.printable import get_logger
 
 logger = get_logger(__name__)
 

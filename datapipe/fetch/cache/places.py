@@ -8,16 +8,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.checks import path_name
-from datapipe.errors import OptionError, StorageError
+from datapipe.core.checks import path_name
+from datapipe.core.errors import OptionError, StorageError
+from datapipe.core.user_cache import IMAGES, user_cache
 from datapipe.fetch.cache.entries import FORMAT_VERSION
 from datapipe.fetch.cache.files import StoreFiles, open_on_disk
 from datapipe.fetch.cache.in_memory import open_in_memory
 from datapipe.fetch.cache.room import share_of_disk, share_of_memory
 from datapipe.fetch.cache.store import Store
-from datapipe.index import SampleIndex
-from datapipe.joint import AnyIndex, JointIndex
-from datapipe.user_cache import IMAGES, user_cache
+from datapipe.index.concat import AnyIndex, ConcatIndex
+from datapipe.index.sample_index import SampleIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def contents_of(index: AnyIndex) -> str:
     Of what datapipe wrote the contents are known by their hashes. Of other data the place and the times of the shards
     stand for them, of loose files the stamp of each.
     """
-    if isinstance(index, JointIndex):
+    if isinstance(index, ConcatIndex):
         return " + ".join(contents_of(part) for part in index.parts)
     if not isinstance(index, SampleIndex):
         return index.fingerprint

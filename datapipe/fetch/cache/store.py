@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import crc32c
 
-from datapipe.errors import StorageError
+from datapipe.core.errors import StorageError
+from datapipe.core.printable import get_logger
 from datapipe.fetch.cache.entries import (
     ENTRY_NBYTES,
     HEAD_NBYTES,
@@ -33,7 +34,6 @@ from datapipe.fetch.cache.entries import (
     unpack_head,
 )
 from datapipe.fetch.cache.files import StoreFiles
-from datapipe.printable import get_logger
 
 logger = get_logger(__name__)
 

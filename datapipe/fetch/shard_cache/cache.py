@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from datapipe.errors import DatapipeError, IntegrityError, StorageError
+from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
+from datapipe.core.printable import get_logger
 from datapipe.fetch.shard_cache.directory import CacheDirectory
-from datapipe.printable import get_logger
 from datapipe.stores.downloads import download
 from datapipe.stores.location import Location
 

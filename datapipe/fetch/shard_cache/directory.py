@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.errors import StorageError
-from datapipe.private_files import open_private, private_directory
+from datapipe.core.errors import StorageError
+from datapipe.core.private_files import open_private, private_directory
 
 PART_SUFFIX = ".part"
 _LOCK_NAME = "lock"

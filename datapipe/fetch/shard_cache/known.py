@@ -8,12 +8,12 @@ import json
 import os
 from pathlib import Path
 
-from datapipe import atomic
-from datapipe.errors import StorageError
+from datapipe.core import atomic
+from datapipe.core.errors import StorageError
+from datapipe.core.private_files import private_directory
+from datapipe.core.regular_files import read_bytes
+from datapipe.core.user_cache import REMOTE_SHARDS, user_cache
 from datapipe.fetch.shard_cache.directory import CacheDirectory
-from datapipe.private_files import private_directory
-from datapipe.regular_files import read_bytes
-from datapipe.user_cache import REMOTE_SHARDS, user_cache
 
 
 def open_cache_directory(path: Path, nbytes: int | None) -> CacheDirectory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.transforms.lowering.foreign import described, flatten
 from datapipe.transforms.lowering.rules import Lowered
 from datapipe.transforms.pixels.color import ColorJitter

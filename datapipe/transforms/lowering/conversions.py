@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.transforms.lowering.rules import Kind, Lowered, is_tensor, refuse_pil, refuse_tensor
 from datapipe.transforms.pixels.dtype import Normalize, ToDtype
 

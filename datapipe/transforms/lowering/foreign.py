@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 
 # The module that defines a library's classes and functions -> its public name. The longest prefix counts.
 _PLACES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop
 from datapipe.transforms.lowering.conversions import maybe_pil_to_tensor, maybe_to_tensor
 from datapipe.transforms.lowering.of_torchvision import random_resized_crop

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.transforms.geometry import (
     CenterCrop,
     Pad,

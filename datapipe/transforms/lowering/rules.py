@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
 from datapipe.transforms.lowering.foreign import attributes_of
 
 # The kind of image that the user's own transforms get: a PIL image, a (3, h, w) tensor, or a tv_tensors.Image.

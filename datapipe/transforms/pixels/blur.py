@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_range, check_size, is_number, refusal, source_repr
 from datapipe.transforms.pixels.planar import Planes, from_planes, groups, to_planes
 from datapipe.transforms.pixels.reach import Reach

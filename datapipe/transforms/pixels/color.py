@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, is_number, refusal, source_repr
 from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params, PixelOp

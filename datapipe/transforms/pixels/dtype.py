@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from datapipe.draws import Draws
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws
 from datapipe.transforms.options import is_number, refusal, source_repr
 from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws, mix64
-from datapipe.errors import OptionError
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import Draws, mix64
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params

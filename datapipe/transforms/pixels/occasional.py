@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.draws import Draws
+from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, check_uint8, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes

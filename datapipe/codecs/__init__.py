@@ -1,0 +1,1 @@
+"""Bytes to values: image headers and pixels, NumPy arrays, masks, typed fields."""

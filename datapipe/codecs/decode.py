@@ -1,0 +1,228 @@
+"""Bytes, and a region of them, to pixels: HWC uint8 RGB, on the CPU.
+
+Three decoders behind one function: nvImageCodec where it is installed (decodes only the region of a
+JPEG), `simplejpeg` elsewhere, Pillow for whatever neither takes. All three give what
+`PIL.Image.open(...).convert("RGB")` gives; EXIF orientation is not applied, as in torchvision's loaders.
+Knows no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from datapipe.codecs.probe import ImageHeader, npy_pixels_offset
+from datapipe.core.errors import DecodeError, DependencyError, OptionError
+
+Region = Sequence[int]  # top, left, height, width of a box of an image, in pixels
+
+
+class Decoder(Protocol):
+    """One thread's decoder: not to be shared between threads."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
+        """(h, w, 3) uint8 RGB of the whole image or of the region.
+
+        The array may be a view of memory that the decoder uses again at its next call.
+        Raises DecodeError, with the reason, if the pixels cannot be had.
+        """
+
+
+DECODER_NAMES = ("nvimgcodec", "simplejpeg", "pillow")
+
+
+def open_decoder(name: str = "auto") -> Decoder:
+    """A decoder for the calling thread.
+
+    `name`: "auto" (the fastest installed), or one of DECODER_NAMES. Raises DependencyError where that one
+    is not installed, OptionError for an unknown name.
+    """
+    if name == "auto":
+        name = default_decoder_name()
+    if name not in _DECODERS:
+        raise OptionError(f"decoder {name!r} is unknown; choose one of: auto, {', '.join(DECODER_NAMES)}")
+    return _DECODERS[name]()
+
+
+@functools.cache
+def default_decoder_name() -> str:
+    """The name of the fastest decoder that is installed and works."""
+    try:
+        NvImageCodecDecoder()
+    except DependencyError:
+        return "simplejpeg"
+    return "nvimgcodec"
+
+
+class PillowDecoder:
+    """Decodes whatever Pillow reads; the arbiter of what is bad where a faster decoder fails."""
+
+    name = "pillow"
+
+    def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
+        if header.encoding == "npy":
+            return _as_rgb(_crop(_view_npy(data, header), region))
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except _PILLOW_ERRORS as exc:
+            raise DecodeError(f"{header.encoding} does not decode: {exc}") from exc
+        if pixels.shape[:2] != (header.height, header.width):
+            raise DecodeError(f"{header.encoding} decodes to {pixels.shape[:2]}, its header says {(header.height, header.width)}")
+        return _crop(pixels, region)
+
+
+class SimpleJpegDecoder:
+    """libjpeg-turbo without the interpreter lock; whole images."""
+
+    name = "simplejpeg"
+
+    def __init__(self) -> None:
+        self._pillow = PillowDecoder()
+
+    def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
+        if not _is_common_jpeg(header):
+            return self._pillow(data, header, region)
+        try:
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        except ValueError:
+            return self._pillow(data, header, region)
+        return _crop(pixels, region)
+
+
+class NvImageCodecDecoder:
+    """nvImageCodec on the CPU: decodes the region alone. Arrays handed out are overwritten by the next call."""
+
+    name = "nvimgcodec"
+
+    def __init__(self) -> None:
+        nvimgcodec = import_nvimgcodec()
+        self._pillow = PillowDecoder()
+        self._codec = nvimgcodec
+        self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
+        self._decoder = nvimgcodec.Decoder(
+            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+        )
+        self._reused = _ReusedImage()
+
+    def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
+        if not _is_common_jpeg(header):
+            return self._pillow(data, header, region)
+        try:
+            stream = self._codec.CodeStream(data)
+            if region is not None and (region[2] != header.height or region[3] != header.width):
+                top, left, height, width = region
+                stream = stream.get_sub_code_stream(0, self._codec.Region(top, left, top + height, left + width))
+            image = self._decoder.decode(stream, image=self._reused.image, params=self._params)
+        except RuntimeError:
+            image = None
+        if image is None:
+            return self._pillow(data, header, region)
+        return self._reused.pixels_of(image)
+
+
+class _ReusedImage:
+    """An image of nvImageCodec's whose memory serves one decode after another.
+
+    nvImageCodec leaks 32 bytes whenever it says where the memory of an image lies. So it is asked only when the image
+    has other memory than before: it moves to have more, and never otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.image: Any = None  # to be handed to the next decode
+        self._capacity = -1
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def pixels_of(self, image: Any) -> NDArray[np.uint8]:
+        """(h, w, 3) view of what was decoded into `image`, good until the next decode."""
+        if image is not self.image or image.capacity != self._capacity:
+            self._memory = np.asarray(_Memory(image))
+            self.image, self._capacity = image, image.capacity
+        return np.ndarray(image.shape, np.uint8, self._memory)
+
+
+class _Memory:
+    """All of an image's memory, for numpy; keeps the image."""
+
+    def __init__(self, image: Any) -> None:
+        self._image = image
+        there = image.__array_interface__
+        if there["strides"] is not None:
+            raise DependencyError(
+                f"nvImageCodec pads the rows of its images (strides {there['strides']}), which datapipe does not read; "
+                "install another version of it, or uninstall it"
+            )
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (image.capacity,), "data": there["data"]}
+
+
+_import_lock = threading.Lock()
+
+
+@functools.cache
+def import_nvimgcodec() -> Any:
+    """nvImageCodec, told not to print a line for every image that does not decode: Pillow gives the reason.
+
+    Raises DependencyError where it is not installed.
+    """
+    with _import_lock:  # decode threads start together, and the environment is everybody's
+        unset = "PYNVIMGCODEC_VERBOSITY" not in os.environ
+        if unset:
+            os.environ["PYNVIMGCODEC_VERBOSITY"] = "0"
+        try:
+            from nvidia import nvimgcodec
+        except ImportError as exc:
+            raise DependencyError(f"nvImageCodec is not installed ({exc}); pip install 'gpu-datapipe[nvimgcodec]'") from exc
+        finally:
+            if unset:
+                del os.environ["PYNVIMGCODEC_VERBOSITY"]
+    return nvimgcodec
+
+
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "nvimgcodec": NvImageCodecDecoder,
+    "simplejpeg": SimpleJpegDecoder,
+    "pillow": PillowDecoder,
+}
+_PILLOW_ERRORS = (
+    UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,
+    struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip  # all of them seen from Pillow's plugins on damaged files
+
+
+def _is_common_jpeg(header: ImageHeader) -> bool:
+    """JPEGs that all three decoders turn into the same RGB; CMYK and 12-bit ones are left to Pillow."""
+    return header.encoding == "jpeg" and header.num_channels in (1, 3) and header.bit_depth == 8
+
+
+def _view_npy(data: bytes, header: ImageHeader) -> NDArray[np.uint8]:
+    nbytes, start = header.height * header.width * header.num_channels, npy_pixels_offset(data)
+    if len(data) - start < nbytes:
+        raise DecodeError(f"npy image is cut: {len(data) - start} bytes of pixels, its header says {nbytes}")
+    return np.frombuffer(data, np.uint8, nbytes, start).reshape(header.height, header.width, header.num_channels)
+
+
+def _as_rgb(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
+
+
+def _crop(pixels: NDArray[np.uint8], region: Region | None) -> NDArray[np.uint8]:
+    if region is None:
+        return pixels
+    top, left, height, width = region
+    return pixels[top : top + height, left : left + width]

@@ -1,0 +1,79 @@
+"""Kinds of fields, and the values of those that are not images: masks, arrays, captions, JSON.
+
+Values are numpy arrays, str and what JSON gives. Knows no torch. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from datapipe.codecs.masks import mask_labels
+from datapipe.codecs.npy import read_npy_array
+from datapipe.core.errors import DecodeError
+
+
+class FieldKind(enum.Enum):
+    """What a field's bytes mean."""
+
+    IMAGE = "image"
+    MASK = "mask"
+    BOXES = "boxes"
+    TEXT = "text"
+    JSON = "json"
+    ARRAY = "array"
+    BYTES = "bytes"
+    LABEL = "label"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field that every sample has."""
+
+    name: str
+    kind: FieldKind
+
+
+def value_of(kind: FieldKind, data: bytes) -> Any:
+    """What the bytes of a field of that kind mean. Raises DecodeError, with the reason, if they mean nothing.
+
+    MASK: (h, w) labels, see `mask_labels`. ARRAY: the array of an .npy file. TEXT: str. JSON: what the document holds.
+    BYTES: themselves.
+    """
+    return _VALUES[kind](data)
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """A read-only view of the bytes."""
+    try:
+        return read_npy_array(data)
+    except DecodeError as exc:
+        raise DecodeError(f"array is not a plain .npy file: {exc}") from exc
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise DecodeError(f"text is not UTF-8: {exc}") from exc
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise DecodeError(f"not JSON: {exc}") from exc
+
+
+_VALUES: dict[FieldKind, Callable[[bytes], Any]] = {
+    FieldKind.MASK: mask_labels,
+    FieldKind.ARRAY: _array,
+    FieldKind.TEXT: _text,
+    FieldKind.JSON: _json,
+    FieldKind.BYTES: bytes,
+}

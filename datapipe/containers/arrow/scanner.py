@@ -1,0 +1,175 @@
+"""Arrow files, as Hugging Face's `datasets` keeps them: where in the file each image's bytes lie, and which label it has.
+
+Both of Arrow's forms are read, the stream and the file. Their values lie uncompressed in one piece each, so that images,
+texts and other bytes are addressed by bytes. The image is a struct with a field `bytes`, or a binary column, told by
+the schema's metadata, its name, or its contents; the label a column of integers. Columns of numbers, lists and structs are no
+fields.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.probe import encoding_of
+from datapipe.containers.columns import free_name
+from datapipe.containers.field_names import (
+    HEAD_NBYTES,
+    IMAGE,
+    IMAGE_COLUMNS,
+    KEY_COLUMNS,
+    LABEL,
+    LABEL_COLUMNS,
+    field_name,
+    kind_of_bytes,
+    kind_of_text,
+)
+from datapipe.containers.hugging_face import Features, read_features
+from datapipe.containers.mapped import mapped
+from datapipe.core import arrow_maps
+from datapipe.core.errors import FormatError
+from datapipe.index.sidecar import FieldColumn, SidecarRows
+
+Ints = NDArray[np.int64]
+
+
+def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    """Look through one file; ids are row numbers. Raises MissingDataError, StorageError or FormatError, naming the file."""
+    with mapped(path, "Arrow"):  # says what is wrong with a file that cannot be opened, or is empty
+        data = arrow_maps.map_file(path)
+    try:
+        with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
+            batches = list(reader)
+        for batch in batches:
+            batch.validate()
+        return _index(str(path), reader.schema, batches, data.address, data.size)
+    except FormatError:
+        raise
+    except arrow_maps.DAMAGE as exc:
+        raise FormatError(f"{path}: not an Arrow file, or damaged ({exc}); get the file again") from exc
+
+
+def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    num = sum(batch.num_rows for batch in batches)
+    if not num:
+        raise FormatError(f"{where}: no samples; remove it")
+    features = read_features(schema.metadata, where)
+    columns = {name: [batch.column(name) for batch in batches] for name in dict.fromkeys(schema.names)}
+    places: dict[str, tuple[FieldColumn, bytes]] = {}
+    unread: dict[str, str] = {}
+    for name, parts in columns.items():
+        try:
+            places[name] = _places(parts, base, size)
+        except ValueError as exc:
+            unread[name] = str(exc)
+    image = _image_column(features, schema, places, where)
+    label = _label_column(features, schema)
+    labels = [-1] * num if label is None else _labels(columns[label], label, where)
+    names = features.classes.get(label) if label is not None else None
+    if names is not None and max(labels) >= len(names):
+        raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(names)} classes; write the file again")
+    rows = SidecarRows((), classes=names)
+    rows.add_column(IMAGE, places[image][0])
+    named = [columns[name] for name in KEY_COLUMNS if name in columns and _is_text(schema.field(name).type)]
+    keys = next(filter(None, map(_names, [*named, columns[image]])), None) or [f"{Path(where).stem}/{row}" for row in range(num)]
+    for row, key in enumerate(keys):
+        rows.append(id=row, key=os.fsencode(key), source=b"", label=labels[row], size=(0, 0), extents={})
+    specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if label is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    for name, (column, first) in places.items():
+        if name not in (image, label):
+            kind = kind_of_text(name) if _is_text(schema.field(name).type) else kind_of_bytes(name, first)
+            specs.append(FieldSpec(free_name(field_name(name), rows.field_names), kind))
+            rows.add_column(specs[-1].name, column)
+    rows.unread = {name: why for name, why in unread.items() if name != label}
+    return rows, tuple(specs)
+
+
+def _places(parts: list[Any], base: int, size: int) -> tuple[FieldColumn, bytes]:
+    """Where the values of a column lie, and how the first begins. Raises ValueError, saying why, where they have no place."""
+    offsets, nbytes, first = [], [], b""
+    for part in parts:
+        values = part
+        if pa.types.is_struct(part.type):
+            if part.type.get_field_index("bytes") < 0:
+                raise ValueError("a struct without bytes")
+            values = part.field("bytes")
+        width = _offset_width(values.type)
+        if part.null_count or values.null_count:
+            raise ValueError("without a value in some rows")
+        _, ends, data = values.buffers()
+        if not len(values):
+            continue
+        edges = np.frombuffer(ends, width)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+        start = (data.address if data is not None else base) - base
+        if start < 0 or edges[0] < 0 or (np.diff(edges) < 0).any() or start + edges[-1] > size:
+            raise ValueError("compressed, or reaching beyond the file")
+        offsets.append(start + edges[:-1])
+        nbytes.append(np.diff(edges))
+        if not first:
+            first = data.slice(int(edges[0]), int(min(nbytes[-1][0], HEAD_NBYTES))).to_pybytes() if data is not None else b""
+    return FieldColumn(np.concatenate(offsets), np.concatenate(nbytes)), first
+
+
+def _offset_width(kind: Any) -> Any:
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return np.int32
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        return np.int64
+    raise ValueError(f"of type {kind}, of which no field is made")
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _image_column(features: Features, schema: Any, places: dict[str, tuple[FieldColumn, bytes]], where: str) -> str:
+    """The column of images: declared so, called so, or the only one that holds any."""
+    usable = [name for name in places if not _is_text(schema.field(name).type)]
+    declared = [name for name in usable if name in features.images]
+    named = [name for name in declared or usable if name.lower() in IMAGE_COLUMNS]
+    holding = [name for name in usable if encoding_of(places[name][1]) is not None]
+    for certain in (named, declared, holding):
+        if len(certain) == 1:
+            return certain[0]
+    listed = ", ".join(f"{name} {schema.field(name).type}" for name in schema.names[:12])
+    what = (
+        f"images in several columns ({', '.join(declared or holding)})" if declared or holding else "no images that can be read"
+    )
+    raise FormatError(
+        f"{where}: {what} (has: {listed}); name one of binary values, or structs with 'bytes', 'image', or "
+        "read a table of numbers with datapipe.TableLoader"
+    )
+
+
+def _label_column(features: Features, schema: Any) -> str | None:
+    candidates: Iterator[str] = (name for name in (*LABEL_COLUMNS, *features.classes) if name in schema.names)
+    return next((name for name in candidates if pa.types.is_integer(schema.field(name).type)), None)
+
+
+def _names(parts: list[Any]) -> list[str] | None:
+    """What a column of texts, or the paths of images, call the samples, where each has a name of its own."""
+    if pa.types.is_struct(parts[0].type):
+        if parts[0].type.get_field_index("path") < 0:
+            return None
+        parts = [part.field("path") for part in parts]
+    if not _is_text(parts[0].type):
+        return None
+    for part in parts:
+        part.validate(full=True)  # where each text lies: nobody has looked at that so far
+    names = [name for part in parts for name in part.to_pylist()]
+    return names if all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names) else None
+
+
+def _labels(parts: list[Any], name: str, where: str) -> list[int]:
+    """Of each row; -1 where it is null."""
+    labels = [-1 if value is None else value for part in parts for value in part.to_pylist()]
+    if min(labels) < -1:
+        raise FormatError(f"{where}: {name!r} holds {min(labels)}, expected class numbers from 0; write the file again")
+    return labels

@@ -1,0 +1,1 @@
+"""HDF5 files: datapipe's own and others'."""

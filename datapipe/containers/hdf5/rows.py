@@ -1,0 +1,77 @@
+"""Rows of HDF5 datasets whose values lie in chunks with others, go through a filter, or are lists of numbers.
+
+h5py has one lock for all reads of a process, so threads take turns.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.containers.hdf5.vlen import vlen_extents
+from datapipe.containers.rows import npy_bytes
+from datapipe.core.errors import DecodeError, FormatError
+from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.index.row_groups import RowGroup, Rows
+
+# what h5py raises for damaged files, from its own checks and from the library's
+H5PY_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, AttributeError)
+DAMAGE = (FormatError, *H5PY_ERRORS)
+
+
+class ArrayRows:
+    """Rows of a dataset of numbers or strings, as h5py gives them; see `row_groups.Rows`."""
+
+    __slots__ = ("_values", "nbytes")
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._values = values
+        self.nbytes = int(values.nbytes)
+
+    def __getitem__(self, row: int) -> bytes:
+        value = self._values[_checked(row, len(self._values))]
+        return bytes(value) if isinstance(value, bytes) else npy_bytes(np.asarray(value))
+
+
+class ListRows:
+    """Rows that are lists of numbers, each a `.npy` file."""
+
+    __slots__ = ("_values", "nbytes")
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = values
+        self.nbytes = sum(map(len, values))
+
+    def __getitem__(self, row: int) -> bytes:
+        return self._values[_checked(row, len(self._values))]
+
+
+def read_rows(group: RowGroup) -> Rows:
+    """Raises DAMAGE."""
+    with opened_by_name(group.path) as name, h5py.File(name, "r", locking=False) as file:
+        dataset = file[group.column]
+        if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual or len(dataset) < group.end:
+            raise ValueError("its datasets are others")
+        elements = h5py.check_vlen_dtype(dataset.dtype)
+        if elements is not None:
+            return _read_lists(dataset, elements, group)
+        if dataset.dtype.hasobject:
+            raise ValueError("its datasets are others")
+        return ArrayRows(dataset[group.first : group.end])
+
+
+def _read_lists(dataset: h5py.Dataset, elements: np.dtype[Any], group: RowGroup) -> ListRows:
+    with open_file(group.path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        extents = vlen_extents(dataset, data, itemsize=elements.itemsize, rows=range(group.first, group.end))
+        places = zip(*(numbers.tolist() for numbers in extents), strict=True)
+        return ListRows([npy_bytes(np.frombuffer(data[offset : offset + nbytes], elements)) for offset, nbytes in places])
+
+
+def _checked(row: int, num: int) -> int:
+    if not 0 <= row < num:
+        raise DecodeError(f"no row {row} of {num}")
+    return row

@@ -1,0 +1,209 @@
+"""HDF5 files of images: where each image is, which label it has, and what else the file has of each sample.
+
+Reads datapipe's own layout (`image/data` and `image/offsets`, see `hdf5_format`), a dataset of variable-length uint8 arrays,
+an encoded image each, and an array of pixels. Images that lie in one piece each are addressed by bytes; those in chunks of
+several, or behind a filter, by rows. Datasets of as many rows are further fields.
+Links to other files, external storage and virtual datasets are not followed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.probe import encoding_of
+from datapipe.containers.columns import free_name
+from datapipe.containers.field_names import IMAGE, LABEL, field_name
+from datapipe.containers.hdf5 import layout as form
+from datapipe.containers.hdf5.fields import Found, UnreadableError, find_field, row_starts
+from datapipe.containers.hdf5.pixels import are_pixels
+from datapipe.containers.hdf5.rows import H5PY_ERRORS
+from datapipe.containers.mapped import mapped
+from datapipe.core.errors import FormatError
+from datapipe.core.printable import get_logger
+from datapipe.core.regular_files import opened_by_name
+from datapipe.index.sidecar import SidecarRows
+
+_IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")
+_LABEL_NAMES = ("label", "labels", "target", "targets", "y")
+_MAX_OBJECTS = 10_000  # looked at; a file with a dataset for each sample has more
+_MAX_DEPTH = 64  # of groups
+_MAX_KEY = 1024  # bytes
+_MAX_LISTED = 12  # datasets named in an error
+
+logger = get_logger(__name__)
+
+
+_Objects = dict[str, "h5py.Group | h5py.Dataset"]
+
+
+def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    """Look through one file; ids are row numbers. Fields: the image, the label, and further datasets of as many rows.
+
+    Labels are a dataset of as many integers, called `label`, `labels`, `target`, `targets` or `y`, beside the images or at
+    the root. Datasets of which no field can be made are noted in `unread` of the rows. Raises MissingDataError,
+    StorageError or FormatError, naming the file and the datasets found.
+    """
+    with mapped(path, "HDF5") as data:
+        try:
+            with opened_by_name(path) as name, h5py.File(name, "r", locking=False) as file:
+                return _index(file, data, str(path))
+        except FormatError:
+            raise
+        except H5PY_ERRORS as exc:
+            raise FormatError(f"{path}: not an HDF5 file, or damaged ({exc}); get the file again") from exc
+
+
+def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    objects = _objects(file, where)
+    found, unread = _look_through(objects, data, where)
+    image = _choose_images(found, unread, objects, where)
+    num = len(image)
+    label_name, labels = _read_labels(file, image.name, num, where)
+    if labels is not None and labels.min() < -1:
+        raise FormatError(f"{where}: a label is {labels.min()}, expected class numbers; write labels from 0")
+    keys = _read_keys(file, num, at_most=len(data))
+    rows = SidecarRows(())
+    rows.add_column(IMAGE, image.column)
+    for row in range(num):  # labels are read here and now: they may lie in pieces, or compressed
+        key = b"%d" % row if keys is None else keys[row]
+        rows.append(id=row, key=key, source=b"", label=-1 if labels is None else int(labels[row]), size=(0, 0), extents={})
+    specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    passed_over = {image.name, label_name, form.KEY, *([form.SIZE] if isinstance(objects[image.name], h5py.Group) else [])}
+    others = [one for name, one in found.items() if len(one) == num and name not in passed_over]
+    for one in others:
+        called = one.name.removeprefix(f"{image.name.rpartition('/')[0]}/")
+        spec = FieldSpec(free_name(field_name(called), rows.field_names), one.kind)
+        rows.add_column(spec.name, one.column)
+        specs.append(spec)
+    rows.unread = {name: why for name, why in unread.items() if _num_rows(objects[name]) == num and not _is_view(objects[name])}
+    rows.row_groups = row_starts([image, *others], num)
+    return rows, tuple(specs)
+
+
+def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[str, Found], dict[str, str]]:
+    """By name, what can be had; and why the rest cannot."""
+    found: dict[str, Found] = {}
+    unread: dict[str, str] = {}
+    for name, entry in objects.items():
+        try:
+            one = find_field(name, entry, data)
+        except UnreadableError as exc:
+            unread[name] = str(exc)
+        except FormatError as exc:
+            raise FormatError(f"{where}: {name!r}: {exc}; get the file again") from exc
+        else:
+            if one is not None:
+                found[name] = one
+    return found, unread
+
+
+def _choose_images(found: dict[str, Found], unread: dict[str, str], objects: _Objects, where: str) -> Found:
+    """The images, by layout and content, or else by name."""
+    images = [one for one in found.values() if len(one) and _are_images(one, objects[one.name])]
+    named = [one for one in images if one.name.rpartition("/")[2].lower() in _IMAGE_NAMES]
+    chosen = named if len(named) == 1 else images
+    if len(chosen) == 1:
+        return chosen[0]
+    what = f"images in several places ({', '.join(one.name for one in images)})" if images else "no images that can be read"
+    why = "".join(f"; {name!r} {text}" for name, text in list(unread.items())[:_MAX_LISTED])
+    remedy = "name one of them 'image'" if images else _REMEDY
+    raise FormatError(f"{where}: {what}{why} (has: {_listed(objects)}); {remedy}")
+
+
+def _are_images(one: Found, entry: h5py.Group | h5py.Dataset) -> bool:
+    if isinstance(entry, h5py.Dataset) and entry.dtype == np.uint8:
+        return entry.ndim in (3, 4) and are_pixels(entry.shape)
+    is_bytes = isinstance(entry, h5py.Group) or h5py.check_vlen_dtype(entry.dtype) == np.uint8
+    return is_bytes and one.kind is not FieldKind.TEXT and encoding_of(one.head) is not None
+
+
+def _num_rows(entry: h5py.Group | h5py.Dataset) -> int:
+    return len(entry) if isinstance(entry, h5py.Dataset) and entry.ndim else -1
+
+
+def _is_view(entry: h5py.Group | h5py.Dataset) -> bool:
+    """Whether it is the array of all images that our own layout has beside their bytes."""
+    return isinstance(entry, h5py.Dataset) and entry.is_virtual and entry.parent.get(form.OFFSETS) is not None
+
+
+_REMEDY = (
+    "datapipe reads encoded images as uint8 (nbytes,) 'image/data' with 'image/offsets', or as variable-length uint8, and"
+    " pixels as uint8 (n, h, w, 3); write them so, or write images to a folder per class and run `datapipe convert`"
+)
+
+
+def _objects(file: h5py.File, where: str) -> _Objects:
+    """Everything in the file by name, each object once, groups before what they hold; hard links only, so nothing outside it.
+
+    Children are opened from their group: `visititems` opens each by its whole path, at a cost that grows with the depth.
+    """
+    objects: _Objects = {}
+    seen = {_identity(file)}
+    waiting = [_children(file, "", objects, where)]
+    while waiting:
+        name, entry = next(waiting[-1], (None, None))
+        if name is None or entry is None:
+            waiting.pop()
+        elif (identity := _identity(entry)) not in seen:
+            seen.add(identity)
+            objects[name] = entry
+            if isinstance(entry, h5py.Group):
+                if len(waiting) == _MAX_DEPTH:
+                    raise FormatError(f"{where}: groups more than {_MAX_DEPTH} deep, which no file of images has; {_REMEDY}")
+                waiting.append(_children(entry, f"{name}/", objects, where))
+    return objects
+
+
+def _children(group: h5py.Group, prefix: str, objects: _Objects, where: str) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:
+    """What lies directly in a group, by name; `objects`: those found so far."""
+    if len(objects) + len(group) > _MAX_OBJECTS:
+        raise FormatError(f"{where}: more than {_MAX_OBJECTS} datasets, one for each sample? {_REMEDY}")
+    for name in sorted(group):
+        if isinstance(group.get(name, getlink=True), h5py.HardLink):
+            yield prefix + name, group[name]
+
+
+def _identity(entry: h5py.Group | h5py.Dataset) -> int:
+    address: int = h5py.h5o.get_info(entry.id).addr
+    return address
+
+
+def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[str, NDArray[np.int64] | None]:
+    """The name of a dataset beside the images or at the root, and (n,) the label of each image; or None."""
+    directory = images.rpartition("/")[0]
+    for place in dict.fromkeys((directory, "")):
+        for name in _LABEL_NAMES:
+            full = f"{place}/{name}".lstrip("/")
+            if not isinstance(file.get(full, getlink=True), h5py.HardLink) or not isinstance(file[full], h5py.Dataset):
+                continue
+            dataset = file[full]
+            if dataset.dtype.kind in "iu" and dataset.shape in ((num,), (num, 1)) and not dataset.external:
+                labels: NDArray[np.int64] = dataset[()].astype(np.int64).reshape(num)
+                return full, labels
+            logger.warning(
+                "%s: %r holds no class numbers of %d images (%s %s); the set is read without", where, full, num,
+                dataset.shape, dataset.dtype,
+            )  # fmt: skip
+    return "", None
+
+
+def _read_keys(file: h5py.File, num: int, *, at_most: int) -> list[bytes] | None:
+    keys = file.get(form.KEY) if isinstance(file.get(form.KEY, getlink=True), h5py.HardLink) else None
+    if not isinstance(keys, h5py.Dataset) or keys.shape != (num,) or keys.dtype.kind != "S":
+        return None
+    if keys.external or keys.dtype.itemsize > _MAX_KEY or keys.nbytes > at_most:
+        return None
+    return [bytes(key) for key in keys[()]]
+
+
+def _listed(objects: _Objects) -> str:
+    datasets = [f"{name} {entry.shape} {entry.dtype}" for name, entry in objects.items() if isinstance(entry, h5py.Dataset)]
+    more = f", and {len(datasets) - _MAX_LISTED} more" if len(datasets) > _MAX_LISTED else ""
+    return (", ".join(datasets[:_MAX_LISTED]) or "no datasets") + more

@@ -1,0 +1,1 @@
+"""Parquet files whose rows are samples: datapipe's own and others'."""

@@ -1,0 +1,1 @@
+"""Tables of numbers and strings: Parquet, Arrow and Feather files."""

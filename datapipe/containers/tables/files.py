@@ -1,0 +1,184 @@
+"""Tables: a path to Parquet or Arrow files becomes a `TableIndex`. Only footers are read."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from datapipe.containers.tables.rows import ArrowBatches
+from datapipe.containers.tables.types import leaves_of, merged
+from datapipe.core import arrow_maps
+from datapipe.core.checks import path_name
+from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.index.manifest import refuse_unfinished
+from datapipe.index.tables import TableColumn, TableFile, TableIndex
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+_NUM_THREADS = 8  # that read footers
+_TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """What a file's footer says."""
+
+    file: TableFile
+    columns: dict[str, TableColumn]
+    group_rows: list[int]
+    digest: str
+
+
+def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> TableIndex:
+    """The table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
+
+    The schema is that of the first file; columns whose types differ between files are widened where nothing is lost, and that
+    is stated. Raises MissingDataError where nothing is there, FormatError for what is no such table, and where files do not
+    agree, StorageError where one cannot be read.
+    """
+    paths = _paths(source)
+    with ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool:
+        scanned = list(pool.map(_scan, paths))
+    columns, widened = merged([(one.file.path, one.columns) for one in scanned])
+    names = {column.name for column in columns}
+    files = tuple(_with_missing(one.file, names - one.columns.keys()) for one in scanned)
+    places = [
+        (number, group, rows) for number, one in enumerate(scanned) for group, rows in enumerate(one.group_rows) if rows > 0
+    ]
+    table = np.array(places, np.int64).reshape(-1, 3)
+    digest = hashlib.sha256()
+    for one in scanned:
+        digest.update(f"{Path(one.file.path).name}\0{one.file.nbytes}\0{one.digest}\n".encode(errors="surrogateescape"))
+    return TableIndex(
+        files=files,
+        columns=columns,
+        starts=np.concatenate([[0], np.cumsum(table[:, 2])]).astype(np.int64),
+        file_of_group=table[:, 0].copy(),
+        number_of_group=table[:, 1].copy(),
+        fingerprint=digest.hexdigest()[:24],
+        widened=widened,
+    )
+
+
+def _paths(source: object) -> list[str]:
+    if isinstance(source, (str, os.PathLike)):
+        return _of_path(path_name(source, "the path to the table"))
+    if not isinstance(source, Sequence) or not source:
+        raise OptionError(f"the table is {source!r:.60}; pass a path, a pattern such as 'train/*.parquet', or a list of paths")
+    found = [path for one in source for path in _of_path(path_name(one, "a path of the table"))]
+    if len(set(found)) < len(found):
+        raise OptionError("the list of paths names a file twice; its rows would come twice")
+    return found
+
+
+def _of_path(text: str) -> list[str]:
+    here = Path(text)
+    if here.is_dir():
+        refuse_unfinished(here)
+        found = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in SUFFIXES and _is_shown(path, here))
+        if not found:
+            texts = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+            raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet or Arrow files in this directory")
+        return found
+    if here.exists():
+        if here.suffix.lower() not in SUFFIXES:
+            raise _no_table(text)
+        return [text]
+    if glob.has_magic(text):
+        matches = sorted(match for match in glob.glob(text, recursive=True) if not os.path.isdir(match))
+        if not matches:
+            raise MissingDataError(f"{text}: no file matches")
+        for match in matches:
+            if Path(match).suffix.lower() not in SUFFIXES:
+                raise _no_table(match)
+        return matches
+    raise MissingDataError(f"{text}: no such file or directory")
+
+
+def _is_shown(path: Path, root: Path) -> bool:
+    """Whether a file is data: no part of its name below the root is hidden or, as of Spark's own files, begins with `_`."""
+    return path.is_file() and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+
+
+def _no_table(path: str) -> FormatError:
+    if Path(path).suffix.lower() in TEXT_SUFFIXES:
+        return FormatError(f"{path}: text, whose rows have no places; convert it first: datapipe convert {path} DST --to parquet")
+    return FormatError(f"{path}: not a .parquet, .arrow or .feather file, of which tables are read")
+
+
+def _scan(path: str) -> _Scanned:
+    container = SUFFIXES[Path(path).suffix.lower()]
+    try:
+        return _scan_parquet(path) if container == "parquet" else _scan_arrow(path)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file") from exc
+    except FormatError:
+        raise
+    except OSError as exc:
+        if exc.errno is not None:
+            raise StorageError(exc.errno, exc.strerror, path) from exc
+        raise _damaged(path, container, exc) from exc
+    except arrow_maps.DAMAGE as exc:
+        raise _damaged(path, container, exc) from exc
+
+
+def _damaged(path: str, container: str, reason: Exception) -> FormatError:
+    what = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
+    return FormatError(f"{path}: not {'a Parquet' if container == 'parquet' else 'an Arrow'} file, or truncated ({what:.120})")
+
+
+def _scan_parquet(path: str) -> _Scanned:
+    with open_file(path) as plain:
+        status = os.fstat(plain.fileno())
+        tail = os.pread(plain.fileno(), 8, max(0, status.st_size - 8))
+        length = int.from_bytes(tail[:4], "little") if len(tail) == 8 else 0
+        footer = os.pread(plain.fileno(), min(length, status.st_size), max(0, status.st_size - 8 - length))
+    with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as opened:
+        metadata, schema = opened.metadata, opened.schema_arrow
+    columns = {leaf.name: leaf for leaf in leaves_of(schema)}
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    file = TableFile(path, "parquet", status.st_size, status.st_mtime_ns, sum(rows), nulls=_nulls(metadata, columns))
+    return _Scanned(file, columns, rows, hashlib.sha256(footer).hexdigest())
+
+
+def _nulls(metadata: Any, columns: dict[str, TableColumn]) -> dict[str, int]:
+    """How many nulls each column has, where all row groups say so."""
+    counts: dict[str, int] = {}
+    for number in range(metadata.num_columns):
+        name = metadata.schema.column(number).path
+        if name not in columns:
+            continue
+        parts = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        if all(part is not None and part.has_null_count for part in parts):
+            counts[name] = sum(part.null_count for part in parts)
+    return counts
+
+
+def _scan_arrow(path: str) -> _Scanned:
+    status = os.stat(path)
+    data = arrow_maps.map_file(path)
+    batches = ArrowBatches(data, fields=[0])
+    digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
+    digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
+    columns = {leaf.name: leaf for leaf in leaves_of(batches.schema)}
+    rows = [batches[number].num_rows for number in range(len(batches))]
+    file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
+    return _Scanned(file, columns, rows, digest.hexdigest())
+
+
+def _with_missing(file: TableFile, missing: set[str]) -> TableFile:
+    if not missing:
+        return file
+    return TableFile(
+        file.path, file.container, file.nbytes, file.mtime_ns, file.num_rows, missing=frozenset(missing), nulls=file.nulls
+    )

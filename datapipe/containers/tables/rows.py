@@ -1,0 +1,181 @@
+"""Row groups of tables: some columns of one of them, as Arrow arrays.
+
+A `GroupReader` keeps the files that it read last open and belongs to one thread. Arrow's own threads are not used: the loader's
+read several row groups at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datapipe.core import arrow_maps
+from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, StorageError
+from datapipe.core.regular_files import opened_by_name
+from datapipe.index.tables import TableFile, TableGroup
+
+_MAX_OPEN = 8  # files of one reader
+_WORKED = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)  # what pyarrow raises for damaged files
+
+
+class ArrowBatches:
+    """The record batches of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` where it does not parse.
+
+    `fields`: places of the columns to decode; None: all. Batches of the stream form are all parsed at once.
+    """
+
+    def __init__(self, data: pa.Buffer, *, fields: Sequence[int] | None = None) -> None:
+        options = pa.ipc.IpcReadOptions(included_fields=list(fields) if fields else None, use_threads=False)
+        self._file: Any = None
+        self._batches: list[Any] = []
+        if arrow_maps.is_file(data):
+            self._file = pa.ipc.open_file(data, options=options)
+            self.schema = self._file.schema
+        else:
+            with pa.ipc.open_stream(pa.BufferReader(data), options=options) as reader:
+                self.schema = reader.schema
+                self._batches = list(reader)
+
+    def __len__(self) -> int:
+        return len(self._batches) if self._file is None else int(self._file.num_record_batches)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._batches[number] if self._file is None else self._file.get_batch(number)
+
+
+class _Opened(Protocol):
+    def read(self, number: int) -> Any:
+        """The row group as a table or record batch."""
+
+
+class GroupReader:
+    """Reads some columns of row groups. Not to be shared between threads.
+
+    `columns`: names of the schema, fields of structs dotted. `dictionaries`: those of them to be read as dictionaries where
+    they are stored so.
+    """
+
+    def __init__(self, columns: Sequence[str], *, dictionaries: Sequence[str] = ()) -> None:
+        self._columns = list(columns)
+        self._dictionaries = list(dictionaries)
+        self._open: OrderedDict[str, _Opened] = OrderedDict()
+
+    def read(self, group: TableGroup) -> dict[str, pa.Array]:
+        """The columns of a row group, by name, each in one array of its rows.
+
+        Raises IntegrityError where the file is not what was indexed or a page's checksum differs, DecodeError where its values do
+        not decode, MissingDataError or StorageError where it cannot be read.
+        """
+        file = group.file
+        try:
+            table = self._opened(file).read(group.number)
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{file.path}: no such file any more") from exc
+        except (IntegrityError, DecodeError):
+            raise
+        except OSError as exc:
+            self._open.pop(file.path, None)
+            if exc.errno is not None:
+                raise StorageError(exc.errno, exc.strerror, file.path) from exc
+            raise _damaged(group, exc) from exc
+        except _WORKED as exc:
+            self._open.pop(file.path, None)
+            raise _damaged(group, exc) from exc
+        if table.num_rows != group.num_rows:
+            raise IntegrityError(f"{group}: {table.num_rows} rows, {group.num_rows} when it was indexed; open the table again")
+        return {name: _one_array(_column(table, name)) for name in self._columns}
+
+    def _opened(self, file: TableFile) -> _Opened:
+        opened = self._open.get(file.path)
+        if opened is None:
+            _check_unchanged(file)
+            opened = self._open[file.path] = self._open_now(file)
+            while len(self._open) > _MAX_OPEN:
+                self._open.popitem(last=False)
+        self._open.move_to_end(file.path)
+        return opened
+
+    def _open_now(self, file: TableFile) -> _Opened:
+        if file.container == "arrow":
+            return _OpenArrow(file.path, self._columns)
+        return _OpenParquet(file.path, self._columns, self._dictionaries)
+
+
+class _OpenParquet:
+    def __init__(self, path: str, columns: list[str], dictionaries: list[str]) -> None:
+        self._columns = columns
+        with opened_by_name(path) as name:
+            self._file = pq.ParquetFile(
+                name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True, memory_map=False
+            )
+
+    def read(self, number: int) -> Any:
+        return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+
+
+class _OpenArrow:
+    def __init__(self, path: str, columns: list[str]) -> None:
+        data = arrow_maps.map_file(path)
+        names = pa.ipc.open_file(data).schema.names if arrow_maps.is_file(data) else pa.ipc.open_stream(data).schema.names
+        wanted = {column if column in names else column.split(".")[0] for column in columns}
+        self._batches = ArrowBatches(data, fields=[place for place, name in enumerate(names) if name in wanted])
+
+    def read(self, number: int) -> Any:
+        batch = self._batches[number]
+        batch.validate()
+        return batch
+
+
+def _check_unchanged(file: TableFile) -> None:
+    status = os.stat(file.path)
+    if (status.st_size, status.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+        raise IntegrityError(f"{file.path}: was changed since the table was opened; make the loader again")
+
+
+def _damaged(group: TableGroup, reason: Exception) -> DecodeError | IntegrityError:
+    lines = str(reason).strip().splitlines() or [type(reason).__name__]
+    if "crc checksum" in lines[0].lower():
+        return IntegrityError(f"{group}: a page differs from its checksum; get the file again ({lines[0]:.120})")
+    return DecodeError(f"{group}: does not decode ({lines[0]:.160}); get the file again, or pass on_error='skip' or 'replace'")
+
+
+def _column(table: Any, name: str) -> Any:
+    """A column of a table or batch; a field of a struct by its dotted name, null where the struct is."""
+    if name in table.schema.names:
+        return table.column(name)
+    for top in table.schema.names:
+        if name.startswith(f"{top}."):
+            return _field(table.column(top), name[len(top) + 1 :])
+    raise IntegrityError(f"column {name!r} is gone; open the table again")
+
+
+def _field(values: Any, name: str) -> Any:
+    arrays = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    parts = []
+    for array in arrays:
+        kind = array.type
+        for number in range(kind.num_fields):
+            label = kind.field(number).name
+            if label == name or name.startswith(f"{label}."):
+                inner = array.flatten()[number]
+                parts.append(inner if label == name else _field(inner, name[len(label) + 1 :]))
+                break
+        else:
+            raise IntegrityError(f"field {name!r} is gone; open the table again")
+    return pa.chunked_array(parts) if isinstance(values, pa.ChunkedArray) else parts[0]
+
+
+def _one_array(values: Any) -> pa.Array:
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    if pa.types.is_dictionary(values.type):
+        values = values.unify_dictionaries()
+    combined = values.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined

@@ -1,0 +1,1 @@
+"""Tar files in WebDataset's form: datapipe's own and others'."""

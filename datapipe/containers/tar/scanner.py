@@ -1,0 +1,264 @@
+"""WebDataset shards: tar files in which consecutive members with one key make a sample.
+
+Reads what `webdataset.ShardWriter`, GNU tar and Python's tarfile write (USTAR, GNU long names, PAX
+paths and sizes). A tar is scanned, never extracted: only regular files count, and names are keys, not
+paths. As in webdataset, the base name is split at its *first* dot: `dir/a.b.jpg` has key `dir/a` and
+field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) are no samples.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.columns import Column, further_fields
+from datapipe.containers.field_names import IMAGE, LABEL
+from datapipe.containers.mapped import mapped
+from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
+from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
+from datapipe.containers.tar.layout import LABEL_SUFFIX
+from datapipe.core.errors import FormatError
+from datapipe.core.printable import get_logger
+from datapipe.index.sidecar import FieldExtent, SidecarRows
+
+IMAGE_FIELD = FieldSpec(IMAGE, FieldKind.IMAGE)
+_ENCODINGS = {
+    FieldKind.TEXT: "text",
+    FieldKind.JSON: "json",
+    FieldKind.ARRAY: "npy",
+    FieldKind.BYTES: "bytes",
+}  # images may be any
+_MAX_SUFFIXES = 1000  # different ones
+_MAX_NAME = 1 << 20  # bytes of a long name or PAX header that are believed
+_MAX_LABEL = (1 << 63) - 1
+_WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: nothing follows their header, whatever its size says
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A regular file in a tar."""
+
+    name: bytes
+    offset: int  # of its data, bytes
+    nbytes: int
+
+
+def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
+    """The regular files of a tar, in order.
+
+    `where` names the tar in errors. Raises FormatError where a header does not parse or a member
+    reaches beyond the end. A tar without an end-of-archive marker is reported in the log: cut between
+    two members it would look whole.
+    """
+    position, size = 0, len(data)
+    long_name: bytes | None = None
+    pax: dict[bytes, bytes] = {}
+    while True:
+        header = data[position : position + BLOCK]
+        if len(header) < BLOCK:
+            if header.strip(b"\0"):
+                raise FormatError(f"{where}: cut within a header at byte {position}; get the file again")
+            logger.warning("%s: no end-of-archive marker; if it was cut, the samples behind the cut are missing", where)
+            return
+        if header[0] == 0:
+            if header.strip(b"\0"):
+                raise FormatError(f"{where}: member without a name at byte {position}; not a tar, or damaged")
+            return
+        _check_header(header, where, position)
+        kind, nbytes, start = header[156:157], _number(header[124:136], where, position), position + BLOCK
+        if kind in b"0\x007" and b"size" in pax:
+            nbytes = _pax_size(pax[b"size"], where, position)
+        elif kind in _WITHOUT_DATA:
+            nbytes = 0
+        if nbytes < 0 or start + nbytes > size:
+            raise FormatError(
+                f"{where}: member at byte {position} reaches to {start + nbytes}, the file ends at {size}: it was cut"
+            )
+        position = start + -(-nbytes // BLOCK) * BLOCK
+        if kind == b"L":
+            long_name = _small(data, start, nbytes, where).rstrip(b"\0")
+        elif kind == b"x":
+            pax = _parse_pax(_small(data, start, nbytes, where), where, start)
+        elif kind in (b"g", b"K"):
+            continue
+        else:
+            if kind in b"0\x007":
+                yield Member(pax.get(b"path") or long_name or _ustar_name(header), start, nbytes)
+            long_name, pax = None, {}
+
+
+def split_name(name: bytes) -> tuple[bytes, str] | None:
+    """(key, field suffix) of a member, or None for a hidden file or one without a suffix."""
+    directory, slash, base = name.rpartition(b"/")
+    stem, dot, suffix = base.partition(b".")
+    if not stem or not dot or not suffix:
+        return None
+    return directory + slash + stem, suffix.decode(errors="replace").lower()
+
+
+def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    """Scan one shard; ids are row numbers. Fields: the image, the label, and what else all samples have.
+
+    Every sample needs an image; either every sample has a `cls` member (a decimal class number) or
+    none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
+    MissingDataError, StorageError or FormatError, naming shard and sample.
+    """
+    with mapped(path, "a tar") as data:
+        return _index_members(data, str(path))
+
+
+def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    keys: list[bytes] = []
+    columns: dict[str, Column] = {}  # by suffix
+    num_strange = 0
+    for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
+        keys.append(key)
+        for suffix, member in members.items():
+            column = columns.get(suffix)
+            if column is None:
+                if len(columns) == _MAX_SUFFIXES:
+                    num_strange += 1
+                    continue
+                head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
+                column = columns[suffix] = Column(field_of_suffix(suffix, head))
+            column.add(row, member.offset, member.nbytes)
+    if not keys:
+        raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
+    image = _images(columns, keys, where)
+    labels = columns.pop(LABEL_SUFFIX, None)
+    further, lacking = further_fields(columns, len(keys))
+    found = {IMAGE: image} | ({LABEL: labels} if labels else {}) | further
+    rows = SidecarRows(tuple(found), lacking=lacking)
+    if num_strange:
+        rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
+    numbers = _labels(data, labels, keys, where) if labels else [-1] * len(keys)
+    encodings = {name: LABEL_SUFFIX if name == LABEL else _ENCODINGS.get(column.spec.kind, "") for name, column in found.items()}
+    for row, key in enumerate(keys):
+        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in found.items()}
+        rows.append(id=row, key=key, source=b"", label=numbers[row], size=(0, 0), extents=extents)
+    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in found.items())
+
+
+def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column:
+    """The image of every sample, taken out of `columns`: of several that are called by nothing but a suffix, the best one."""
+    suffixes = [suffix for suffix, column in columns.items() if column.spec == IMAGE_FIELD]
+    image = Column(IMAGE_FIELD)
+    others: dict[str, Column] = {}
+    taken = np.zeros(len(keys), bool)
+    for suffix in sorted(suffixes, key=lambda suffix: IMAGE_SUFFIXES.index(suffix.rpartition(".")[2])):
+        column = columns.pop(suffix)
+        mine, rest = column.parted(~taken[column.rows])
+        taken[mine.rows] = True
+        image = image.joined(mine) if len(image) else mine
+        if len(rest):
+            rest.spec = FieldSpec(suffix.replace(".", "_"), FieldKind.IMAGE)
+            others[suffix] = rest
+    if not taken.all():
+        row = int(np.argmin(taken))
+        has = ", ".join(suffix for suffix, column in columns.items() if row in column.rows)
+        name = keys[row].decode(errors="replace")
+        raise FormatError(f"{where}: sample {name!r} has no image (has: {has}; looked for {', '.join(IMAGE_SUFFIXES)})")
+    columns.update(others)
+    return image
+
+
+def _labels(data: mmap.mmap, column: Column, keys: list[bytes], where: str) -> list[int]:
+    if len(column) < len(keys):
+        row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
+        name = keys[row].decode(errors="replace")
+        raise FormatError(f"{where}: some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}")
+    labels = []
+    for row, key in enumerate(keys):
+        text = _small(data, *column.at(row), where)
+        labels.append(_parse_label(text, where, key.decode(errors="replace")))
+    return labels
+
+
+def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
+    """Consecutive members with one key."""
+    done: set[bytes] = set()
+    current: bytes | None = None
+    fields: dict[str, Member] = {}
+    for member in members:
+        split = split_name(member.name)
+        if split is None:
+            continue
+        key, suffix = split
+        if key != current:
+            if current is not None:
+                done.add(current)
+                yield current, fields
+            if key in done:
+                raise FormatError(
+                    f"{where}: the members of sample {key.decode(errors='replace')!r} are not consecutive; "
+                    "readers would take it for two samples: sort the members by name, or convert again"
+                )
+            current, fields = key, {}
+        if suffix in fields:
+            raise FormatError(f"{where}: sample {key.decode(errors='replace')!r} has two fields {suffix!r}; convert again")
+        fields[suffix] = member
+    if current is not None:
+        yield current, fields
+
+
+def _parse_label(text: bytes, where: str, name: str) -> int:
+    digits = text.strip()
+    if not digits.isdigit() or len(digits) > 19 or int(digits) > _MAX_LABEL:
+        raise FormatError(f"{where}: label of sample {name!r} is {text[:40]!r}, expected a decimal class number")
+    return int(digits)
+
+
+def _check_header(header: bytes, where: str, position: int) -> None:
+    stored = _number(header[148:156], where, position)
+    if sum(header) - sum(header[148:156]) + 8 * 0x20 != stored:
+        raise FormatError(f"{where}: header checksum at byte {position} is wrong: not a tar, or damaged")
+
+
+def _number(field: bytes, where: str, position: int) -> int:
+    """Octal text, or base-256 where the top bit is set (GNU, for sizes above 8 GiB)."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError as exc:
+        raise FormatError(f"{where}: header at byte {position} has no number in {field!r}: not a tar, or damaged") from exc
+
+
+def _ustar_name(header: bytes) -> bytes:
+    name = header[:100].split(b"\0", 1)[0]
+    if header[257:263] == b"ustar\0":  # GNU's magic is "ustar ", and it keeps times where the prefix would be
+        prefix = header[345:500].split(b"\0", 1)[0]
+        return prefix + b"/" + name if prefix else name
+    return name
+
+
+def _small(data: mmap.mmap | bytes, start: int, nbytes: int, where: str) -> bytes:
+    if nbytes > _MAX_NAME:
+        raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}; not believed above {_MAX_NAME}")
+    return bytes(data[start : start + nbytes])
+
+
+def _parse_pax(text: bytes, where: str, position: int) -> dict[bytes, bytes]:
+    """`LENGTH KEY=VALUE\\n`, repeated; LENGTH counts itself (POSIX.1-2001, pax)."""
+    values: dict[bytes, bytes] = {}
+    while text:
+        length, _, _ = text.partition(b" ")
+        if not length.isdigit() or len(length) > 7 or not len(length) + 2 <= int(length) <= len(text):
+            raise FormatError(f"{where}: PAX header at byte {position} does not parse: not a tar, or damaged")
+        entry, text = text[len(length) + 1 : int(length)], text[int(length) :]
+        key, _, value = entry.rstrip(b"\n").partition(b"=")
+        values[key] = value
+    return values
+
+
+def _pax_size(text: bytes, where: str, position: int) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise FormatError(f"{where}: PAX size {text[:20]!r} at byte {position} is not a number: damaged")
+    return int(text)

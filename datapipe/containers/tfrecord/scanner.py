@@ -1,0 +1,174 @@
+"""TFRecord files of `tf.train.Example`: where in each the image lies, and which label it has.
+
+Reads what TensorFlow, TFDS and others write, whatever the order of the features. The image is the feature
+`image/encoded`, else `image`, else the only one whose bytes begin as an image's do; the label `image/class/label`,
+else `label`. Only lengths and small values are read. Their checksums are tested where frames have
+their own (lengths); those over whole frames are not, as that would mean to read all of the data.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.probe import encoding_of
+from datapipe.containers.columns import Column
+from datapipe.containers.field_names import IMAGE, LABEL, is_mask_name
+from datapipe.containers.mapped import mapped
+from datapipe.containers.tfrecord import layout as form
+from datapipe.containers.tfrecord.example import Feature, parse_example
+from datapipe.containers.tfrecord.fields import FurtherFeatures
+from datapipe.core.errors import FormatError
+from datapipe.core.printable import get_logger
+from datapipe.index.sidecar import FieldExtent, SidecarRows
+
+_IMAGE_NAMES = (form.IMAGE, "image")
+_LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
+_KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
+_MAX_KEY = 1024  # bytes
+_LOOKED_AT = 64  # bytes of a feature: enough to tell an image
+_ABOUT_THE_IMAGE = (form.FORMAT, form.HEIGHT, form.WIDTH, "image/colorspace", "image/channels")  # no fields of their own
+_ENCODINGS = {
+    FieldKind.LABEL: "varint", FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes",
+}  # fmt: skip
+
+logger = get_logger(__name__)
+
+
+def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    """Scan one file; ids are row numbers. Fields: the image, the label, and what else all samples have.
+
+    Every sample needs an image; either every sample has a label (an integer) or none. What can be no field is said
+    in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
+    """
+    with mapped(path, "a TFRecord") as data:
+        return _index_frames(data, str(path))
+
+
+def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
+    """Start and size, in bytes and heads and tails included, of every frame of a file. Raises as `index_shard` does."""
+    if path.exists() and not path.stat().st_size:  # of a conversion that left every sample out
+        return
+    with mapped(path, "a TFRecord") as data:
+        for start, nbytes in _data_of_frames(data, str(path)):
+            yield start - form.HEAD_NBYTES, nbytes + form.HEAD_NBYTES + form.TAIL_NBYTES
+
+
+def _data_of_frames(data: mmap.mmap, where: str) -> Iterator[tuple[int, int]]:
+    """Offset and size of each frame's data."""
+    position, size = 0, len(data)
+    while position < size:
+        head = data[position : position + form.HEAD_NBYTES]
+        if len(head) < form.HEAD_NBYTES:
+            raise FormatError(f"{where}: cut within the head of a frame at byte {position}; get the file again")
+        nbytes, checksum = struct.unpack("<QI", head)
+        if form.masked_crc32c(head[:8]) != checksum:
+            raise FormatError(f"{where}: {_strange_head(head) if not position else _DAMAGED.format(position)}")
+        end = position + form.HEAD_NBYTES + nbytes + form.TAIL_NBYTES
+        if end > size:
+            raise FormatError(f"{where}: frame at byte {position} reaches to {end}, the file ends at {size}: it was cut")
+        yield position + form.HEAD_NBYTES, nbytes
+        position = end
+
+
+_DAMAGED = "the length at byte {} does not fit its checksum: damaged; get the file again"
+
+
+def _strange_head(head: bytes) -> str:
+    """Why a file does not begin as a TFRecord does."""
+    is_gzip, is_zlib = head[:2] == b"\x1f\x8b", head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
+    if is_gzip or is_zlib:
+        form_name, remedy = (
+            ("gzip", "decompress it, `gunzip < OLD > NEW`") if is_gzip else ("zlib", "write it again without compression")
+        )
+        return f"compressed ({form_name}), so no sample can be read without those before it; {remedy}"
+    return "not a TFRecord (the first length does not fit its checksum), or damaged"
+
+
+def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    keys: list[bytes] = []
+    labels: list[int] = []
+    image, label = Column(FieldSpec(IMAGE, FieldKind.IMAGE)), Column(FieldSpec(LABEL, FieldKind.LABEL))
+    others: FurtherFeatures | None = None
+    image_name, label_name = "", None
+    for number, (start, nbytes) in enumerate(_data_of_frames(data, where)):
+        place = f"{where}: sample {number}"
+        features = parse_example(data, start, nbytes, place)
+        if others is None:
+            image_name, label_name = _image_name(data, features, place), _label_name(features, place)
+            others = FurtherFeatures(data, frozenset((image_name, label_name, *_KEY_NAMES, *_ABOUT_THE_IMAGE)))
+        found = _only_value(features, image_name, "bytes", place)
+        image.add(number, found.offset, found.nbytes)
+        labels.append(-1)
+        if label_name:
+            found = _only_value(features, label_name, "int64", place)
+            label.add(number, found.offset, found.nbytes)
+            labels[-1] = found.value
+        if labels[-1] < -1:
+            raise FormatError(f"{place}: label is {labels[-1]}, expected a class number; write labels from 0")
+        others.add(number, features)
+        keys.append(_key(data, features, number))
+    if others is None:
+        raise FormatError(f"{where}: no samples")
+    further = others.fields(len(keys))
+    columns = {IMAGE: image} | ({LABEL: label} if label_name else {}) | further
+    encodings = {name: _ENCODINGS.get(column.spec.kind, "") for name, column in columns.items()}
+    rows = SidecarRows(tuple(columns), prefixes=others.prefixes, lacking=others.lacking, unread=others.unread)
+    for row, key in enumerate(keys):
+        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in columns.items()}
+        rows.append(id=row, key=key, source=b"", label=labels[row], size=(0, 0), extents=extents)
+    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in columns.items())
+
+
+def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> str:
+    """The feature that holds the image, by name or else by content, judged by the first sample."""
+    for name in _IMAGE_NAMES:
+        if name in features and features[name].kind == "bytes":
+            return name
+    found = [name for name, feature in features.items() if feature.kind == "bytes" and _is_image(data, feature)]
+    found = [name for name in found if not is_mask_name(name)] or found
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} features hold images ({', '.join(sorted(found))})" if found else "no feature holds an encoded image"
+    raise FormatError(
+        f"{place}: {what}; looked for 'image/encoded' or 'image', or one feature of image bytes (has: {_listed(features)})"
+    )
+
+
+def _is_image(data: mmap.mmap, feature: Feature) -> bool:
+    start = data[feature.offset : feature.offset + min(feature.nbytes, _LOOKED_AT)]
+    return feature.num_values == 1 and encoding_of(start) is not None
+
+
+def _label_name(features: dict[str, Feature], place: str) -> str | None:
+    for name in _LABEL_NAMES:
+        if name in features:
+            feature = features[name]
+            if feature.kind == "int64" and feature.num_values == 1:
+                return name
+            logger.warning("%s: %r is no single integer (%s); the set is read without labels", place, name, feature)
+    return None
+
+
+def _only_value(features: dict[str, Feature], name: str, kind: str, place: str) -> Feature:
+    feature = features.get(name)
+    if feature is None:
+        raise FormatError(f"{place}: no feature {name!r} (has: {_listed(features)}), unlike the samples before it")
+    if feature.kind != kind or feature.num_values != 1:
+        raise FormatError(f"{place}: feature {name!r} holds {feature}, expected one value of type {kind}")
+    return feature
+
+
+def _key(data: mmap.mmap, features: dict[str, Feature], number: int) -> bytes:
+    for name in _KEY_NAMES:
+        feature = features.get(name)
+        if feature and feature.kind == "bytes" and feature.num_values == 1 and 0 < feature.nbytes <= _MAX_KEY:
+            return data[feature.offset : feature.offset + feature.nbytes]
+    return b"%d" % number
+
+
+def _listed(features: dict[str, Feature]) -> str:
+    return ", ".join(sorted(features)) or "none"

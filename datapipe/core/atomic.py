@@ -1,0 +1,100 @@
+"""Files that are complete or absent.
+
+A file is written under a temporary name beside its final one, flushed to disk, and renamed; the
+directory is flushed after the rename. A process killed at any moment leaves the old file, the new
+file, or a temporary that every reader ignores. A rename replaces whatever has the name, a device
+or a named pipe as well, so what is there is looked at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from datapipe.core.errors import StorageError
+
+TEMPORARY_SUFFIX = ".part"
+_NAME_LENGTH = 50  # characters of a name that its temporary bears, which must not grow too long for the file system
+
+
+def refuse_to_replace(path: Path) -> None:
+    """Raise StorageError unless `path` is a regular file or nothing is there: the places that may be written.
+
+    A symbolic link is refused too, as one may lead anywhere; so is a name that the file system does not take.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise StorageError(exc.errno, f"cannot be written ({exc.strerror}); choose another place", os.fspath(path)) from exc
+    except ValueError as exc:
+        raise StorageError(errno.EINVAL, f"is no name for a file ({exc})", os.fspath(path)) from exc
+    if not stat.S_ISREG(mode):
+        what = next((what for is_one, what in _IRREGULAR if is_one(mode)), "no regular file")
+        raise StorageError(errno.EEXIST, f"is {what} and would be replaced; choose another place", os.fspath(path))
+
+
+_IRREGULAR = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Open `path` for writing; it appears, whole, when the block ends without an exception.
+
+    `mode`: of the new file, less the umask. The temporary name is no other writer's, so two writers of one path do not
+    mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
+    """
+    refuse_to_replace(path)
+    temporary = path.with_name(f".{path.name[:_NAME_LENGTH]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
+    """Write `value` as sorted, indented JSON, atomically."""
+    # file names may hold bytes that are not UTF-8; backslashreplace turns what stands for them into JSON escapes
+    with atomic_writer(path, mode=mode) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one file system and make the rename durable."""
+    os.replace(source, target)
+    sync_directory(target.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory's entries to disk; where the file system has no such notion, do nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,74 @@
+"""The exception tree.
+
+Every error a user can cause derives from `DatapipeError` and from the builtin that callers already
+catch for it. Messages say what, where, what was found, and what to do; the command line prints them
+without a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+
+from datapipe.core.printable import printable
+
+
+class DatapipeError(Exception):
+    """Root of everything datapipe raises on purpose. Its text is one printable line, whatever names it holds."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class OptionError(DatapipeError, ValueError):
+    """An argument, or a combination of arguments, that cannot be honoured."""
+
+
+class FormatError(DatapipeError, ValueError):
+    """A file is not what its place or its index says it is."""
+
+
+class DecodeError(DatapipeError, ValueError, OSError):
+    """A sample's bytes do not decode: the sample is *bad*. An OSError too, as Pillow's for such an image."""
+
+
+class IntegrityError(DatapipeError, ValueError):
+    """Bytes differ from what was recorded when they were written."""
+
+
+class MissingDataError(DatapipeError, FileNotFoundError):
+    """A path, shard or file that should be there is not."""
+
+
+class MissingSampleError(IntegrityError, MissingDataError):
+    """The file that a sample has to itself is gone, or no file any more: the sample is *bad*."""
+
+
+class UnfinishedError(DatapipeError, ValueError):
+    """A directory in which a conversion is still under way, or was interrupted."""
+
+
+class StorageError(DatapipeError, OSError):
+    """The operating system refused a read or a write (full disk, permissions)."""
+
+    def __str__(self) -> str:
+        if self.strerror is None:
+            return super().__str__()
+        name = self.filename
+        where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else name}: "
+        return printable(f"{where}{self.strerror}")  # without the number, which tells people nothing more
+
+
+class StateError(DatapipeError, ValueError):
+    """A saved loader state does not fit the loader that is asked to resume it."""
+
+
+class LifecycleError(DatapipeError, RuntimeError):
+    """An object was used after it was closed, or in a process that does not own it."""
+
+
+class DependencyError(DatapipeError, ImportError):
+    """A package that the chosen path needs is not installed."""
+
+
+class BackendError(DatapipeError, RuntimeError):
+    """A library that decodes failed on a batch, for a reason of its own or for a bad sample in it."""

@@ -1,0 +1,128 @@
+"""Open input files: regular ones only, without ever waiting, and inside the directory that they are named in.
+
+Nothing that lies in a dataset is trusted: a shard may be a named pipe, on which `open` waits for ever, or a link to a
+device; a name that stands in a file may lead anywhere. Whatever reads a file that this process has not just written
+opens it here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from datapipe.core.errors import FormatError
+
+AnyPath = str | bytes | os.PathLike[str]
+
+MAX_DOCUMENT_NBYTES = 256 << 20  # of a file that is read as a whole: the manifest of some 500,000 shards
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_TYPES = {
+    stat.S_IFDIR: "folder", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}  # fmt: skip
+
+
+def open_descriptor(path: AnyPath) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading; return its descriptor, which the caller closes, and its status.
+
+    Raises FormatError for what is no regular file, and OSError as `os.open` does.
+    """
+    _refuse_irregular(os.stat(path), path)  # before it is opened: opening a device may do something
+    descriptor = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        _refuse_irregular(status, path)  # it may be another file by now
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status
+
+
+def open_file(path: AnyPath, *, buffering: int = -1) -> BinaryIO:
+    """Open a regular file for reading, as the builtin `open` does in mode "rb". Raises as `open_descriptor` does."""
+    descriptor, _ = open_descriptor(path)
+    return open(descriptor, "rb", buffering=buffering)
+
+
+def read_bytes(path: AnyPath, *, at_most: int = MAX_DOCUMENT_NBYTES) -> bytes:
+    """Return the bytes of a regular file; one of more than `at_most` is refused unread, by FormatError.
+
+    Raises as `open_descriptor` does.
+    """
+    descriptor, status = open_descriptor(path)
+    with open(descriptor, "rb", buffering=0) as file:
+        if status.st_size > at_most:
+            raise FormatError(f"{os.fsdecode(path)}: {status.st_size} bytes, of which at most {at_most} are read; is it damaged?")
+        return file.read()
+
+
+@contextlib.contextmanager
+def opened_by_name(path: AnyPath) -> Iterator[str]:
+    """Give a name of the open file, for libraries that open files themselves: it means this file and no other.
+
+    The name is good within the block only; a library that has opened it keeps a descriptor of its own. Raises as
+    `open_descriptor` does.
+    """
+    descriptor, _ = open_descriptor(path)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def refuse_irregular(path: AnyPath) -> None:
+    """Raise FormatError for what is there and no regular file; for what only a library can open."""
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_irregular(os.stat(path), path)
+
+
+def path_inside(root: str, name: str, *, named_in: AnyPath, follows: bool = False) -> str:
+    """Return the path of `name` under `root`, where `name` was read from the file `named_in`.
+
+    Raises FormatError for a name that leads out: an absolute path, one with `..`, or an empty one. A symbolic link may
+    lead anywhere with `follows`, where whoever made it is trusted; otherwise what it leads to must lie under `root` too.
+    """
+    parts = name.split("/")
+    if not name or parts[0] == "" or ".." in parts or "\0" in name:
+        raise FormatError(f"{os.fsdecode(named_in)}: names the file {name!r:.200}, outside of {root}; do not use this dataset")
+    path = os.path.join(root, name)
+    if not follows:
+        _refuse_leading_out(root, path, parts, named_in)
+    return path
+
+
+def leads_out(root: AnyPath, path: AnyPath) -> bool:
+    """Whether `path`, with all symbolic links followed, lies outside of the directory `root`.
+
+    Hugging Face's cache counts as a whole: a snapshot in it is a folder of links to `blobs`, beside `snapshots`.
+    """
+    top, real = os.fsencode(os.path.realpath(root)), os.fsencode(os.path.realpath(path))
+    if is_within(real, top):
+        return False
+    before, snapshots, _ = top.rpartition(b"/snapshots/")
+    return not (snapshots and is_within(real, before + b"/blobs"))
+
+
+def is_within(real: bytes, top: bytes) -> bool:
+    """Whether a path is, or lies under, the directory `top`; both with all links followed."""
+    return real == top or real.startswith(top.rstrip(b"/") + b"/")
+
+
+def _refuse_leading_out(root: str, path: str, parts: list[str], named_in: AnyPath) -> None:
+    if len(parts) == 1 and not os.path.islink(path):  # nothing to follow, as nearly always
+        return
+    if leads_out(root, path):
+        raise FormatError(
+            f"{os.fsdecode(named_in)}: names {path}, a link that leads out of {root}, to {os.path.realpath(path)};"
+            " copy or bind-mount what it points to"
+        )
+
+
+def _refuse_irregular(status: os.stat_result, path: AnyPath) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        found = _TYPES.get(stat.S_IFMT(status.st_mode), "special file")
+        raise FormatError(f"{os.fsdecode(path)}: a {found}, not a regular file; move it away, or put the file in its place")

@@ -1,0 +1,233 @@
+"""`dataset.json`: what a converted dataset is made of.
+
+The manifest is written last, so a directory that has one is complete, and readers trust only what it
+names. It holds nothing that depends on when, where or by how many workers it was made. What is read is checked against a
+schema and against the checksum that was written with it: the schema refuses what no program wrote, the checksum what was
+damaged since.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
+
+MANIFEST_NAME = "dataset.json"
+BUILDING_NAME = ".building"  # the directory in which shards are built; readers refuse a dataset that has one
+MANIFEST_VERSION = 1
+MAX_SLOTS = 1 << 40  # in a dataset
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard and what it must contain. Slots are places in the dataset's written order."""
+
+    name: str  # file name, without directory
+    num_samples: int
+    nbytes: int
+    first_slot: int
+    num_slots: int
+    sha256: str = ""  # of the shard's bytes; empty for shards that somebody else wrote
+    index_sha256: str = ""
+    skipped: tuple[int, ...] = ()  # slots, ascending, whose sample was left out as bad
+    mtime_ns: int = 0  # of a foreign shard when it was indexed; 0 for converted ones
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A dataset: its fields, classes and shards."""
+
+    container: str  # "tar", "folder", ...
+    fields: tuple[FieldSpec, ...]
+    shards: tuple[ShardInfo, ...]
+    classes: tuple[str, ...] | None = None  # names by label, where labels are classes
+    class_to_idx: dict[str, int] | None = None
+    permutation_key: int | None = None  # the slot of an id is Permutation(num_slots, key).inverse(id); None: the id
+    image_size: tuple[int, int] | None = None  # (height, width) where all images share one
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the conversion, as typed
+    source_digest: str = ""  # of the listing it was made from: names, sizes, labels; "" where nobody recorded it
+
+    @property
+    def num_samples(self) -> int:
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def num_slots(self) -> int:
+        return sum(shard.num_slots for shard in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the contents, 16 hex digits: the same shards in the same order have the same name."""
+        digest = hashlib.sha256(f"{self.container} {self.permutation_key}\n".encode())
+        for shard in self.shards:
+            contents = shard.sha256 or shard.index_sha256  # of what others wrote, names and sizes are known
+            digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {contents}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as JSON-safe values."""
+        value = dataclasses.asdict(self)
+        value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
+        return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Manifest:
+        """Rebuild and check a manifest; `where` names its file in errors. Raises FormatError for all that no manifest is."""
+        if not isinstance(value, dict) or value.get("version") != MANIFEST_VERSION:
+            found = value.get("version") if isinstance(value, dict) else type(value).__name__
+            raise FormatError(f"{where}: manifest version {found!r:.40}, expected {MANIFEST_VERSION}; convert again or upgrade")
+        try:
+            document = msgspec.convert(value, _Document)
+        except (msgspec.ValidationError, RecursionError) as exc:
+            raise FormatError(f"{where}: not a datapipe manifest ({exc}); convert again") from exc
+        manifest = cls(
+            container=document.container,
+            fields=tuple(FieldSpec(field.name, field.kind) for field in document.fields),
+            shards=tuple(ShardInfo(**msgspec.structs.asdict(shard)) for shard in document.shards),
+            classes=document.classes,
+            class_to_idx=document.class_to_idx,
+            permutation_key=document.permutation_key,
+            image_size=document.image_size,
+            options=document.options,
+            source_digest=document.source_digest,
+        )
+        if manifest.num_samples != document.num_samples:
+            claimed = document.num_samples
+            raise FormatError(f"{where}: says {claimed} samples, its shards hold {manifest.num_samples}; convert again")
+        _check(manifest, where)
+        if document.checksum and document.checksum != _checksum(value):
+            raise FormatError(f"{where}: differs from what was written (its checksum); get the file again, or convert again")
+        return manifest
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # so that sums of two fit 64 bits with their sign
+_Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), lt=1 << 62)]
+_Digest = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){0,32}$")]
+_Side = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Field(msgspec.Struct, forbid_unknown_fields=True):
+    name: _Name
+    kind: FieldKind
+
+
+class _Shard(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    num_samples: _Count
+    nbytes: _Count
+    first_slot: _Count
+    num_slots: _Count
+    sha256: _Digest = ""
+    index_sha256: _Digest = ""
+    skipped: tuple[_Count, ...] = ()
+    mtime_ns: _Time = 0
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """What stands in the file."""
+
+    version: Literal[1]
+    num_samples: _Count
+    container: _Name
+    fields: tuple[_Field, ...]
+    shards: tuple[_Shard, ...]
+    classes: tuple[str, ...] | None
+    class_to_idx: dict[str, _Count] | None
+    permutation_key: Annotated[int, msgspec.Meta(ge=0)] | None
+    image_size: tuple[_Side, _Side] | None
+    options: dict[str, Any]
+    source_digest: str = ""
+    checksum: _Digest = ""  # of the rest; "" where nobody computed it
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Raise FormatError for what a schema cannot say: names that lead out or come twice, slots that overlap or leave gaps."""
+    if manifest.permutation_key is not None and manifest.permutation_key >= 1 << 64:
+        raise FormatError(f"{where}: the permutation's key has more than 64 bits; convert again")
+    for what, names in (("field", [one.name for one in manifest.fields]), ("shard", [one.name for one in manifest.shards])):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FormatError(f"{where}: names the {what} {twice!r:.80} twice; convert again")
+    slot = 0
+    for shard in manifest.shards:
+        name = shard.name
+        if "/" in name or "\0" in name or name in ("", ".", ".."):
+            raise FormatError(f"{where}: shard name {name!r:.80} leaves the directory; do not use this dataset")
+        if shard.first_slot != slot:
+            raise FormatError(f"{where}: shard {name} begins at slot {shard.first_slot}, not at {slot}; convert again")
+        slot += shard.num_slots
+        if shard.num_samples + len(shard.skipped) != shard.num_slots or not _are_slots_of(shard):
+            raise FormatError(
+                f"{where}: shard {name} has {shard.num_slots} slots, {shard.num_samples} samples and {len(shard.skipped)} slots"
+                " left out, which do not fit together; convert again"
+            )
+    if slot > MAX_SLOTS:
+        raise FormatError(f"{where}: claims {slot} slots, more than there can be; convert again")
+
+
+def _are_slots_of(shard: ShardInfo) -> bool:
+    """Whether the skipped slots are the shard's, and ascend."""
+    edges = (shard.first_slot - 1, *shard.skipped, shard.first_slot + shard.num_slots)
+    return all(before < after for before, after in itertools.pairwise(edges))
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    """Return the sha256, in hex, of a manifest's JSON in a form that spaces and the order of its members do not change."""
+    rest = {name: one for name, one in value.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read `directory/dataset.json`.
+
+    Raises UnfinishedError for a directory under construction, MissingDataError where there is no
+    manifest, StorageError where it cannot be read, FormatError for one that no program wrote or that is damaged.
+    """
+    refuse_unfinished(directory)
+    return read_document(directory)
+
+
+def read_document(directory: Path) -> Manifest:
+    """Read `directory/dataset.json`, also beside the marker of a conversion under way. Raises as `read_manifest` does."""
+    path = directory / MANIFEST_NAME
+    try:
+        text = regular_files.read_bytes(path)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{directory}: no {MANIFEST_NAME}; is this a converted dataset?") from exc
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror}); check its permissions") from exc
+    return parse_document(text, str(path))
+
+
+def parse_document(text: bytes, where: str) -> Manifest:
+    """Return the manifest that a `dataset.json` holds; `where` names it in errors. Raises FormatError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{where}: not JSON ({exc}); convert again") from exc
+    return Manifest.from_json(value, where)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write `directory/dataset.json` atomically, with its checksum."""
+    value = json.loads(json.dumps(manifest.to_json()))  # as a reader will have it: lists for tuples, texts for keys
+    atomic.write_json(directory / MANIFEST_NAME, {**value, "checksum": _checksum(value)})
+
+
+def refuse_unfinished(directory: Path) -> None:
+    """Raise UnfinishedError if a conversion into `directory` has not ended."""
+    if (directory / BUILDING_NAME).is_dir():
+        raise UnfinishedError(
+            f"{directory}: half made (it holds {BUILDING_NAME}/); run the same `datapipe convert` command again to finish it"
+        )

@@ -1,0 +1,129 @@
+"""A converted dataset in a store: its manifest, and a local copy of its sidecars, each fetched when it is first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from datapipe.core import atomic
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.core.private_files import private_directory
+from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
+from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo, parse_document
+from datapipe.index.sidecar import SIDECAR_SUFFIX
+from datapipe.stores.location import Location
+from datapipe.stores.objects import list_names, read_object, read_objects
+
+_ONLY_CONVERTED = "only converted datasets are read from stores: run `datapipe convert` with the URL of a prefix as destination"
+_FILE_OR_PATTERN = re.compile(r"[*?\[{]|\.(tar|tgz|zip|parquet|arrow|h5|hdf5|tfrecord|lmdb)$|\.tar\.\w+$")
+_AT_ONCE = 128  # sidecars whose bytes are held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedSet:
+    """Where a converted dataset lies, and where what was fetched of its index is kept. Pickles; holds no credentials."""
+
+    location: Location
+    copies: Path  # directory of the sidecars that were fetched
+
+    def shard_url(self, name: str) -> str:
+        return str(self.location / name)
+
+    def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
+        """Fetch the sidecars of these shards that were not fetched before, several at once.
+
+        Raises MissingDataError and StorageError, also where what comes is not what the manifest says: the dataset was
+        replaced since it was opened.
+        """
+        missing = [shard for shard in shards if not (self.copies / (shard.name + SIDECAR_SUFFIX)).exists()]
+        for first in range(0, len(missing), _AT_ONCE):
+            some = missing[first : first + _AT_ONCE]
+            contents = read_objects([self.location / (shard.name + SIDECAR_SUFFIX) for shard in some])
+            for shard, data in zip(some, contents, strict=True):
+                if shard.index_sha256 and hashlib.sha256(data).hexdigest() != shard.index_sha256:
+                    data = self._read_again(shard)
+                self._keep(shard, data)
+
+    def fetch_again(self, shard: ShardInfo) -> None:
+        """Fetch a sidecar whose copy here turned out to be damaged. Raises as `fetch_sidecars`."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.copies / (shard.name + SIDECAR_SUFFIX)).unlink()
+        self.fetch_sidecars([shard])
+
+    def _keep(self, shard: ShardInfo, data: bytes) -> None:
+        """Write a copy; not flushed to disk, as it is checked whenever it is opened, and can be fetched again."""
+        path = self.copies / (shard.name + SIDECAR_SUFFIX)
+        temporary = path.with_name(f".{secrets.token_hex(8)}{atomic.TEMPORARY_SUFFIX}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise StorageError(exc.errno, f"{path}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+
+    def _read_again(self, shard: ShardInfo) -> bytes:
+        """A sidecar whose bytes were not those of the manifest: damaged on the way, or replaced."""
+        place = self.location / (shard.name + SIDECAR_SUFFIX)
+        data = read_object(place)
+        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+            raise FormatError(
+                f"{place}: differs from what the manifest says (sha256): replaced since the dataset was opened, or damaged; "
+                "open it again, and if that does not help, convert again"
+            )
+        return data
+
+
+def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
+    """Read the manifest of a converted dataset in a store.
+
+    Raises MissingDataError where there is none, StorageError where it cannot be read, FormatError where it is damaged,
+    or where the URL is one of a file or a pattern.
+    """
+    if _FILE_OR_PATTERN.search(location.name):
+        raise FormatError(f"{location}: names a file or a pattern; {_ONLY_CONVERTED}")
+    place = location / MANIFEST_NAME
+    try:
+        text = read_object(place)
+    except MissingDataError as exc:
+        if "no such object" not in str(exc):  # but no such bucket
+            raise
+        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_what_is_there(location)}") from None
+    manifest = parse_document(text, str(place))
+    if manifest.container == "folder":
+        raise FormatError(f"{place}: of a folder of loose files, which are not read from stores; convert them")
+    name = hashlib.sha256(f"{location}\n".encode() + text).hexdigest()[:24]
+    copies = user_cache(REMOTE_INDEXES) / name
+    try:
+        with private_directory(copies):
+            pass
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{copies}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    return manifest, ConvertedSet(location, copies)
+
+
+def _what_is_there(location: Location) -> str:
+    """What to say of a prefix without a manifest."""
+    names: list[str] = []
+    with contextlib.suppress(StorageError, MissingDataError):
+        names = list_names(location)
+    sets = [name.rstrip("/") for name in names if name.endswith("/") and _has_manifest(location / name.rstrip("/"))]
+    if sets:
+        return f", but the datasets {', '.join(sets)}; open one of them, e.g. {location / sets[0]}"
+    if names:
+        return f" (but {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); {_ONLY_CONVERTED}"
+    return "; is this the URL of a converted dataset?"
+
+
+def _has_manifest(location: Location) -> bool:
+    with contextlib.suppress(StorageError, MissingDataError):
+        return MANIFEST_NAME in list_names(location)
+    return False

@@ -1,0 +1,43 @@
+"""Samples that a selection holds at several positions: each position is a number apart, so that none is augmented as another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.index.concat import AnyIndex, ConcatIndex
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """Which of the positions of one sample each position is."""
+
+    number: Ints  # (n,) earlier positions of the same sample
+    most: int  # positions that one sample has
+
+    @staticmethod
+    def of(index: AnyIndex) -> Repeats | None:
+        """Those of an index; None where no sample has several positions."""
+        parts = index.parts if isinstance(index, ConcatIndex) else ()
+        if index.chosen is None and all(part.chosen is None for part in parts):
+            return None
+        ids = index.ids(np.arange(len(index), dtype=np.int64))
+        if (np.diff(ids) > 0).all():
+            return None
+        order = np.argsort(ids, kind="stable")
+        begins = np.flatnonzero(np.append(True, np.diff(ids[order]) > 0))
+        if len(begins) == len(ids):
+            return None
+        sizes = np.diff(np.append(begins, len(ids)))
+        number = np.empty(len(ids), np.int64)
+        number[order] = np.arange(len(ids), dtype=np.int64) - np.repeat(begins, sizes)
+        return Repeats(number, int(sizes.max()))
+
+    def occurrences(self, positions: Ints, before: Ints | None) -> Ints:
+        """(m,) a number that no other coming of the same sample has; `before`: how often each position came already."""
+        number = self.number[positions]
+        return number if before is None else number + self.most * before

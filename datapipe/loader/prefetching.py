@@ -1,0 +1,220 @@
+"""`prefetch`: any loader's batches on the device, copied while the batches before them are computed with."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from datapipe.backends.device import Arrival, Uploader
+from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
+from datapipe.backends.nests import tensors_of
+from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.core.observe import Observer, null_observer
+
+_NONE_LEFT = object()
+
+
+def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, depth: int = 2) -> PrefetchedLoader:
+    """The batches of `iterable`, their tensors on `device`; `depth` further ones are being copied meanwhile.
+
+    `iterable`: a torch DataLoader, a datapipe one, a list, a generator: whatever gives batches. `device`: "cuda" is
+    the current device at the first `next()`, before which no CUDA context is made; on "cpu" batches come as they
+    are, and nothing runs ahead. Raises OptionError for a device that is not there and for arguments that cannot be
+    honoured.
+    """
+    try:
+        checked_depth = operator.index(depth)
+    except TypeError as exc:
+        raise OptionError(f"depth is {depth!r}; it must be a whole number of batches") from exc
+    if checked_depth < 1:
+        raise OptionError(f"depth is {depth}; it must be at least 1, the batches copied ahead")
+    if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
+        raise OptionError(f"iterable is a {type(iterable).__qualname__}, which gives no batches; pass a loader or a generator")
+    return PrefetchedLoader(iterable, checked_device(device), depth=checked_depth)
+
+
+class PrefetchedLoader:
+    """What `prefetch` gives: a loader whose batches lie on the device.
+
+    Each `iter()` is a fresh pass, which begins at its first `next()`. All else (`dataset`, `sampler`,
+    `set_epoch`, ...) is the inner loader's, and `state_dict` and `load_state_dict`, where that has them, speak
+    of the batch last handed out, not of those copied ahead. Not to be shared between threads; pickles as its arguments.
+    """
+
+    def __init__(
+        self,
+        inner: Iterable[Any],
+        device: torch.device,
+        *,
+        depth: int,
+        open_runtime: Callable[[torch.device], DeviceRuntime] = cuda_runtime,
+    ) -> None:
+        self.device = device
+        self.depth = depth
+        self._inner = inner
+        self._open_runtime = open_runtime
+        self._observer: Observer = null_observer
+        self._uploader: Uploader | None = None
+        self._state: _State | None = None  # after the batch last handed out; None: what the inner loader says
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._inner) if self.device.type == "cpu" else PrefetchIterator(self)
+
+    def __len__(self) -> int:
+        """Batches of a pass. Raises TypeError where the inner loader has no length."""
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'PrefetchedLoader' object has no attribute {name!r}")
+        value = getattr(self._inner, name)
+        if name == "state_dict":
+            return self._state_dict
+        if name == "load_state_dict":
+            return self._load_state_dict
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the inner loader has is set there, and means what it means there."""
+        inner = vars(self).get("_inner")
+        if name.startswith("_") or name in ("device", "depth") or not hasattr(inner, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(inner, name, value)
+
+    def __reduce__(self) -> tuple[Callable[..., PrefetchedLoader], tuple[Any, ...]]:
+        return _from_arguments, (self._inner, self.device, self.depth)
+
+    def observe(self, observer: Observer) -> None:
+        """Report the host's part of each copy to `observer`, and all stages of the inner loader if it is datapipe's."""
+        self._observer = observer
+        if self._uploader is not None:
+            self._uploader.observer = observer
+        inner = getattr(self._inner, "observe", None)
+        if callable(inner):
+            inner(observer)
+
+    def _state_dict(self) -> Any:
+        return self._inner.state_dict() if self._state is None else copy.deepcopy(self._state.value)  # type: ignore[attr-defined]
+
+    def _load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state_dict(state)  # type: ignore[attr-defined]
+        self._state = None
+
+
+class PrefetchIterator(Iterator[Any]):
+    """One pass. The inner loader is asked in the thread that calls `next()`, and by nobody else.
+
+    What it raises comes after the batches before it, and the next `next()` asks it again: ours goes on with the batch after one
+    that failed, as torch's does.
+    """
+
+    def __init__(self, loader: PrefetchedLoader) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._ahead: deque[tuple[Arrival, _State | None]] = deque()
+        self._num_asked = 0
+        self._is_exhausted = False  # nothing more comes from the inner loader
+        # Raised once the batches before it are handed out, with the state after it; until then nothing more is asked for.
+        self._failed: tuple[Exception, _State | None] | None = None
+        self._is_over = False
+
+    def __iter__(self) -> PrefetchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        loader = self._loader
+        if self._batches is None:
+            try:
+                self._begin()
+            except Exception:
+                self.close()
+                raise
+        self._top_up()
+        if self._ahead:
+            arrival, loader._state = self._ahead.popleft()
+            return arrival.hand_over()
+        if self._failed is not None:
+            (error, loader._state), self._failed = self._failed, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here
+        loader._state = None  # all is handed out: the inner loader knows best what follows
+        self.close()
+        raise StopIteration
+
+    def __reduce__(self) -> NoReturn:
+        raise LifecycleError(
+            "an iterator over prefetched batches cannot be copied or pickled, as it holds batches on their way to a device; "
+            "copy the loader itself"
+        )
+
+    def close(self) -> None:
+        """End the pass and drop what was copied ahead. May be called again."""
+        self._is_over = True
+        self._ahead.clear()
+        self._failed = None
+        batches, self._batches = self._batches, None
+        if batches is not self._loader._inner:  # an iterator that was passed in is the caller's
+            close = getattr(batches, "close", None)
+            if callable(close):
+                close()
+
+    def _begin(self) -> None:
+        loader = self._loader
+        if loader._uploader is None:
+            runtime = loader._open_runtime(loader.device)
+            loader._uploader = Uploader(runtime, observer=loader._observer, max_free=loader.depth + 2)
+        if loader._state is None:
+            loader._state = _state_of(loader._inner)  # what it says later is ahead of what was handed out
+        self._batches = iter(loader._inner)
+
+    def _top_up(self) -> None:
+        """Have the next batch and `depth` more on their way, if there are so many."""
+        loader = self._loader
+        assert self._batches is not None
+        assert loader._uploader is not None
+        while len(self._ahead) <= loader.depth and not self._is_exhausted and self._failed is None:
+            try:
+                batch = next(self._batches, _NONE_LEFT)
+                if batch is _NONE_LEFT:
+                    self._is_exhausted = True
+                    return
+                state = _state_of(loader._inner)
+                arrival = loader._uploader.upload(batch, step=self._num_asked, num_samples=_num_samples(batch))
+            except Exception as exc:
+                self._failed = exc, _state_of(loader._inner)
+                return
+            self._num_asked += 1
+            self._ahead.append((arrival, state))
+
+
+class _State:
+    """What an inner loader said of itself, kept from changing with it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = copy.deepcopy(value)
+
+
+def _state_of(inner: Any) -> _State | None:
+    state_dict = getattr(inner, "state_dict", None)
+    return _State(state_dict()) if callable(state_dict) else None
+
+
+def _num_samples(batch: Any) -> int:
+    """The rows of the batch's first tensor; 0 where it has none."""
+    return next((len(tensor) for tensor in tensors_of(batch) if tensor.dim()), 0)
+
+
+def _from_arguments(inner: Iterable[Any], device: torch.device, depth: int) -> PrefetchedLoader:
+    return prefetch(inner, device, depth=depth)

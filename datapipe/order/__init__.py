@@ -1,0 +1,1 @@
+"""Which sample comes when, and with which random draws: arithmetic on positions and seeds."""

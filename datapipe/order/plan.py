@@ -1,0 +1,164 @@
+"""Which samples make up which batch, on every rank, from any point of any epoch.
+
+A *step* is one batch on each of `world_size` ranks: `batch_size * world_size` consecutive positions
+of the epoch's order, of which rank r takes the r-th run of `batch_size`. The place in an epoch is one
+number, `Cursor.samples_done`, counted over all ranks, so that a state saved on two ranks resumes on
+four as long as the step covers as many samples. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.core.errors import OptionError, StateError
+from datapipe.order.sample_order import Order
+
+
+class Tail(enum.Enum):
+    """What becomes of the samples left over after the last full step."""
+
+    PAD = "pad"  # shared out evenly; up to world_size - 1 samples are repeated so that ranks have equally many
+    DROP = "drop"  # left out of this epoch
+    MASK = "mask"  # a full step, filled with repeats that a boolean mask marks as such
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process among those that share an epoch."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise OptionError(f"rank {self.rank} is not among world_size {self.world_size} ranks: 0 <= rank < world_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in training: this many samples of this epoch are done, counted over all ranks."""
+
+    epoch: int = 0
+    samples_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One rank's batch as a range of positions of the epoch, before any order is asked."""
+
+    step: int  # of the epoch, from 0
+    after: Cursor  # where the epoch stands once this step is done
+    start: int  # first position of the epoch
+    stop: int  # end of the range; positions from `num_samples` on are repeats and count from 0 again
+    num_samples: int  # of the epoch
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def num_real(self) -> int:
+        """How many of the first samples are no repeats."""
+        return max(0, min(self.stop, self.num_samples) - self.start)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """The (start, stop) ranges of positions below `num_samples` that it consists of, in order."""
+        start = self.start
+        while start < self.stop:
+            first = start % self.num_samples
+            length = min(self.stop - start, self.num_samples - first)
+            yield first, first + length
+            start += length
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The samples of one rank's batch."""
+
+    step: int  # of the epoch, from 0
+    after: Cursor  # where the epoch stands once this step is done
+    positions: NDArray[np.int64]  # (b,) positions in the dataset
+    real: NDArray[np.bool_]  # (b,) False where a sample is a repeat that pads the tail
+    occurrences: NDArray[np.int64] | None = None  # (b,) to be augmented apart where a sample comes again; None: all 0
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An order cut into steps. `num_samples` of the epoch are shared out over all ranks."""
+
+    order: Order
+    batch_size: int  # per rank
+    rank: Rank = Rank()
+    tail: Tail = Tail.PAD
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size is {self.batch_size}; it must be at least 1")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+        return self.batch_size * self.rank.world_size
+
+    @property
+    def num_steps(self) -> int:
+        """Steps per epoch: the same on every rank."""
+        full, left = divmod(len(self.order), self.global_batch)
+        return full + (left > 0 and self.tail is not Tail.DROP)
+
+    def steps(self, start: Cursor) -> Iterator[Picks]:
+        """The batches of this rank from `start` to the end of its epoch.
+
+        Raises StateError where `start` does not lie between two steps of this plan.
+        """
+        for step in range(self.step_at(start), self.num_steps):
+            yield self.picks(start.epoch, step)
+
+    def step_at(self, cursor: Cursor) -> int:
+        """The number of the step that begins at `cursor`."""
+        step, rest = divmod(cursor.samples_done, self.global_batch)
+        if cursor.samples_done >= len(self.order) > 0:
+            return self.num_steps
+        if rest:
+            raise StateError(
+                f"{cursor.samples_done} samples are done, which is not a multiple of batch_size x world_size "
+                f"= {self.batch_size} x {self.rank.world_size}; resume with the values the state was saved under"
+            )
+        return step
+
+    def check(self, cursor: Cursor) -> None:
+        """Raise StateError where `cursor` does not lie between two steps of this plan."""
+        self.step_at(cursor)
+
+    def picks(self, epoch: int, step: int) -> Picks:
+        """One batch, from its number alone."""
+        span = self.span(epoch, step)
+        mine = span.start + np.arange(len(span), dtype=np.int64)
+        places = mine % span.num_samples
+        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol takes longer than all the rest here
+        return Picks(
+            step=step,
+            after=span.after,
+            positions=self.order(epoch, places),
+            real=mine < span.num_samples,
+            occurrences=None if occurrences is None else occurrences(epoch, places),
+        )
+
+    def span(self, epoch: int, step: int) -> Span:
+        """One batch as a range of positions of the epoch."""
+        num_samples = len(self.order)
+        first = step * self.global_batch
+        left = num_samples - first
+        share = self.batch_size
+        if left < self.global_batch and self.tail is Tail.PAD:
+            share = -(-left // self.rank.world_size)
+        start = first + self.rank.rank * share
+        after = Cursor(epoch, min(first + self.global_batch, num_samples))
+        return Span(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)

@@ -1,0 +1,92 @@
+"""Permutations of very many rows, computed for consecutive positions at once.
+
+They take 32-bit integers in blocks that fit a core's cache: about 10 ns per row, where `order.Permutation` takes over 100.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.core.errors import OptionError
+from datapipe.order.draws import key64
+from datapipe.order.sample_order import TABLE_LIMIT, Permutation
+
+MAX_ROWS = 1 << 32  # of one permutation: its halves are multiplied in 32 bits
+_NUM_ROUNDS = 8
+_BLOCK = 1 << 15  # rows permuted at a time
+
+
+@dataclass(frozen=True, slots=True)
+class RowPermutation:
+    """A pseudorandom bijection of range(num_rows), chosen by a 64-bit key, at about 10 ns per row.
+
+    A Feistel network over pairs (left, right) with left < a and right < b, where a * b is hardly more than `num_rows`; what
+    falls beyond is mapped again (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Below 2^16 rows it is
+    `order.Permutation`. Raises OptionError beyond MAX_ROWS.
+    """
+
+    num_rows: int
+    key: int
+
+    def __post_init__(self) -> None:
+        if self.num_rows > MAX_ROWS:
+            raise OptionError(f"{self.num_rows} rows are shuffled as a whole; the most is {MAX_ROWS}: split the table")
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
+        """(stop - start,) where the positions from `start` to `stop` go, 0 <= start <= stop <= num_rows."""
+        if self.num_rows < TABLE_LIMIT:
+            return Permutation(self.num_rows, self.key)(np.arange(start, stop, dtype=np.int64))
+        out = np.empty(stop - start, np.int64)
+        for first in range(start, stop, _BLOCK):
+            block = np.arange(first, min(first + _BLOCK, stop), dtype=np.int64).astype(np.uint32)
+            out[first - start : first - start + len(block)] = self._walked(block)
+        return out
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these positions go."""
+        if self.num_rows < TABLE_LIMIT:
+            return Permutation(self.num_rows, self.key)(positions)
+        words = positions.astype(np.uint32)
+        blocks = [self._walked(words[first : first + _BLOCK]) for first in range(0, len(words), _BLOCK)]
+        return np.concatenate([*blocks, np.empty(0, np.uint32)]).astype(np.int64)
+
+    def _walked(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        words = self._mapped(words)
+        outside = np.flatnonzero(words > np.uint32(self.num_rows - 1))
+        while len(outside):
+            words[outside] = self._mapped(words[outside])
+            outside = outside[words[outside] > np.uint32(self.num_rows - 1)]
+        return words
+
+    def _mapped(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        num_left = math.isqrt(self.num_rows - 1) + 1
+        a, b = np.uint32(num_left), np.uint32(-(-self.num_rows // num_left))
+        left = words // b
+        right = words - left * b
+        mixed, scratch = np.empty_like(words), np.empty_like(words)
+        for number, key in enumerate(_round_keys(self.key)):
+            source, target, size = (right, left, a) if number % 2 == 0 else (left, right, b)
+            np.bitwise_xor(source, key, out=mixed)
+            mixed *= np.uint32(0x9E3779B1)
+            np.right_shift(mixed, np.uint32(15), out=scratch)
+            mixed ^= scratch
+            mixed *= np.uint32(0x85EBCA77)
+            mixed >>= np.uint32(16)
+            mixed *= size  # at most 2^16 each
+            mixed >>= np.uint32(16)
+            target += mixed  # below 2 * size, which is below 2^32
+            np.subtract(target, size, out=mixed)  # wraps to a large number where target < size
+            np.minimum(target, mixed, out=target)
+        left *= b
+        left += right
+        return left
+
+
+@functools.lru_cache(maxsize=256)
+def _round_keys(key: int) -> list[np.uint32]:
+    return [np.uint32(int(key64(key, number)) & 0xFFFFFFFF) for number in range(_NUM_ROUNDS)]
