@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import warnings
@@ -240,6 +241,14 @@ def test_nothing_is_recorded_outside_of_getitem_and_by_other_threads(paths: list
     batches(loaded(Watching(paths, TRAIN)))
     seen.append(data.by_path(paths[0]))
     assert {type(image._im).__name__ for image in seen} == {"ImagingCore"}
+
+
+def test_functions_that_record_are_still_known_by_their_names(paths: list[str]) -> None:
+    """The loader of files tells torchvision's functions by these."""
+    batches(loaded(Images(paths, TRAIN), num_workers=0))  # puts the seams in place
+    chain = [functools.partial(F.to_tensor), functools.partial(F.normalize, mean=[0.5] * 3, std=[0.5] * 3)]
+    assert hasattr(F.to_tensor, "__wrapped__")
+    assert dp.transforms.Recipe.of(chain, input_kind="pil").rest == ()
 
 
 def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
