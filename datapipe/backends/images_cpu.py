@@ -23,7 +23,7 @@ from datapipe.codecs.probe import ImageHeader, probe
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.cache.store import Gap
 from datapipe.fetch.files import Files
-from datapipe.index.sample_index import Entries
+from datapipe.index.entries import Entries
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import Row, RowCut, cut_through, refuse_large, row_cuts, rows_of

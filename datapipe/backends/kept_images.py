@@ -18,7 +18,7 @@ from datapipe.codecs.decode import Decoder
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.core.errors import DecodeError
 from datapipe.fetch.cache.store import Gap, Kept, Store
-from datapipe.index.sample_index import WHOLE_FILE, Entries, Extents
+from datapipe.index.entries import WHOLE_FILE, Entries, Extents
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts

@@ -27,7 +27,7 @@ from datapipe.core.regular_files import open_file
 from datapipe.diagnostics.trials.sample import Files, Sample
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
-from datapipe.index.sample_index import WHOLE_FILE, Entries
+from datapipe.index.entries import WHOLE_FILE, Entries
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
 _SHARE = 0.1  # of the time, for the passes of one trial

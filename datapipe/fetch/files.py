@@ -11,8 +11,9 @@ from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.known import open_cache_directory
-from datapipe.index.concat import AnyIndex, ConcatIndex
-from datapipe.index.sample_index import Extents, SampleIndex
+from datapipe.index.concat import AnyIndex, wholes
+from datapipe.index.entries import Extents
+from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.settings import Remote
 
 
@@ -44,10 +45,9 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
 def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     if settings.cache_path is None:
         return None
-    parts = index.parts if isinstance(index, ConcatIndex) else [index]
     shards = {
         part.remote.shard_url(shard.name): CachedShard(part.remote.location / shard.name, shard.sha256, shard.nbytes)
-        for part in parts
+        for part in wholes(index)
         if isinstance(part, SampleIndex) and part.remote is not None
         for shard in part.manifest.shards
         if shard.sha256

@@ -25,7 +25,7 @@ from datapipe.core.errors import (
 from datapipe.core.regular_files import open_descriptor
 from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.sample_index import WHOLE_FILE, Extents
+from datapipe.index.entries import WHOLE_FILE, Extents
 
 # Of a file that is not where the listing saw it; whether the storage works is another question.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))

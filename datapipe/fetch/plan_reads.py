@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from datapipe.index.sample_index import Extents
+from datapipe.index.entries import Extents
 
 MAX_GAP = 1 << 16  # bytes read for nothing rather than seeking over them
 

@@ -14,7 +14,7 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
-from datapipe.index.sample_index import Extents
+from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import Pending, RemoteObject
 from datapipe.stores.requests import Requests, requests

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core.errors import OptionError
+from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, check_positions
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.manifest import Manifest
 from datapipe.index.row_groups import RowGroup, RowGrouping
-from datapipe.index.sample_index import WHOLE_FILE, Description, Entries, Extents, SampleIndex
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -23,22 +25,21 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 class ConcatIndex:
     """What a `SampleIndex` is, over several datasets. Thread-safe; pickles as its arguments.
 
-    A sample's id is the number of samples' places in the datasets before its own, plus its id there. Fields are those
-    that all datasets have. `chosen`: ids of a selection, in its order. Raises OptionError where no field is common.
+    A sample's id is the number of slots of the datasets before its own, plus its id there. Fields are those that all datasets
+    have. Raises OptionError where no field is common.
     """
 
-    def __init__(self, parts: Sequence[SampleIndex | FileListIndex], chosen: Ints | None = None) -> None:
+    def __init__(self, parts: Sequence[PartIndex]) -> None:
         self.parts = tuple(parts)
-        self.chosen = chosen
         self._first_id = _starts([part.manifest.num_slots for part in self.parts])
         self._first_position = _starts([len(part) for part in self.parts])
         self.manifest = _concat_manifest(self.parts)
 
     def __reduce__(self) -> tuple[Callable[..., ConcatIndex], tuple[object, ...]]:
-        return ConcatIndex, (self.parts, self.chosen)
+        return ConcatIndex, (self.parts,)
 
     def __len__(self) -> int:
-        return int(self._first_position[-1]) if self.chosen is None else len(self.chosen)
+        return int(self._first_position[-1])
 
     @property
     def where(self) -> str:
@@ -54,21 +55,16 @@ class ConcatIndex:
 
     @property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode())
-        if self.chosen is not None:
-            digest.update(self.chosen.astype("<i8").tobytes())
-        return digest.hexdigest()[:16]
+        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
+        return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()[:16]
 
-    def select(self, positions: Ints) -> ConcatIndex:
-        """The samples at these positions, in this order; they keep their ids."""
-        return ConcatIndex(self.parts, self.ids(np.asarray(positions, np.int64)))
+    def select(self, positions: Ints) -> Selection:
+        """Return the samples at these positions, in this order; they keep their ids."""
+        return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
         """(m,) the sample ids at these positions."""
-        if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
-            raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
-        if self.chosen is not None:
-            return self.chosen[positions]
+        check_positions(positions, len(self))
         ids = np.empty(len(positions), np.int64)
         for place, rows in self._shared_out(positions, self._first_position):
             ids[rows] = self._first_id[place] + self.parts[place].ids(positions[rows] - self._first_position[place])
@@ -85,11 +81,14 @@ class ConcatIndex:
         labels = _spread([(rows, entries.labels) for rows, entries in found], len(ids))
         return Entries(ids, labels, _spread_extents([(rows, entries.extents) for rows, entries in found], len(ids)))
 
-    def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
-        """As `SampleIndex.row_grouping`; a dataset that is addressed by bytes is one row group among the others."""
+    def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
+        """As `SampleIndex.row_grouping`; a dataset that is addressed by bytes is one row group among the others.
+
+        None also for a selection.
+        """
         groupings = [part.row_grouping(fields) for part in self.parts]
         known = [grouping for grouping in groupings if grouping is not None]
-        if self.chosen is not None or not known:
+        if ids is not None or not known:
             return None
         starts = [
             first + (np.zeros(1, np.int64) if grouping is None else grouping.starts[:-1])
@@ -97,19 +96,16 @@ class ConcatIndex:
         ]
         return RowGrouping(np.append(np.concatenate(starts), len(self)), max(grouping.nbytes for grouping in known))
 
-    def labels(self) -> Ints:
-        """(n,) the label of every sample, in dataset order; reads every sidecar."""
-        everything = np.concatenate([part.labels() for part in self.parts])
-        if self.chosen is None:
-            return everything
-        positions = np.empty(len(self.chosen), np.int64)
-        for place, rows in self._shared_out(self.chosen, self._first_id):
+    def labels(self, ids: Ints | None = None) -> Ints:
+        """(n,) the label of every sample in dataset order, or of these."""
+        if ids is None:
+            return np.concatenate([part.labels() for part in self.parts])
+        labels = np.empty(len(ids), np.int64)
+        for place, rows in self._shared_out(ids, self._first_id):
             part = self.parts[place]
-            of_part = part.ids(np.arange(len(part), dtype=np.int64))
-            order = np.argsort(of_part, kind="stable")
-            found = np.searchsorted(of_part[order], self.chosen[rows] - self._first_id[place])
-            positions[rows] = self._first_position[place] + order[found]
-        return everything[positions]
+            whole = part.whole if isinstance(part, Selection) else part
+            labels[rows] = whole.labels(ids[rows] - self._first_id[place])
+        return labels
 
     def describe(self, id: int) -> Description:
         """What to call one sample in a message."""
@@ -123,7 +119,7 @@ class ConcatIndex:
         return [(int(place), np.flatnonzero(places == place)) for place in np.unique(places)]
 
 
-def _concat_manifest(parts: Sequence[SampleIndex | FileListIndex]) -> Manifest:
+def _concat_manifest(parts: Sequence[PartIndex]) -> Manifest:
     """What the datasets have in common."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
@@ -184,19 +180,31 @@ def _whole_files(extents: Extents) -> Ints:
     return np.full(len(extents), WHOLE_FILE, np.int64) if extents.one_file_each else extents.nbytes
 
 
-AnyIndex = SampleIndex | FileListIndex | ConcatIndex
+WholeIndex = SampleIndex | FileListIndex | ConcatIndex
+PartIndex = SampleIndex | FileListIndex | Selection  # of a concatenation
+AnyIndex = WholeIndex | Selection
+
+
+def wholes(index: AnyIndex) -> list[SampleIndex | FileListIndex]:
+    """Return the datasets that the samples of an index are of."""
+    if isinstance(index, Selection):
+        return wholes(index.whole)
+    return [dataset for part in index.parts for dataset in wholes(part)] if isinstance(index, ConcatIndex) else [index]
 
 
 def concatenated(indexes: Sequence[AnyIndex]) -> AnyIndex:
-    """One index of them all. Raises OptionError for a selection of a joint index, whose parts cannot be told apart."""
-    parts: list[SampleIndex | FileListIndex] = []
+    """Return one index of them all.
+
+    Raises OptionError for a selection of a concatenation, whose parts cannot be told apart.
+    """
+    parts: list[PartIndex] = []
     for index in indexes:
         if isinstance(index, ConcatIndex):
-            if index.chosen is not None:
-                raise OptionError(
-                    f"a selection of several datasets ({index.where}) cannot be concatenated again; select from the whole"
-                )
             parts += index.parts
+        elif isinstance(index, Selection) and isinstance(index.whole, ConcatIndex):
+            raise OptionError(
+                f"a selection of several datasets ({index.where}) cannot be concatenated again; select from the whole"
+            )
         else:
             parts.append(index)
     return parts[0] if len(parts) == 1 else ConcatIndex(parts)

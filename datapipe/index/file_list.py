@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.core.errors import OptionError
+from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, check_positions
 from datapipe.index.manifest import Manifest, ShardInfo
 from datapipe.index.row_groups import RowGrouping
-from datapipe.index.sample_index import WHOLE_FILE, Description, Entries, Extents
+from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
 
@@ -21,8 +21,8 @@ Ints = NDArray[np.int64]
 class FileListIndex:
     """What a `SampleIndex` is, over a list of files; ids are places in it. Thread-safe; pickles as its arguments.
 
-    `paths`: of the images. `labels`: (n,), None where there are none. `where`: what to call them in messages. `chosen`: ids
-    of a selection, in its order. Files are looked at when they are read; what is no image, or is gone, is told then.
+    `paths`: of the images. `labels`: (n,), None where there are none. `where`: what to call them in messages. Files are
+    looked at when they are read: what is no image, or is gone, is reported then.
     """
 
     is_foreign = True
@@ -36,12 +36,10 @@ class FileListIndex:
         where: str,
         classes: tuple[str, ...] | None = None,
         class_to_idx: dict[str, int] | None = None,
-        chosen: Ints | None = None,
     ) -> None:
         self._paths = paths
         self._labels = labels
         self.where = where
-        self.chosen = chosen
         fields = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
         self.manifest = Manifest(
             container="folder",
@@ -53,37 +51,28 @@ class FileListIndex:
         self._fingerprint: str | None = None
 
     def __reduce__(self) -> tuple[Callable[..., FileListIndex], tuple[object, ...]]:
-        return _restore, (self._paths, self._labels, self.where, self.manifest.classes, self.manifest.class_to_idx, self.chosen)
+        return _restore, (self._paths, self._labels, self.where, self.manifest.classes, self.manifest.class_to_idx)
 
     def __len__(self) -> int:
-        return len(self._paths) if self.chosen is None else len(self.chosen)
+        return len(self._paths)
 
     @property
     def fingerprint(self) -> str:
         """A name for these files with these labels in this order: of their names, not of their contents."""
         if self._fingerprint is None:
             digest = hashlib.sha256("\0".join(self._paths).encode(errors="surrogateescape"))
-            for numbers in (self._labels, self.chosen):
-                digest.update(b"-" if numbers is None else numbers.astype("<i8").tobytes())
+            digest.update(b"-" if self._labels is None else self._labels.astype("<i8").tobytes())
             self._fingerprint = digest.hexdigest()[:16]
         return self._fingerprint
 
-    def select(self, positions: Ints) -> FileListIndex:
-        """The files at these positions, in this order; they keep their ids."""
-        return _restore(
-            self._paths,
-            self._labels,
-            self.where,
-            self.manifest.classes,
-            self.manifest.class_to_idx,
-            self.ids(np.asarray(positions, np.int64)),
-        )
+    def select(self, positions: Ints) -> Selection:
+        """Return the files at these positions, in this order; they keep their ids."""
+        return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
-        """(m,) the sample ids at these positions."""
-        if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
-            raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
-        return positions if self.chosen is None else self.chosen[positions]
+        """(m,) the sample ids at these positions: the same numbers."""
+        check_positions(positions, len(self))
+        return positions
 
     def look_up(self, ids: Ints, field: str) -> Entries:
         """The labels and the extents of these files, each read whole."""
@@ -99,14 +88,15 @@ class FileListIndex:
         )
         return Entries(ids, np.full(len(ids), -1) if self._labels is None else self._labels[ids], extents)
 
-    def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
+    def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
         """None: files may be read in any order."""
         return None
 
-    def labels(self) -> Ints:
-        """(n,) the label of every sample, in order; -1 where there are none."""
-        ids = self.ids(np.arange(len(self), dtype=np.int64))
-        return np.full(len(ids), -1, np.int64) if self._labels is None else self._labels[ids]
+    def labels(self, ids: Ints | None = None) -> Ints:
+        """(n,) the label of every file in order, or of these; -1 where there are none."""
+        if self._labels is None:
+            return np.full(len(self) if ids is None else len(ids), -1, np.int64)
+        return self._labels if ids is None else self._labels[ids]
 
     def describe(self, id: int) -> Description:
         """What to call one sample in a message."""
@@ -114,11 +104,6 @@ class FileListIndex:
 
 
 def _restore(
-    paths: Sequence[str],
-    labels: Ints | None,
-    where: str,
-    classes: tuple[str, ...] | None,
-    class_to_idx: dict[str, int] | None,
-    chosen: Ints | None,
+    paths: Sequence[str], labels: Ints | None, where: str, classes: tuple[str, ...] | None, class_to_idx: dict[str, int] | None
 ) -> FileListIndex:
-    return FileListIndex(paths, labels, where=where, classes=classes, class_to_idx=class_to_idx, chosen=chosen)
+    return FileListIndex(paths, labels, where=where, classes=classes, class_to_idx=class_to_idx)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.index.concat import AnyIndex, ConcatIndex
+from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
 
@@ -22,8 +23,8 @@ class Repeats:
     @staticmethod
     def of(index: AnyIndex) -> Repeats | None:
         """Those of an index; None where no sample has several positions."""
-        parts = index.parts if isinstance(index, ConcatIndex) else ()
-        if index.chosen is None and all(part.chosen is None for part in parts):
+        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
+        if not any(isinstance(part, Selection) for part in parts):
             return None
         ids = index.ids(np.arange(len(index), dtype=np.int64))
         if (np.diff(ids) > 0).all():

@@ -7,67 +7,30 @@ at once. Nothing after it knows formats.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
-from datapipe.core.printable import printable
+from datapipe.core.errors import FormatError
 from datapipe.core.regular_files import path_inside
-from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from datapipe.index.entries import Description, Entries, Extents, check_positions
+from datapipe.index.manifest import Manifest
+from datapipe.index.open_sidecars import OpenSidecars
 from datapipe.index.remote_set import ConvertedSet
 from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
-from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
+from datapipe.index.selection import Selection
+from datapipe.index.sidecar import Sidecar
 from datapipe.order.sample_order import Permutation
-
-MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
-
-WHOLE_FILE = -1  # in place of a number of bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """Where one field of some samples lies: bytes of a file, or a row of a row group."""
-
-    paths: list[str]  # (m,) file of each
-    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard where there is a row group
-    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; with a row group about what the value takes, 0 where nobody knows
-    crc32c: NDArray[np.uint32]  # (m,)
-    has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
-    one_file_each: bool  # the extents are whole files, so keeping them open is no use
-    prefixes: list[bytes] | None = None  # (m,) what belongs before the bytes of each; None: nothing
-    row_groups: list[RowGroup | None] | None = None  # (m,) what is to be read for each; None: bytes
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def take(self, rows: list[int]) -> Extents:
-        """Those of some of the samples."""
-        return Extents(
-            paths=[self.paths[row] for row in rows],
-            offset=self.offset[rows],
-            nbytes=self.nbytes[rows],
-            crc32c=self.crc32c[rows],
-            has_crc=self.has_crc[rows],
-            one_file_each=self.one_file_each,
-            prefixes=None if self.prefixes is None else [self.prefixes[row] for row in rows],
-            row_groups=None if self.row_groups is None else [self.row_groups[row] for row in rows],
-        )
 
 
 class SampleIndex:
-    """The samples of a dataset, or of a selection of it. Thread-safe; pickles as its arguments.
+    """The samples of a dataset in shards. Thread-safe; pickles as its arguments.
 
-    `manifest` says which shards there are; they lie in `data_directory`, their sidecars in
-    `sidecar_directory` (the same for converted datasets). `chosen`: the ids of a selection, in its
-    order; None for all. `remote`: where the shards lie, if that is an object store; both directories are then the one in
+    `manifest` says which shards there are; they lie in `data_directory`, their sidecars in `sidecar_directory` (the same for
+    converted datasets). `remote`: where the shards lie, if that is an object store; both directories are then the one in
     which it keeps copies of sidecars.
     """
 
@@ -77,13 +40,11 @@ class SampleIndex:
         *,
         data_directory: Path,
         sidecar_directory: Path,
-        chosen: NDArray[np.int64] | None = None,
         remote: ConvertedSet | None = None,
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
         self.sidecar_directory = sidecar_directory
-        self.chosen = chosen
         self.remote = remote
         shards = manifest.shards
         self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
@@ -96,14 +57,14 @@ class SampleIndex:
         key = manifest.permutation_key
         self._permutation = None if key is None else Permutation(manifest.num_slots, key)
         self._missing = self._missing_ids()
-        self._sidecars = _OpenSidecars(self)
+        self._sidecars = OpenSidecars(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote)
         self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
-        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.chosen, self.remote)
+        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.remote)
 
     def __len__(self) -> int:
-        return self.manifest.num_samples if self.chosen is None else len(self.chosen)
+        return self.manifest.num_samples
 
     @property
     def where(self) -> str:
@@ -127,26 +88,15 @@ class SampleIndex:
     @property
     def fingerprint(self) -> str:
         """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
-        if self.chosen is None:
-            return self.manifest.fingerprint
-        return hashlib.sha256(self.manifest.fingerprint.encode() + self.chosen.astype("<i8").tobytes()).hexdigest()[:16]
+        return self.manifest.fingerprint
 
-    def select(self, positions: NDArray[np.int64]) -> SampleIndex:
-        """The samples at these positions, in this order; they keep their ids."""
-        return SampleIndex(
-            self.manifest,
-            data_directory=self.data_directory,
-            sidecar_directory=self.sidecar_directory,
-            chosen=self.ids(np.asarray(positions, np.int64)),
-            remote=self.remote,
-        )
+    def select(self, positions: NDArray[np.int64]) -> Selection:
+        """Return the samples at these positions, in this order; they keep their ids."""
+        return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """(m,) the sample ids at these positions of the dataset: ascending over all of it."""
-        if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
-            raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
-        if self.chosen is not None:
-            return self.chosen[positions]
+        check_positions(positions, len(self))
         if not len(self._missing):
             return positions
         return positions + np.searchsorted(self._missing - np.arange(len(self._missing)), positions, side="right")
@@ -184,21 +134,24 @@ class SampleIndex:
         extents = Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose, prefixes=prefixes, row_groups=row_groups)
         return Entries(ids, labels, extents)
 
-    def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
-        """The row groups that an order had better keep together, where any of these fields is addressed by rows.
+    def row_grouping(self, fields: Collection[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
+        """The row groups that an order should keep together, where any of these fields is addressed by rows.
 
-        None where all of them are addressed by bytes, which may be read in any order. A shard in which they are is one
-        row group among the others.
+        `ids`: of a selection, in its order. None where all fields are addressed by bytes, which may be read in any order. A
+        shard in which they are is one row group among the others.
         """
         wanted = frozenset(fields)
+        if ids is not None:
+            return self._find_row_grouping(wanted, ids)
         if wanted not in self._groupings:
             self._groupings[wanted] = self._find_row_grouping(wanted)
         return self._groupings[wanted]
 
-    def labels(self) -> NDArray[np.int64]:
-        """(n,) the label of every sample, in dataset order; reads every sidecar."""
-        self._sidecars.refuse_claims()
-        ids = self.ids(np.arange(len(self), dtype=np.int64))
+    def labels(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """(n,) the label of every sample in dataset order, or of these; reads every sidecar that has one of them."""
+        if ids is None:
+            self._sidecars.refuse_claims()
+            ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
         labels = np.empty(len(ids), np.int64)
         for shard in np.unique(shards):
@@ -227,7 +180,7 @@ class SampleIndex:
         for member, number in zip(members.tolist(), numbers.tolist(), strict=True):
             groups[member] = made[number]
 
-    def _find_row_grouping(self, wanted: frozenset[str]) -> RowGrouping | None:
+    def _find_row_grouping(self, wanted: frozenset[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
         if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
             return None  # what datapipe wrote lies in pieces of bytes
         self._sidecars.refuse_claims()
@@ -241,10 +194,11 @@ class SampleIndex:
             starts.append(first + (sidecar.row_groups[:-1] if by_rows else np.zeros(1, np.int64)))
         if not num_groups:
             return None
-        ids = self.ids(np.arange(len(self), dtype=np.int64))
+        if ids is None:
+            ids = self.ids(np.arange(len(self), dtype=np.int64))
         groups = np.searchsorted(np.concatenate(starts), ids, side="right")
         begins = np.flatnonzero(np.diff(groups, prepend=-1)) if len(groups) else np.zeros(1, np.int64)
-        return RowGrouping(np.append(begins, len(self)), nbytes // num_groups)
+        return RowGrouping(np.append(begins, len(ids)), nbytes // num_groups)
 
     def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shard number and row within it of each id."""
@@ -274,104 +228,5 @@ class SampleIndex:
         return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has looked at links
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """What the index knows of some samples."""
-
-    ids: NDArray[np.int64]  # (m,)
-    labels: NDArray[np.int64]  # (m,) -1 where a sample has none
-    extents: Extents
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """One sample, for people."""
-
-    id: int
-    path: str  # the file that holds it
-    key: bytes
-    source: str  # path of the file it was converted from, relative to the source; "" where it was not
-
-    def __str__(self) -> str:
-        text = f"{self.path}: sample {self.id}"
-        if self.key != os.fsencode(self.path[-len(self.key) :]):  # else a file of its own, whose path says it all
-            text += f" ({self.source or os.fsdecode(self.key)})"
-        return printable(text)
-
-
-def _restore(
-    manifest: Manifest,
-    data_directory: Path,
-    sidecar_directory: Path,
-    chosen: NDArray[np.int64] | None,
-    remote: ConvertedSet | None = None,
-) -> SampleIndex:
-    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, chosen=chosen, remote=remote)
-
-
-class _OpenSidecars:
-    """The sidecars of an index by shard number, opened when first asked for; the least recently used are closed."""
-
-    def __init__(self, index: SampleIndex) -> None:
-        self._manifest = index.manifest
-        self._data, self._directory = str(index.data_directory), str(index.sidecar_directory)
-        self._named_in = os.path.join(self._directory, MANIFEST_NAME)
-        self._follows = index.is_foreign  # whoever opens shards of others has named them, or their folder
-        self._remote = index.remote
-        self._fetching = threading.Lock()
-        self._open: OrderedDict[int, Sidecar] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __getitem__(self, shard: int) -> Sidecar:
-        with self._lock:
-            sidecar = self._open.get(shard)
-            if sidecar is None:
-                sidecar = self._open[shard] = self.opened(shard)
-                if len(self._open) > MAX_OPEN_SIDECARS:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(shard)
-            return sidecar
-
-    def fetch(self, shards: NDArray[np.int64] | None = None) -> None:
-        """Have copies of the sidecars of these shards, None for all, where they lie in a store: several at once."""
-        if self._remote is not None:
-            numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
-            with self._fetching:  # what two batches need is fetched once
-                self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
-
-    def opened(self, shard: int) -> Sidecar:
-        """One of them, opened for the caller alone, and what it tells checked against the manifest."""
-        about = self._manifest.shards[shard]
-        if self._remote is not None:
-            self._remote.fetch_sidecars([about])
-        path_inside(self._data, about.name, named_in=self._named_in, follows=self._follows)
-        try:
-            return Sidecar(self._path(about), shard=about)
-        except (FormatError, MissingDataError):
-            if self._remote is None:
-                raise
-        self._remote.fetch_again(about)  # the copy here was damaged
-        return Sidecar(self._path(about), shard=about)
-
-    def refuse_claims(self) -> None:
-        """Raise FormatError where a manifest counts samples for which its sidecars, by their sizes, have no room.
-
-        To be asked before memory is taken for as many samples as the manifest says.
-        """
-        self.fetch()
-        for shard, about in enumerate(self._manifest.shards):
-            path, num = self._path(about), about.num_samples
-            try:
-                nbytes = os.stat(path).st_size
-            except OSError:
-                self.opened(shard)  # says what is wrong with it
-                continue
-            if num * ROW_NBYTES > nbytes:
-                raise FormatError(f"{path}: too small for the {num} samples that the manifest counts; index or convert again")
-
-    def _path(self, about: ShardInfo) -> Path:
-        return Path(path_inside(self._directory, about.name + SIDECAR_SUFFIX, named_in=self._named_in))
+def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | None) -> SampleIndex:
+    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote)

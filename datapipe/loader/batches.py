@@ -23,8 +23,8 @@ from datapipe.core.errors import DecodeError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
+from datapipe.index.entries import Entries, Extents
 from datapipe.index.repeats import Repeats
-from datapipe.index.sample_index import Entries, Extents
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields

@@ -20,7 +20,7 @@ from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
-from datapipe.index.sample_index import Entries
+from datapipe.index.entries import Entries
 from datapipe.loader.lending import Lending
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe

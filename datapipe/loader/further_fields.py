@@ -21,7 +21,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
-from datapipe.index.sample_index import Extents
+from datapipe.index.entries import Extents
 from datapipe.loader.batch_fields import IMAGE
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.index.sample_index import Entries, Extents
+from datapipe.index.entries import Entries, Extents
 from datapipe.loader.dali_images import Fetched
 from datapipe.loader.further_fields import Values
 from datapipe.order.draws import Draws

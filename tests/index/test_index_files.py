@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import atomic
 from datapipe.core.errors import DatapipeError, FormatError, MissingDataError, UnfinishedError
-from datapipe.index import sample_index as index_module
 from datapipe.index.manifest import (
     BUILDING_NAME,
     MANIFEST_NAME,
@@ -323,7 +322,7 @@ def test_every_id_is_found_wherever_it_was_written(
 
 
 def test_few_sidecars_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MAX_OPEN_SIDECARS", 3)
+    monkeypatch.setattr("datapipe.index.open_sidecars.MAX_OPEN_SIDECARS", 3)
     make_dataset(tmp_path, [1] * 10)
     index = open_dataset(tmp_path)
     for sample in [*range(10), *range(10)]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import FormatError
-from datapipe.index import sample_index as index_module
+from datapipe.index import open_sidecars as index_module
 from datapipe.index.manifest import Manifest, ShardInfo
 from datapipe.index.row_groups import RowGroup
 from datapipe.index.sample_index import SampleIndex

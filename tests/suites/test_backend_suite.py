@@ -28,7 +28,8 @@ from datapipe.codecs.decode import DECODER_NAMES
 from datapipe.containers import open_index
 from datapipe.core.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.sample_index import Entries, SampleIndex
+from datapipe.index.entries import Entries
+from datapipe.index.sample_index import SampleIndex
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe

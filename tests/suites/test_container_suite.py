@@ -164,7 +164,7 @@ def test_opening_again_scans_nothing(made: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
     opened: list[Path] = []
     monkeypatch.setattr(
-        "datapipe.index.sample_index.Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about)
+        "datapipe.index.open_sidecars.Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about)
     )
     second = open_index(made)
     assert second.fingerprint == first.fingerprint

@@ -20,7 +20,6 @@ from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.index.concat import AnyIndex
 from datapipe.index.file_list import FileListIndex
-from datapipe.index.sample_index import SampleIndex
 from datapipe.loader import DataLoader, Dataset
 
 _MIN_PASSES, _MAX_PASSES = 3, 20
@@ -56,7 +55,7 @@ def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -
     return Rate(statistics.median(times[1:]) / num_samples, max(_FLOOR, error), loader.num_workers, num_samples)
 
 
-def index_of(sample: Sample, scratch: Path) -> FileListIndex | SampleIndex:
+def index_of(sample: Sample, scratch: Path) -> AnyIndex:
     """Return an index of the sample as it is. For shards an index is made, once, in `scratch`."""
     data = sample.data
     if isinstance(data, Shards):

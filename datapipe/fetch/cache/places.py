@@ -16,7 +16,8 @@ from datapipe.fetch.cache.files import StoreFiles, open_on_disk
 from datapipe.fetch.cache.in_memory import open_in_memory
 from datapipe.fetch.cache.room import share_of_disk, share_of_memory
 from datapipe.fetch.cache.store import Store
-from datapipe.index.concat import AnyIndex, ConcatIndex
+from datapipe.index.concat import AnyIndex, wholes
+from datapipe.index.file_list import FileListIndex
 from datapipe.index.sample_index import SampleIndex
 
 
@@ -80,9 +81,11 @@ def contents_of(index: AnyIndex) -> str:
     Of what datapipe wrote the contents are known by their hashes. Of other data the place and the times of the shards
     stand for them, of loose files the stamp of each.
     """
-    if isinstance(index, ConcatIndex):
-        return " + ".join(contents_of(part) for part in index.parts)
-    if not isinstance(index, SampleIndex):
+    return " + ".join(map(_contents_of, wholes(index)))
+
+
+def _contents_of(index: SampleIndex | FileListIndex) -> str:
+    if isinstance(index, FileListIndex):
         return index.fingerprint
     if not index.is_foreign:
         return index.manifest.fingerprint

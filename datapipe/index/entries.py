@@ -1,0 +1,79 @@
+"""What an index answers: where the bytes of samples lie, their labels, and names for messages."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.core.errors import OptionError
+from datapipe.core.printable import printable
+from datapipe.index.row_groups import RowGroup
+
+WHOLE_FILE = -1  # in place of a number of bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Where one field of some samples lies: bytes of a file, or a row of a row group."""
+
+    paths: list[str]  # (m,) file of each
+    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard where there is a row group
+    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; in a row group the approximate size of the value, 0 if unknown
+    crc32c: NDArray[np.uint32]  # (m,)
+    has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
+    one_file_each: bool  # the extents are whole files, so keeping them open does not help
+    prefixes: list[bytes] | None = None  # (m,) bytes to put before those of each; None: none
+    row_groups: list[RowGroup | None] | None = None  # (m,) the row group to read for each; None: bytes of the file
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, rows: list[int]) -> Extents:
+        """Return those of some of the samples, by row."""
+        return Extents(
+            paths=[self.paths[row] for row in rows],
+            offset=self.offset[rows],
+            nbytes=self.nbytes[rows],
+            crc32c=self.crc32c[rows],
+            has_crc=self.has_crc[rows],
+            one_file_each=self.one_file_each,
+            prefixes=None if self.prefixes is None else [self.prefixes[row] for row in rows],
+            row_groups=None if self.row_groups is None else [self.row_groups[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What an index knows of some samples: their ids, labels and extents."""
+
+    ids: NDArray[np.int64]  # (m,)
+    labels: NDArray[np.int64]  # (m,) -1 where a sample has none
+    extents: Extents
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Where one sample comes from, for messages."""
+
+    id: int
+    path: str  # the file that holds it
+    key: bytes
+    source: str  # path of the file it was converted from, relative to the source; "" where it was not
+
+    def __str__(self) -> str:
+        text = f"{self.path}: sample {self.id}"
+        if self.key != os.fsencode(self.path[-len(self.key) :]):  # else a file of its own, whose path says it all
+            text += f" ({self.source or os.fsdecode(self.key)})"
+        return printable(text)
+
+
+def check_positions(positions: NDArray[np.int64], num_samples: int) -> None:
+    """Raise OptionError for positions that a dataset of so many samples does not have."""
+    if len(positions) and (positions.min() < 0 or positions.max() >= num_samples):
+        raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {num_samples} samples")
