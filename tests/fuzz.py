@@ -36,12 +36,12 @@ from fixtures import encode, picture
 from PIL import Image
 
 from datapipe.codecs.probe import probe
-from datapipe.containers.hdf5.scanner import scanner as hdf5
-from datapipe.containers.parquet.scanner import scanner as parquet
+from datapipe.containers.hdf5 import scanner as hdf5
+from datapipe.containers.parquet import scanner as parquet
 from datapipe.containers.rows import read_rows
-from datapipe.containers.tar.scanner import scanner as tar
+from datapipe.containers.tar import scanner as tar
 from datapipe.containers.tfrecord import layout as frame
-from datapipe.containers.tfrecord.scanner import scanner as tfrecord
+from datapipe.containers.tfrecord import scanner as tfrecord
 from datapipe.core.errors import DatapipeError
 from datapipe.index.row_groups import RowGroup
 
