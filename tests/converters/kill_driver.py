@@ -1,14 +1,15 @@
-"""Runs a conversion again and again, killed before its first, second, third, ... change to the file system.
+"""Runs a conversion again and again, killed before one change to the file system after the other.
 
-    python kill_driver.py SOURCE SCRATCH REFERENCE FORMAT [OPTION ...]
+    python kill_driver.py SOURCE SCRATCH REFERENCE FORMAT FIRST STEP [OPTION ...]
+
+It is killed before change FIRST, FIRST + STEP, and so on, counted from 1.
 
 Each attempt runs in a fork whose file system calls are counted; at the chosen one the process kills
 itself with SIGKILL (a write first writes half of its bytes). What it leaves must not look complete.
 A second fork then runs the same conversion undisturbed, and its result must equal REFERENCE, byte for
 byte, with nothing beside.
 Options: `split`, `overwrite` (an older dataset lies in the destination), `twice` (the second run is
-killed as well, a few calls in, before the third), `pairs` (another form of source, killed before every fourth call only:
-most calls are those of any source). Prints the number of kills; exits 1 at a difference.
+killed as well, a few calls in, before the third). Prints the number of kills; exits 1 at a difference.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def looks_complete_too_early(destination: Path, complete: list[dict[str, str]]) 
     return None
 
 
-def main(source: Path, scratch: Path, reference: Path, to: str, *flags: str) -> None:
+def main(source: Path, scratch: Path, reference: Path, to: str, first: str, step: str, *flags: str) -> None:
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
     destination = scratch / "out"
     options = ConvertOptions(
@@ -103,7 +104,7 @@ def main(source: Path, scratch: Path, reference: Path, to: str, *flags: str) -> 
     expected = contents(reference)
     complete = [expected, *(contents(path) for path in reference.iterdir() if path.is_dir())]
     num_kills = 0
-    for call in range(1, 10_000, 4 if "pairs" in flags else 1):
+    for call in range(int(first), 10_000, int(step)):
         shutil.rmtree(destination, ignore_errors=True)
         if "overwrite" in flags:
             convert(ConvertOptions(source, destination, to=to, shard_nbytes=20_000, num_workers=1, seed=9))
