@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
-#   make test    the test suite
+#   make test    the test suite    make test-fast   without what is slow: two minutes on two cores
 #   make lint    ruff, format    make types      mypy --strict
 #   make bench   all benchmarks and the README's table (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
@@ -19,7 +19,9 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 PIP_ARGS ?=
-PYTEST_ARGS ?= -n auto --maxprocesses 8
+# Tests often wait for processes of theirs, so there is one worker more than cores.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
+PYTEST_ARGS ?= -n $(JOBS) --dist worksteal
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?= --inputs 1000000
@@ -28,18 +30,24 @@ GPU_ARGS ?=
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 
+# Tests start some hundred processes; without bytecode each of them would compile the packages again.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench dev
 
-.PHONY: demo test lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
+.PHONY: demo test test-fast lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

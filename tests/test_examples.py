@@ -12,6 +12,8 @@ import pytest
 from converters import ConvertOptions, convert
 from datapipe.testing.synthetic_images import make_image_folder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -14,6 +14,8 @@ from fuzz import KINDS, NUMBERS, TARGETS, Change, Target, examine, input_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow
+
 CHANGES = st.builds(
     Change,
     kind=st.sampled_from(sorted(set(KINDS))),

@@ -33,6 +33,8 @@ from benchmarks.gpu.sweep import Sweep, merged
 from benchmarks.task import Task
 from datapipe.testing.synthetic_images import make_image_folder
 
+pytestmark = pytest.mark.slow
+
 
 def make_check(tmp_path: Path) -> Check:
     return Check(out=tmp_path / "results", data=tmp_path / "data", is_dry=True)

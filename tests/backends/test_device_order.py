@@ -19,6 +19,8 @@ from datapipe.backends import device
 from datapipe.backends.device import Arrival, Uploader
 from datapipe.backends.device_runtime import Pending
 
+pytestmark = pytest.mark.slow
+
 
 def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) -> Reads:
     """What training does, in an order that the seed decides: upload ahead, take, compute, drop."""

@@ -14,6 +14,8 @@ from datapipe.backends.images_dali.region_trial import RegionTrial, region_probl
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -8,12 +8,15 @@ import sys
 import threading
 
 import numpy as np
+import pytest
 import torch
 from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.backends.slabs import SlabPool
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_slab_returns_when_the_last_view_dies() -> None:

@@ -12,6 +12,8 @@ from PIL import Image
 
 from datapipe.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_whole_way(tmp_path: Path) -> None:
     out = tmp_path / "demo"

@@ -17,6 +17,8 @@ from fixtures import jpeg, timed
 
 from datapipe.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LOOP = """

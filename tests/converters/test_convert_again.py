@@ -16,6 +16,8 @@ from converters import ConvertOptions, OnError, Part, Split, convert
 from datapipe.core.errors import IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_same_again_writes_nothing(tree: Path, tmp_path: Path, to: str) -> None:
     options = ConvertOptions(tree, tmp_path / "out", to=to, num_workers=1)

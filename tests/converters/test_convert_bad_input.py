@@ -29,6 +29,8 @@ from datapipe.core.errors import (
 )
 from datapipe.index.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 BOMB = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0) + bytes(40) + b"IEND\xaeB`\x82"
 
 

@@ -18,6 +18,8 @@ from converters import ConvertOptions, Split, convert
 from datapipe.core.errors import UnfinishedError
 from datapipe.index.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("to", "flags", "first", "step"),

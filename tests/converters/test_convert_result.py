@@ -26,6 +26,8 @@ from datapipe.core.errors import DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
 
+pytestmark = pytest.mark.slow
+
 
 def source_files(tree: Path) -> list[Path]:
     """In ImageFolder's order: by sample."""

@@ -20,6 +20,8 @@ from converters.writers import Target
 from datapipe.containers import open_index
 from datapipe.fetch.local import LocalFiles
 
+pytestmark = pytest.mark.slow
+
 TEXT = (ROOT / "docs" / "formats.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", TEXT, re.DOTALL))
 TARGET_OF = {

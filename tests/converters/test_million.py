@@ -15,6 +15,8 @@ from benchmarks import million
 from converters import recognise
 from converters.options import ConvertOptions
 
+pytestmark = pytest.mark.slow
+
 
 def test_files_are_links_in_folders_of_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(million, "_PER_FOLDER", 4)

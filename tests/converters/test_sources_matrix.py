@@ -17,6 +17,8 @@ from datapipe.core.errors import IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=SOURCES)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:

@@ -22,7 +22,7 @@ from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.testing.faulty_store import Fault, FaultyStore
 
-pytestmark = needs_moto
+pytestmark = [needs_moto, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from datapipe.core.errors import FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sidecar import Sidecar
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def dataset(tmp_path: Path, to: str) -> Path:

@@ -16,7 +16,7 @@ from datapipe.containers import open_index
 from datapipe.stores.location import parse_location
 from datapipe.testing.faulty_store import Fault
 
-pytestmark = needs_obstore
+pytestmark = [needs_obstore, pytest.mark.slow]
 PLACE = parse_location(f"s3://{BUCKET}/train")
 
 

@@ -29,6 +29,8 @@ from datapipe.diagnostics.attach.passes import num_ready
 from datapipe.diagnostics.bracket import Bracket
 from datapipe.diagnostics.clock import HostClock
 
+pytestmark = pytest.mark.slow
+
 NUM_BATCHES = 6
 
 

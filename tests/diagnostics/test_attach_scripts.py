@@ -18,6 +18,8 @@ from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.diagnostics.attach.command import Outcome, run_command, run_script
 from datapipe.diagnostics.attach.settings import child_environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = "datapipe.diagnostics.attach.recording:open_recording"
 

@@ -17,6 +17,8 @@ from datapipe.diagnostics.torch_stages.attribution import attribute
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.torch_stages.timing import Schedule
 
+pytestmark = pytest.mark.slow
+
 WAYS: dict[str, dict[str, Any]] = {
     "in the consumer": {},
     "forked": {"num_workers": 2, "multiprocessing_context": "fork"},

@@ -21,6 +21,8 @@ from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.torch_stages.attribution import attribute
 from datapipe.diagnostics.verdict import VerdictKind, judge
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_matrix_is_whole() -> None:
     cells = matrix()

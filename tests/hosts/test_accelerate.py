@@ -11,6 +11,8 @@ from host_ranks import in_a_process, needs, on_ranks
 
 import datapipe as dp
 
+pytestmark = pytest.mark.slow
+
 needs("accelerate")
 
 NUM = 1003

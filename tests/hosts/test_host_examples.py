@@ -13,6 +13,8 @@ from host_ranks import in_a_process, needs, on_ranks
 from converters import ConvertOptions, convert
 from datapipe.testing.synthetic_images import make_image_folder
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 

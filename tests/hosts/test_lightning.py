@@ -10,6 +10,8 @@ from host_ranks import in_a_process, needs, on_ranks
 
 import datapipe as dp
 
+pytestmark = pytest.mark.slow
+
 needs("lightning")
 
 NUM, BATCH, STEPS = 50, 6, 9

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from host_ranks import on_ranks
 
 import datapipe as dp
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 

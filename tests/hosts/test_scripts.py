@@ -13,6 +13,8 @@ from fixtures import CLASSES, label_of
 from host_ranks import in_a_process, needs, on_ranks
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("imagenet_script.py")
 TRAIN, VAL = 33, 14
 CHANGES = {

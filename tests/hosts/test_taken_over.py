@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from host_ranks import in_a_process, needs, on_ranks
 
+pytestmark = pytest.mark.slow
+
 NUM, STEPS = 50, 18  # of two epochs
 DDP = {"devices": 2, "strategy": "ddp"}
 

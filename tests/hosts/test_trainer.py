@@ -11,6 +11,8 @@ from host_ranks import exit_code_of, in_a_process, needs, on_ranks
 
 import datapipe as dp
 
+pytestmark = pytest.mark.slow
+
 needs("transformers")
 
 NUM, BATCH, STEPS = 50, 6, 9

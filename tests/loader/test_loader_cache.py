@@ -26,6 +26,8 @@ from datapipe.loader.choice import Request
 from datapipe.loader.explanation import explanation
 from datapipe.transforms import Recipe
 
+pytestmark = pytest.mark.slow
+
 FLOAT = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
 RECIPES: dict[str, list[Any]] = {
     "no front": TRAIN,

@@ -19,6 +19,8 @@ from datapipe.loader.dali_images import MAX_GIVEN_UP, MAX_REFUSED, Fetched
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
+pytestmark = pytest.mark.slow
+
 # How far rows of DALI may be from those of images_cpu, of 255: small noisy pictures have much at their borders.
 LARGEST, MEAN = 8.0, 0.3
 

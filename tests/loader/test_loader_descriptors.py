@@ -24,6 +24,8 @@ from fixtures import (
 
 from converters.writers import TARGETS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("few_descriptors.py")
 LIMIT = 34  # of open files; there is a shard for each of the 37 samples

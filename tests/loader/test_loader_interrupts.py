@@ -14,6 +14,8 @@ from fixtures import NUM_SAMPLES
 
 import datapipe as dp
 
+pytestmark = pytest.mark.slow
+
 
 def interrupted(do: Callable[[], Any], at: int) -> tuple[str | None, Any]:
     """The place of the `at`-th function that `do` enters, where KeyboardInterrupt is raised, and what `do` returns if it does.

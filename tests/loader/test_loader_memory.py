@@ -15,7 +15,7 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe.backends.slabs import SlabPool
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 
 
 def rss_nbytes() -> int:

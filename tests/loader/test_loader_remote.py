@@ -19,7 +19,7 @@ import datapipe as dp
 from datapipe.containers import open_index
 from datapipe.testing.faulty_store import Fault, FaultyStore
 
-pytestmark = needs_obstore
+pytestmark = [needs_obstore, pytest.mark.slow]
 
 URL = f"s3://{BUCKET}/train"
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}

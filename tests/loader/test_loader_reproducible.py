@@ -12,7 +12,7 @@ from recipes import CROP, EVAL, TRAIN
 
 import datapipe as dp
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 
 RECIPES: dict[str, Any] = {"uint8": CROP, "float32": TRAIN, "eval": EVAL}
 

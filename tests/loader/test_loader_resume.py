@@ -15,7 +15,7 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe.core.errors import StateError
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 
 
 def make(path: Path, **changes: Any) -> dp.DataLoader:

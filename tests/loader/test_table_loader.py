@@ -20,6 +20,8 @@ from table_values import table_of, write_groups, write_table
 import datapipe as dp
 from datapipe.backends.table_windows import LoadedWindow
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 3210
 GROUPS = {"dense": ["I*"], "ids": ["C*", "row"]}
 

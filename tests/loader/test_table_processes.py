@@ -21,6 +21,8 @@ from table_values import write_table
 import datapipe as dp
 from datapipe.backends.nests import map_nest, tensors_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = 6000
 

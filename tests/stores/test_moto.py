@@ -15,7 +15,7 @@ import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.testing.faulty_store import Fault, FaultyStore
 
-pytestmark = needs_moto
+pytestmark = [needs_moto, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

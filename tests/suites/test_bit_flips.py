@@ -12,6 +12,8 @@ import pytest
 from bit_flips import READERS
 from fixtures import convert
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("bit_flips.py")
 NUM_FLIPS = 400

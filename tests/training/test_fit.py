@@ -42,6 +42,8 @@ from datapipe.training.ranks import ProcessGroup
 from datapipe.training.state import generator_states, restore_generators, seed_generators
 from datapipe.training.stop_signals import note_signals
 
+pytestmark = pytest.mark.slow
+
 QUIET = TrainOptions(epochs=1, display="none")
 SIZE = 64
 ROOT = Path(__file__).resolve().parents[2]

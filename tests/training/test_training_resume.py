@@ -19,6 +19,8 @@ from training_driver import Settings, as_script, ids_of, step_lines, train
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StateError
 from datapipe.training import TrainOptions, fit, load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = 6  # per epoch: 90 samples in batches of 16, the last with 10 real ones
 

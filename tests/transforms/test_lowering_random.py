@@ -21,6 +21,8 @@ from torchvision_reference import torchvision_v2
 import datapipe.transforms as T
 from datapipe.order.draws import Draws
 
+pytestmark = pytest.mark.slow
+
 v2 = torchvision_v2()
 v1: Any = importlib.import_module("torchvision.transforms")
 Pixels = NDArray[np.float64]  # (3, h, w), 0 to 255

@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_
 import datapipe as dp
 from datapipe.adapt.deferral import dataset as dataset_module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
