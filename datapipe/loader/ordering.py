@@ -1,4 +1,4 @@
-"""Which order a loader's samples come in, from what its arguments and its data say."""
+"""Choose a loader's source of picks and its order from its arguments and its data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_source(
     rank: Rank,
     trail: Trail,
 ) -> PickSource:
-    """Where a pass that begins now takes its picks from. `trail`: that of the loader's own sampler."""
+    """Return the source of picks of a pass that begins now. `trail`: the checksum of the loader's own sampler."""
     num = len(dataset)
     if batch_sampler is not None:
         return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, trail=trail)

@@ -1,4 +1,4 @@
-"""Whether a sampler of the user's gives again what it gave: a running hash of its positions, kept in saved states."""
+"""Check that a user's sampler repeats itself: a running checksum of its positions, kept in saved states."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import hashlib
 from datapipe.core.errors import StateError
 from datapipe.order.plan import Cursor, Rank
 
-_MAX_KNOWN = 4096  # places behind batches that are in the making
+_MAX_KNOWN = 4096  # places after batches that are in the making
 
 
 class Trail:
-    """Of a loader's sampler: what a saved state keeps of it, and the comparison with the state that was loaded last."""
+    """The checksums of a loader's sampler: what a saved state keeps, and the comparison with the state loaded last."""
 
     def __init__(self) -> None:
         self._resumed = Cursor(), ""
         self._known: dict[Cursor, str] = {}
 
     def resume(self, place: Cursor, trail: str) -> None:
-        """A pass is to go on from that place, up to which the sampler is to give what has this trail."""
+        """Prepare for a pass from that place, up to which the sampler must give positions with this checksum."""
         self._resumed = place, trail
         self._known.clear()
 
     def begin(self, rank: Rank) -> Walk:
-        """A pass over the sampler, from its beginning."""
+        """Begin a pass over the sampler, from its beginning."""
         return Walk(self, f"{rank.rank}/{rank.world_size}")
 
     def at(self, place: Cursor) -> str:
-        """What a state saved there keeps; "" where that is not known."""
+        """Return the checksum that a state saved there keeps; "" if it is not known."""
         resumed, trail = self._resumed
         return self._known.get(place, trail if place == resumed else "")
 
     def note(self, place: Cursor, trail: str) -> None:
-        """Raises StateError at the place to go on from if the trail up to there is another one than then.
+        """Record a checksum. Raises StateError at the place to continue from if it differs from the saved one.
 
         States of other ranks, whose samplers give them other positions, are not compared.
         """
@@ -40,9 +40,9 @@ class Trail:
         whose = trail.partition(" ")[0]
         if place == resumed and trail != expected and expected.startswith(f"{whose} "):
             raise StateError(
-                "the sampler does not give again what it gave before the state was saved, or before Ctrl-C "
-                f"(epoch {place.epoch}), so what is left of the epoch is not known; use datapipe.WeightedSampler, shuffle=True "
-                "on dataset.select(...), or a sampler that is seeded anew for each epoch in set_epoch(epoch)"
+                "the sampler does not give the positions that it gave before the state was saved, or before Ctrl-C "
+                f"(epoch {place.epoch}), so the rest of the epoch is unknown; use datapipe.WeightedSampler, shuffle=True "
+                "on dataset.select(...), or a sampler that is seeded again for each epoch in set_epoch(epoch)"
             )
         self._known[place] = trail
         if len(self._known) > _MAX_KNOWN:
@@ -57,6 +57,6 @@ class Walk:
         self._hash = hashlib.sha256()
 
     def add(self, given: bytes, after: Cursor) -> None:
-        """What is in the next batch, and the place behind it."""
+        """Add the positions of the next batch, and the place after it."""
         self._hash.update(given)
         self._trail.note(after, f"{self._whose} {self._hash.hexdigest()[:16]}")

@@ -17,9 +17,9 @@ def test_they_have_a_length_and_no_positions(shards: Path) -> None:
     assert (len(loader.sampler), len(loader.batch_sampler)) == (50, 8)  # type: ignore[arg-type]
     assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (7, False)  # type: ignore[attr-defined]
     assert loader.batch_sampler.sampler is loader.sampler  # type: ignore[attr-defined]
-    with pytest.raises(dp.OptionError, match=r"positions were asked of the sampler .* docs/hosts\.md"):
+    with pytest.raises(dp.OptionError, match=r"positions were requested from the sampler .* docs/hosts\.md"):
         iter(loader.sampler)
-    with pytest.raises(dp.OptionError, match="positions were asked of the batch_sampler"):
+    with pytest.raises(dp.OptionError, match="positions were requested from the batch_sampler"):
         iter(loader.batch_sampler)
 
 

@@ -184,7 +184,7 @@ def test_a_dali_that_only_fails_is_given_up(
     with caplog.at_level(logging.WARNING), pytest.raises(dp.BackendError, match=said):
         check_all()
     assert [record.getMessage() for record in caplog.records] == [
-        "images_cpu made a batch on which DALI failed: the driver is gone"
+        "images_cpu made a batch because DALI failed on it: the driver is gone"
     ] * (MAX_GIVEN_UP - 1)
     with pytest.raises(dp.BackendError, match=said):  # of two threads, one may have made the next batch before
         check_all()

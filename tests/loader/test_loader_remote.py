@@ -206,7 +206,7 @@ def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None
     copies(loader)
     told = "\n".join(explanation(loader))
     assert "store     a request for each sample" in told
-    assert "no shards are kept: remote=datapipe.Remote(cache_dir=...)" in told
+    assert "shards are not cached: remote=datapipe.Remote(cache_dir=...)" in told
     assert "store " not in "\n".join(explanation(dp.DataLoader(str(converted), **OPTIONS)))
 
 

@@ -1,4 +1,4 @@
-"""The user's Dataset as torch's workers read it: unchanged, with its images made together when a fetch ends."""
+"""Run the user's Dataset unchanged in torch's workers, and make its images together when a fetch ends."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from datapipe.adapt.deferral.reports import News, Told, tell
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
 
-_HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
-_IDLE_FETCHES = 2  # in a row, in which whatever was recorded was asked for at once; after them deferral pauses
-_TRIED_EVERY = 64  # fetches, while it pauses
-_FETCHES_WITH_SITES = 2  # of a process, whose steps say where they were recorded
+_HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's tuple, the loop's name, getrefcount's argument
+_IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
+_TRIED_EVERY = 64  # fetches, during the pause
+_FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a dataset is asked for: the keys of a batch, and its samples' seeds (None: the random state is left alone)."""
+    """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
 
     keys: Any
     seeds: Sequence[int] | None
@@ -41,9 +41,9 @@ def is_switched_off() -> bool:
 
 
 class DeferringDataset(torch.utils.data.Dataset[Any]):
-    """Reads `dataset` by `Request`, or by bare keys. Every other attribute is that of the dataset.
+    """A wrapper of `dataset` that is read by `Request`, or by bare keys. Every other attribute is the dataset's.
 
-    `defers`: whether images are deferred; without it samples are only seeded. Engine and seams are made in each process.
+    `defers`: whether images are deferred; if not, samples are only seeded. Engine and seams are made in each process.
     """
 
     def __init__(self, dataset: Any, *, defers: bool) -> None:
@@ -51,7 +51,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.defers = defers
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
-        self._process = 0  # whose engine that is: decoders do not survive a fork
+        self._process = 0  # whose engine that is, as decoders do not survive a fork
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,13 +97,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         try:
             self._make(calls, fetch, mode, made)
         except Exception:
-            self._finish(fetch)  # what the user's code kept of samples before the one that failed
+            self._finish(fetch)  # finish what the user's code kept of samples before the one that failed
             raise
         blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
         again = self._finish(fetch, blocks)
         for number in again:
             made[number] = _plainly(calls[number])
-            blocks = []  # whose rows are told by ids: those of tensors that are gone come again
+            blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
         tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
@@ -144,7 +144,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
     def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
-        """Give everything that is still held its pixels and values; return the samples that must be made again."""
+        """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
         images: dict[int, Any] = {}
@@ -181,7 +181,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether torch would ask the dataset for whole batches, and they are not samples asked for one by one after all."""
+    """Return whether torch would ask the dataset for whole batches, rather than for samples one by one."""
     if type(dataset) is torch.utils.data.Subset:
         return _reads_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
@@ -201,7 +201,7 @@ class _Call:
 
 
 def _plainly(call: _Call) -> Any:
-    """The sample without deferral."""
+    """Return the sample without deferral."""
     if call.seed is not None:
         reseed(call.seed)
     return call()

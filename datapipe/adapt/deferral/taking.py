@@ -1,4 +1,4 @@
-"""The parts of a torch loader through which a Dataset of the user's is read with deferral and seeded samples."""
+"""The parts of a torch loader that read a user's Dataset with deferral and seeded samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datapipe.adapt.deferral.seeds import sample_seeds
 from datapipe.order.draws import apart
 from datapipe.order.plan import Picks
 
-_PLACES = 1 << 24  # of a batch; tells the samples of a sampler's batches apart
+_PLACES = 1 << 24  # of a batch; separates the samples of a sampler's batches
 
 
 def request_of_picks(picks: Picks, seed: int) -> Request:
@@ -31,13 +31,13 @@ def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: int) -> R
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A `worker_init_fn` that finds the user's Dataset in `get_worker_info()`, and then calls that of the user."""
+    """A `worker_init_fn` that puts the user's Dataset into `get_worker_info()`, and then calls the user's own."""
 
     worker_init_fn: Callable[[int], Any] | None
 
     def __call__(self, worker: int) -> None:
         info: Any = torch.utils.data.get_worker_info()
         if info is not None and isinstance(info.dataset, DeferringDataset):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # torch lets nobody assign it
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # torch's class forbids assignment
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
