@@ -1,4 +1,4 @@
-"""Several datasets as one: their samples one after the other, each from where it lies."""
+"""Concatenate several datasets: their samples one after the other, each read from its own place."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class ConcatIndex:
-    """What a `SampleIndex` is, over several datasets. Thread-safe; pickles as its arguments.
+    """The interface of `SampleIndex` over several datasets. Thread-safe; pickles as its arguments.
 
-    A sample's id is the number of samples' places in the datasets before its own, plus its id there. Fields are those
-    that all datasets have. `chosen`: ids of a selection, in its order. Raises OptionError where no field is common.
+    A sample's id is its id in its dataset, plus the number of slots of the datasets before it. Fields are those
+    that all datasets have. `chosen`: ids of a selection, in its order. Raises OptionError if there is no common field.
     """
 
     def __init__(self, parts: Sequence[SampleIndex | FileListIndex], chosen: Ints | None = None) -> None:
@@ -60,11 +60,11 @@ class ConcatIndex:
         return digest.hexdigest()[:16]
 
     def select(self, positions: Ints) -> ConcatIndex:
-        """The samples at these positions, in this order; they keep their ids."""
+        """Return an index of the samples at these positions, in this order; they keep their ids."""
         return ConcatIndex(self.parts, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
-        """(m,) the sample ids at these positions."""
+        """Return (m,) the sample ids at these positions."""
         if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
             raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
         if self.chosen is not None:
@@ -75,7 +75,7 @@ class ConcatIndex:
         return ids
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """The labels and the extents of `field` of these samples."""
+        """Return the labels and the extents of `field` of these samples."""
         found = [
             (rows, self.parts[place].look_up(ids[rows] - self._first_id[place], field))
             for place, rows in self._shared_out(ids, self._first_id)
@@ -86,7 +86,7 @@ class ConcatIndex:
         return Entries(ids, labels, _spread_extents([(rows, entries.extents) for rows, entries in found], len(ids)))
 
     def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
-        """As `SampleIndex.row_grouping`; a dataset that is addressed by bytes is one row group among the others."""
+        """Return row groups as `SampleIndex.row_grouping`; a dataset addressed by bytes is one row group among the others."""
         groupings = [part.row_grouping(fields) for part in self.parts]
         known = [grouping for grouping in groupings if grouping is not None]
         if self.chosen is not None or not known:
@@ -98,7 +98,7 @@ class ConcatIndex:
         return RowGrouping(np.append(np.concatenate(starts), len(self)), max(grouping.nbytes for grouping in known))
 
     def labels(self) -> Ints:
-        """(n,) the label of every sample, in dataset order; reads every sidecar."""
+        """Return (n,) the label of every sample, in dataset order; reads every sidecar."""
         everything = np.concatenate([part.labels() for part in self.parts])
         if self.chosen is None:
             return everything
@@ -112,19 +112,19 @@ class ConcatIndex:
         return everything[positions]
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         place = int(np.searchsorted(self._first_id, id, side="right")) - 1
         there = self.parts[place].describe(id - int(self._first_id[place]))
         return Description(id, there.path, there.key, there.source)
 
     def _shared_out(self, numbers: Ints, starts: Ints) -> list[tuple[int, Ints]]:
-        """The datasets that ids or positions belong to, and the rows of those in each."""
+        """Return the datasets to which ids or positions belong, and the rows of those in each."""
         places = np.searchsorted(starts, numbers, side="right") - 1
         return [(int(place), np.flatnonzero(places == place)) for place in np.unique(places)]
 
 
 def _concat_manifest(parts: Sequence[SampleIndex | FileListIndex]) -> Manifest:
-    """What the datasets have in common."""
+    """Return a manifest of what the datasets have in common."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
     common: tuple[FieldSpec, ...] = tuple(spec for spec in first.fields if all(spec in other.fields for other in manifests))
@@ -180,7 +180,7 @@ def _spread_extents(parts: Sequence[tuple[Ints, Extents]], num: int) -> Extents:
 
 
 def _whole_files(extents: Extents) -> Ints:
-    """Sizes, where files that are one extent each stay such among others."""
+    """Return sizes; whole files stay WHOLE_FILE among other extents."""
     return np.full(len(extents), WHOLE_FILE, np.int64) if extents.one_file_each else extents.nbytes
 
 
@@ -188,7 +188,7 @@ AnyIndex = SampleIndex | FileListIndex | ConcatIndex
 
 
 def concatenated(indexes: Sequence[AnyIndex]) -> AnyIndex:
-    """One index of them all. Raises OptionError for a selection of a joint index, whose parts cannot be told apart."""
+    """Return one index of all of them. Raises OptionError for a selection of a joint index, whose parts cannot be separated."""
     parts: list[SampleIndex | FileListIndex] = []
     for index in indexes:
         if isinstance(index, ConcatIndex):

@@ -1,4 +1,4 @@
-"""Image files that somebody lists, as an index: paths and labels in memory, in the order given."""
+"""Index a list of image files: paths and labels in memory, in the order given."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Ints = NDArray[np.int64]
 
 
 class FileListIndex:
-    """What a `SampleIndex` is, over a list of files; ids are places in it. Thread-safe; pickles as its arguments.
+    """The interface of `SampleIndex` over a list of files; ids are places in it. Thread-safe; pickles as its arguments.
 
-    `paths`: of the images. `labels`: (n,), None where there are none. `where`: what to call them in messages. `chosen`: ids
-    of a selection, in its order. Files are looked at when they are read; what is no image, or is gone, is told then.
+    `paths`: those of the images. `labels`: (n,), None if there are none. `where`: the list's name in messages. `chosen`: ids
+    of a selection, in its order. Files are opened when they are read; a file that is missing or not an image is an error then.
     """
 
     is_foreign = True
@@ -60,7 +60,7 @@ class FileListIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A name for these files with these labels in this order: of their names, not of their contents."""
+        """A hash of these files with these labels in this order: of their names, not of their contents."""
         if self._fingerprint is None:
             digest = hashlib.sha256("\0".join(self._paths).encode(errors="surrogateescape"))
             for numbers in (self._labels, self.chosen):
@@ -69,7 +69,7 @@ class FileListIndex:
         return self._fingerprint
 
     def select(self, positions: Ints) -> FileListIndex:
-        """The files at these positions, in this order; they keep their ids."""
+        """Return an index of the files at these positions, in this order; they keep their ids."""
         return _restore(
             self._paths,
             self._labels,
@@ -80,13 +80,13 @@ class FileListIndex:
         )
 
     def ids(self, positions: Ints) -> Ints:
-        """(m,) the sample ids at these positions."""
+        """Return (m,) the sample ids at these positions."""
         if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
             raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
         return positions if self.chosen is None else self.chosen[positions]
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """The labels and the extents of these files, each read whole."""
+        """Return the labels and the extents of these files, each read whole."""
         none = np.zeros(len(ids), np.int64)
         whole = np.full(len(ids), WHOLE_FILE, np.int64)
         extents = Extents(
@@ -100,16 +100,16 @@ class FileListIndex:
         return Entries(ids, np.full(len(ids), -1) if self._labels is None else self._labels[ids], extents)
 
     def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
-        """None: files may be read in any order."""
+        """Return None: files may be read in any order."""
         return None
 
     def labels(self) -> Ints:
-        """(n,) the label of every sample, in order; -1 where there are none."""
+        """Return (n,) the label of every sample, in order; -1 if there are none."""
         ids = self.ids(np.arange(len(self), dtype=np.int64))
         return np.full(len(ids), -1, np.int64) if self._labels is None else self._labels[ids]
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         return Description(id, self._paths[id], os.fsencode(self._paths[id]), "")
 
 

@@ -1,8 +1,8 @@
-"""Where the samples of a dataset lie.
+"""Locate the samples of a dataset.
 
-A `SampleIndex` answers for sample ids: which file, which bytes, which checksum, which label. It reads
+A `SampleIndex` gives for sample ids: which file, which bytes, which checksum, which label. It reads
 sidecars as they are needed and keeps a bounded number open, so a dataset of ten million samples opens
-at once. Nothing after it knows formats.
+at once. Nothing that uses it depends on formats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 from datapipe.order.sample_order import Permutation
 
-MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
+MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 
 WHOLE_FILE = -1  # in place of a number of bytes
 
@@ -37,19 +37,19 @@ class Extents:
     """Where one field of some samples lies: bytes of a file, or a row of a row group."""
 
     paths: list[str]  # (m,) file of each
-    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard where there is a row group
-    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; with a row group about what the value takes, 0 where nobody knows
+    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard if there is a row group
+    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; with a row group the approximate size of the value, 0 if unknown
     crc32c: NDArray[np.uint32]  # (m,)
-    has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
+    has_crc: NDArray[np.uint8]  # (m,) 1 if crc32c is known
     one_file_each: bool  # the extents are whole files, so keeping them open is no use
-    prefixes: list[bytes] | None = None  # (m,) what belongs before the bytes of each; None: nothing
-    row_groups: list[RowGroup | None] | None = None  # (m,) what is to be read for each; None: bytes
+    prefixes: list[bytes] | None = None  # (m,) bytes that belong before those of each; None: none
+    row_groups: list[RowGroup | None] | None = None  # (m,) the row group to read for each; None: bytes
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def take(self, rows: list[int]) -> Extents:
-        """Those of some of the samples."""
+        """Return the extents of some of the samples."""
         return Extents(
             paths=[self.paths[row] for row in rows],
             offset=self.offset[rows],
@@ -65,10 +65,10 @@ class Extents:
 class SampleIndex:
     """The samples of a dataset, or of a selection of it. Thread-safe; pickles as its arguments.
 
-    `manifest` says which shards there are; they lie in `data_directory`, their sidecars in
+    `manifest` lists the shards; they lie in `data_directory`, their sidecars in
     `sidecar_directory` (the same for converted datasets). `chosen`: the ids of a selection, in its
-    order; None for all. `remote`: where the shards lie, if that is an object store; both directories are then the one in
-    which it keeps copies of sidecars.
+    order; None for all. `remote`: the location of the shards in an object store; both directories are then the one
+    that holds copies of sidecars.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class SampleIndex:
 
     @property
     def where(self) -> str:
-        """What to call the dataset in a message."""
+        """The name of the dataset in messages."""
         return str(self.data_directory) if self.remote is None else str(self.remote.location)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the shards lie in an object store."""
+        """True if the shards lie in an object store."""
         return self.remote is not None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else wrote the data: our own have their index beside them."""
+        """True if datapipe did not write the data: datapipe's shards have their index next to them."""
         return self.sidecar_directory != self.data_directory
 
     @property
@@ -126,13 +126,13 @@ class SampleIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
+        """A hash of these samples in this order, hex: saved states refuse a dataset with another one."""
         if self.chosen is None:
             return self.manifest.fingerprint
         return hashlib.sha256(self.manifest.fingerprint.encode() + self.chosen.astype("<i8").tobytes()).hexdigest()[:16]
 
     def select(self, positions: NDArray[np.int64]) -> SampleIndex:
-        """The samples at these positions, in this order; they keep their ids."""
+        """Return an index of the samples at these positions, in this order; they keep their ids."""
         return SampleIndex(
             self.manifest,
             data_directory=self.data_directory,
@@ -142,7 +142,7 @@ class SampleIndex:
         )
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(m,) the sample ids at these positions of the dataset: ascending over all of it."""
+        """Return (m,) the sample ids at these positions of the dataset, ascending over all of it."""
         if len(positions) and (positions.min() < 0 or positions.max() >= len(self)):
             raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {len(self)} samples")
         if self.chosen is not None:
@@ -152,7 +152,7 @@ class SampleIndex:
         return positions + np.searchsorted(self._missing - np.arange(len(self._missing)), positions, side="right")
 
     def look_up(self, ids: NDArray[np.int64], field: str) -> Entries:
-        """The labels and the extents of `field` of these samples."""
+        """Return the labels and the extents of `field` of these samples."""
         shards, rows = self._locate(ids)
         num = len(ids)
         labels, offset, nbytes = (np.empty(num, np.int64) for _ in range(3))
@@ -185,9 +185,9 @@ class SampleIndex:
         return Entries(ids, labels, extents)
 
     def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
-        """The row groups that an order had better keep together, where any of these fields is addressed by rows.
+        """Return the row groups that an order should keep together, if any of these fields is addressed by rows.
 
-        None where all of them are addressed by bytes, which may be read in any order. A shard in which they are is one
+        None if all of them are addressed by bytes, which may be read in any order. A shard in which they are is one
         row group among the others.
         """
         wanted = frozenset(fields)
@@ -196,7 +196,7 @@ class SampleIndex:
         return self._groupings[wanted]
 
     def labels(self) -> NDArray[np.int64]:
-        """(n,) the label of every sample, in dataset order; reads every sidecar."""
+        """Return (n,) the label of every sample, in dataset order; reads every sidecar."""
         self._sidecars.refuse_claims()
         ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
@@ -207,7 +207,7 @@ class SampleIndex:
         return labels
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         shards, rows = self._locate(np.array([id], np.int64))
         sidecar, row = self._sidecars[int(shards[0])], int(rows[0])
         loose = self.manifest.container == "folder"
@@ -217,7 +217,7 @@ class SampleIndex:
     def _put_row_groups(
         self, groups: list[RowGroup | None], shard: int, column: str, members: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> None:
-        """Note for each of the members, samples of one shard, what is to be read for it."""
+        """Set the row group to read for each of the members, samples of one shard."""
         starts, path = self._sidecars[shard].row_groups, self._shard_paths[shard]
         numbers = np.searchsorted(starts, rows[members], side="right") - 1
         made = {
@@ -229,12 +229,12 @@ class SampleIndex:
 
     def _find_row_grouping(self, wanted: frozenset[str]) -> RowGrouping | None:
         if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
-            return None  # what datapipe wrote lies in pieces of bytes
+            return None  # datapipe's own shards are addressed by bytes
         self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []
         nbytes = num_groups = 0
         for shard, first in enumerate(self._first_slot.tolist()):
-            sidecar = self._sidecars.opened(shard)  # not kept open, as all of them are asked
+            sidecar = self._sidecars.opened(shard)  # not kept open, as all of them are read
             by_rows = wanted & sidecar.row_columns.keys()
             nbytes += sum(int(sidecar.nbytes(name).sum()) for name in by_rows)
             num_groups += len(sidecar.row_groups) - 1 if by_rows else 0
@@ -247,7 +247,7 @@ class SampleIndex:
         return RowGrouping(np.append(begins, len(self)), nbytes // num_groups)
 
     def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard number and row within it of each id."""
+        """Return the shard number of each id, and the row within the shard."""
         slots = ids if self._permutation is None else self._permutation.inverse(ids)
         shards = np.searchsorted(self._first_slot, slots, side="right") - 1
         rows = slots - self._first_slot[shards]
@@ -271,15 +271,15 @@ class SampleIndex:
 
     def _loose_path(self, sidecar: Sidecar, row: int) -> str:
         name = os.fsdecode(sidecar.source(row))
-        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has looked at links
+        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has checked links
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What the index knows of some samples."""
+    """The index entries of some samples."""
 
     ids: NDArray[np.int64]  # (m,)
-    labels: NDArray[np.int64]  # (m,) -1 where a sample has none
+    labels: NDArray[np.int64]  # (m,) -1 if a sample has none
     extents: Extents
 
     def __len__(self) -> int:
@@ -288,16 +288,16 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """One sample, for people."""
+    """One sample, described for people."""
 
     id: int
     path: str  # the file that holds it
     key: bytes
-    source: str  # path of the file it was converted from, relative to the source; "" where it was not
+    source: str  # path of the file it was converted from, relative to the source; "" if it was not converted
 
     def __str__(self) -> str:
         text = f"{self.path}: sample {self.id}"
-        if self.key != os.fsencode(self.path[-len(self.key) :]):  # else a file of its own, whose path says it all
+        if self.key != os.fsencode(self.path[-len(self.key) :]):  # otherwise a file of its own, identified by its path
             text += f" ({self.source or os.fsdecode(self.key)})"
         return printable(text)
 
@@ -313,13 +313,13 @@ def _restore(
 
 
 class _OpenSidecars:
-    """The sidecars of an index by shard number, opened when first asked for; the least recently used are closed."""
+    """The sidecars of an index by shard number, opened when first needed; the least recently used are closed."""
 
     def __init__(self, index: SampleIndex) -> None:
         self._manifest = index.manifest
         self._data, self._directory = str(index.data_directory), str(index.sidecar_directory)
         self._named_in = os.path.join(self._directory, MANIFEST_NAME)
-        self._follows = index.is_foreign  # whoever opens shards of others has named them, or their folder
+        self._follows = index.is_foreign  # the user named the shards, or their folder, and so trusts the links in it
         self._remote = index.remote
         self._fetching = threading.Lock()
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
@@ -337,14 +337,14 @@ class _OpenSidecars:
             return sidecar
 
     def fetch(self, shards: NDArray[np.int64] | None = None) -> None:
-        """Have copies of the sidecars of these shards, None for all, where they lie in a store: several at once."""
+        """Copy the sidecars of these shards, None for all, several at once if they lie in a store."""
         if self._remote is not None:
             numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
-            with self._fetching:  # what two batches need is fetched once
+            with self._fetching:  # so that a sidecar that two batches need is fetched once
                 self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
 
     def opened(self, shard: int) -> Sidecar:
-        """One of them, opened for the caller alone, and what it tells checked against the manifest."""
+        """Return one sidecar, opened for the caller alone and checked against the manifest."""
         about = self._manifest.shards[shard]
         if self._remote is not None:
             self._remote.fetch_sidecars([about])
@@ -354,13 +354,13 @@ class _OpenSidecars:
         except (FormatError, MissingDataError):
             if self._remote is None:
                 raise
-        self._remote.fetch_again(about)  # the copy here was damaged
+        self._remote.fetch_again(about)  # the local copy was damaged
         return Sidecar(self._path(about), shard=about)
 
     def refuse_claims(self) -> None:
-        """Raise FormatError where a manifest counts samples for which its sidecars, by their sizes, have no room.
+        """Raise FormatError if a manifest counts more samples than its sidecars, by their sizes, have room for.
 
-        To be asked before memory is taken for as many samples as the manifest says.
+        Call it before allocating memory for the number of samples in the manifest.
         """
         self.fetch()
         for shard, about in enumerate(self._manifest.shards):
@@ -368,7 +368,7 @@ class _OpenSidecars:
             try:
                 nbytes = os.stat(path).st_size
             except OSError:
-                self.opened(shard)  # says what is wrong with it
+                self.opened(shard)  # raises what is wrong with it
                 continue
             if num * ROW_NBYTES > nbytes:
                 raise FormatError(f"{path}: too small for the {num} samples that the manifest counts; index or convert again")

@@ -203,7 +203,7 @@ def test_an_unfinished_directory_is_refused_first(tmp_path: Path) -> None:
     refuse_unfinished(tmp_path)
     (tmp_path / BUILDING_NAME).mkdir()
     for read in (read_manifest, refuse_unfinished):
-        with pytest.raises(UnfinishedError, match="half made"):
+        with pytest.raises(UnfinishedError, match="unfinished"):
             read(tmp_path)
 
 
