@@ -270,7 +270,7 @@ def test_features_of_some_samples_are_counted(tmp_path: Path) -> None:
     rows, fields = index_shard(shard(tmp_path, frames(*(example(image=IMAGE, **more) for more in (some, others, {})))))
     assert [spec.name for spec in fields] == ["image"]
     assert rows.lacking == {"text": 2, "x": 2, "z": 2, "z_2": 2}
-    assert rows.unread == {"y": "floats, not as many in each sample"}
+    assert rows.unread == {"y": "floats, of different numbers per sample"}
 
 
 def test_names_that_would_be_one_are_told_apart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Columns of a Parquet file as fields: by bytes where each value lies in one piece, by rows where it does not."""
+"""Turn columns of a Parquet file into fields: addressed by bytes if each value lies in one piece, by rows otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A column whose values can be had."""
+    """A column with readable values."""
 
     column: FieldColumn
     kind: FieldKind
@@ -33,7 +33,7 @@ class Found:
 
 
 class ParquetFile:
-    """A file that is indexed: where it lies, what it says of itself, and its bytes."""
+    """A file to be indexed: its path, its footer and its bytes."""
 
     def __init__(self, path: str, footer: Footer, data: mmap.mmap) -> None:
         """Raises DamagedError."""
@@ -47,10 +47,10 @@ class ParquetFile:
         return self.footer.num_rows
 
     def find(self, name: str) -> Found:
-        """The column of that name, or path. Raises NoFieldError, saying why it is no field, and what damaged files raise."""
+        """Return the column of that name, or path. Raises NoFieldError, with the reason, and the errors of damaged files."""
         leaves = self.footer.leaves(name)
         if len({leaf.name for leaf in leaves}) != 1 or len({leaf.path for leaf in leaves}) < len(leaves):
-            raise NoFieldError("several columns are called so")
+            raise NoFieldError("several columns have this name")
         if len(leaves) == 1 and leaves[0].physical_type == "BYTE_ARRAY":
             try:
                 return self._by_bytes(leaves[0])
@@ -79,7 +79,7 @@ class ParquetFile:
     def _by_rows(self, name: str, leaves: list[Column]) -> Found:
         strange = [leaf.physical_type for leaf in leaves if leaf.physical_type in ("INT96", "FIXED_LEN_BYTE_ARRAY")]
         if strange:
-            raise NoFieldError(f"of type {strange[0]}, of which no field is made")
+            raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
         nbytes = np.zeros(len(self.starts) - 1, np.int64)
         for leaf in leaves:
             for number, (chunk, codec) in enumerate(self.footer.chunks(leaf)):
@@ -97,9 +97,9 @@ class ParquetFile:
 
 
 def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[str]) -> list[FieldSpec]:
-    """Add every column but those `taken` as a field; what is none is noted in `rows.unread`.
+    """Add every column but those `taken` as a field; a column that cannot be one is recorded in `rows.unread`.
 
-    Raises DamagedError and PYARROW_ERRORS where the file's own tables do not hold together.
+    Raises DamagedError and PYARROW_ERRORS if the file's own tables are inconsistent.
     """
     specs: list[FieldSpec] = []
     names = dict.fromkeys(column.name for column in file.footer.columns)
@@ -119,5 +119,5 @@ def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[
 
 
 def _is_image(name: str, paths: list[str]) -> bool:
-    """Whether a column is a struct of bytes and a file name for them, as `datasets` has it for images."""
+    """Return True if a column is a struct of bytes and their file name, as `datasets` has it for images."""
     return f"{name}.{form.BYTES}" in paths and {*paths} <= {f"{name}.{form.BYTES}", f"{name}.{form.PATH}"}

@@ -1,6 +1,6 @@
-"""The footer of a Parquet file: its columns, and where their chunks lie (apache/parquet-format: parquet.thrift).
+"""Parse the footer of a Parquet file: its columns, and where their chunks lie (apache/parquet-format: parquet.thrift).
 
-Read here rather than through pyarrow, whose access to single values of a damaged footer can end the process.
+This does not use pyarrow, whose access to single values of a damaged footer can end the process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Column:
     """A leaf of the schema."""
 
     number: int
-    name: str  # of the whole column that the leaf belongs to
+    name: str  # of the whole column to which the leaf belongs
     path: str  # names from the root, with dots between them
     physical_type: str  # "BYTE_ARRAY", "INT64", ...
     is_text: bool
@@ -47,18 +47,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself."""
+    """The contents of a file's footer."""
 
     num_rows: int
     columns: tuple[Column, ...]
     metadata: dict[bytes, bytes]
-    row_groups: list[dict[int, Any]]  # as they were read
+    row_groups: list[dict[int, Any]]  # as read
     nbytes: int  # of the file before the footer
 
     def row_starts(self) -> list[int]:
-        """Rows at which row groups begin, and the number of rows. Raises DamagedError.
+        """Return the rows at which row groups begin, and the number of rows. Raises DamagedError.
 
-        A row takes a byte of the file or more, or else it is not believed.
+        The count is accepted only if every row takes at least a byte of the file.
         """
         starts = [0, *itertools.accumulate(number_in(group, 3) for group in self.row_groups)]
         if starts[-1] != self.num_rows or self.num_rows > self.nbytes:
@@ -66,20 +66,20 @@ class Footer:
         return starts
 
     def leaves(self, path: str) -> list[Column]:
-        """The column of that path, or what it consists of."""
+        """Return the column of that path, or its leaves."""
         return [column for column in self.columns if column.path == path or column.path.startswith(f"{path}.")]
 
     def chunks(self, column: Column) -> Iterator[tuple[Chunk, str]]:
-        """A column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
+        """Yield a column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
 
-        They must lie in the file one behind the other, so their values cannot be counted twice.
+        They must follow each other in the file, so that no value is counted twice.
         """
         position = 0
         for number, group in enumerate(self.row_groups):
             where = f"column {column.path!r} of row group {number}"
             chunk, codec = _chunk(group, column, where)
             if chunk.start < position:
-                raise DamagedError(f"{where} overlaps what lies before it")
+                raise DamagedError(f"{where} overlaps the data before it")
             if chunk.end > self.nbytes:
                 raise DamagedError(f"{where} reaches beyond the end: the file was cut")
             if chunk.num_values != number_in(group, 3) and not column.is_repeated:
@@ -89,14 +89,14 @@ class Footer:
 
 
 def read_footer(data: mmap.mmap | bytes) -> Footer:
-    """The footer of the file in `data`. Raises DamagedError, also for what is no Parquet file."""
+    """Parse the footer of the file in `data`. Raises DamagedError, also if it is not a Parquet file."""
     size = len(data)
     if size < len(_MAGIC) + _END_NBYTES or data[:4] != _MAGIC or data[size - 4 : size] != _MAGIC:
         hint = "its footer is encrypted" if data[size - 4 : size] == b"PARE" else "it does not begin and end with 'PAR1'"
         raise DamagedError(hint)
     nbytes, end = int.from_bytes(data[size - 8 : size - 4], "little"), size - _END_NBYTES
     if nbytes > min(end - len(_MAGIC), _MAX_FOOTER):
-        raise DamagedError(f"its footer of {nbytes} bytes is longer than the file, or not believed")
+        raise DamagedError(f"its footer of {nbytes} bytes is longer than the file, or implausibly long")
     fields, _ = read_struct(data, end - nbytes, end, _FOOTER)
     pairs = [(pair.get(1), pair.get(2)) for pair in _list(fields, 5)]
     return Footer(
@@ -128,7 +128,7 @@ def _chunk(group: dict[int, Any], column: Column, where: str) -> tuple[Chunk, st
 
 
 def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
-    """The leaves of the schema, which is listed depth first."""
+    """Return the leaves of the schema, which is listed depth first."""
     if not 0 < len(elements) <= _MAX_COLUMNS:
         raise DamagedError(f"its schema has {len(elements)} elements")
     leaves: list[Column] = []

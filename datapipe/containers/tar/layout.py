@@ -38,7 +38,7 @@ class Member(NamedTuple):
 
 
 def member_header(name: bytes, nbytes: int) -> bytes:
-    """The 512 bytes before a member's data.
+    """Return the 512 bytes before a member's data.
 
     Raises FormatError for a name or size that a plain USTAR header cannot hold.
     """
@@ -52,12 +52,12 @@ def member_header(name: bytes, nbytes: int) -> bytes:
 
 
 def padding(nbytes: int) -> bytes:
-    """What follows a member's data up to the next block."""
+    """Return the padding after a member's data up to the next block."""
     return bytes(-nbytes % BLOCK_NBYTES)
 
 
 def dali_index(samples: Iterable[Sequence[Member]], num_samples: int) -> bytes:
-    """The index that `fn.readers.webdataset(index_paths=...)` reads, as DALI's `wds2idx` writes it."""
+    """Return the index that `fn.readers.webdataset(index_paths=...)` reads, as DALI's `wds2idx` writes it."""
     lines = [f"{DALI_INDEX_VERSION} {num_samples}"]
     lines.extend(" ".join(f"{m.suffix} {m.offset} {m.nbytes} {m.name}" for m in members) for members in samples)
     return ("\n".join(lines) + "\n").encode()

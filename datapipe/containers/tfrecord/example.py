@@ -1,7 +1,7 @@
-"""Where in a serialised `tf.train.Example` each feature's first value lies.
+"""Locate each feature's first value in a serialised `tf.train.Example`.
 
-A strict reader of protobuf's wire format, of what an Example can hold and nothing else: every length must fit
-into what encloses it, so damaged or hostile bytes lead to an error, and memory does not depend on what they claim.
+A strict parser of protobuf's wire format, limited to what an Example can hold: every length must fit
+into its enclosing structure, so damaged or hostile bytes lead to an error, and memory does not depend on their claims.
 
     Example {Features features = 1}                Features {map<string, Feature> feature = 1}
     Feature {oneof: BytesList bytes_list = 1, FloatList float_list = 2, Int64List int64_list = 3}
@@ -39,9 +39,9 @@ class Feature:
 
 
 def parse_example(data: mmap.mmap | bytes, start: int, nbytes: int, place: str) -> dict[str, Feature]:
-    """The features, by name, of the Example in `nbytes` of `data` from `start`.
+    """Return the features, by name, of the Example in `nbytes` of `data` from `start`.
 
-    `place` names it in errors. Raises FormatError for anything that is no Example.
+    `place` names it in errors. Raises FormatError for anything that is not an Example.
     """
     try:
         return _parse(data, start, start + nbytes)
@@ -50,7 +50,7 @@ def parse_example(data: mmap.mmap | bytes, start: int, nbytes: int, place: str) 
 
 
 class _StrangeError(Exception):
-    """What is wrong with a message; the caller knows where it lies."""
+    """A message is invalid; the text says why, the caller knows where it lies."""
 
 
 def _parse(data: mmap.mmap | bytes, start: int, end: int) -> dict[str, Feature]:
@@ -105,7 +105,7 @@ def _extent(values: list[tuple[int, int, int]]) -> tuple[int, int]:
 
 
 def _integers(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
-    """The first of a list of integers, which may be packed (in one field) or not (in one field each)."""
+    """Return the first of a list of integers, which may be packed (in one field) or not (in one field each)."""
     if start == end:
         return Feature("int64", 0)
     tag, position = _varint(data, start, end)
@@ -127,7 +127,7 @@ def _integers(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
 
 
 def _floats(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
-    """A list of floats: in one piece where it is packed, or of one."""
+    """Return the extent of a list of floats: in one piece if it is packed, or has one element."""
     if start == end:
         return Feature("float", 0)
     tag, position = _varint(data, start, end)
@@ -147,7 +147,7 @@ _OVERLONG = "a length beyond the end"
 
 
 def _messages(data: mmap.mmap | bytes, start: int, end: int, *, at_most: int = 1 << 30) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of the length-delimited fields; an Example has no others at these levels."""
+    """Yield (field number, start, end) of the length-delimited fields; an Example has no others at these levels."""
     position = start
     while position < end and at_most:
         tag, position = _varint(data, position, end)
@@ -162,7 +162,7 @@ def _messages(data: mmap.mmap | bytes, start: int, end: int, *, at_most: int = 1
 
 
 def _varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
-    """An unsigned number of at most 64 bits, and where it ends."""
+    """Return an unsigned number of at most 64 bits, and where it ends."""
     value = shift = 0
     while position < end and shift < 70:
         byte = data[position]

@@ -1,9 +1,9 @@
-"""TFRecord files of `tf.train.Example`: where in each the image lies, and which label it has.
+"""Scan TFRecord files of `tf.train.Example`: where the image lies in each, and its label.
 
 Reads what TensorFlow, TFDS and others write, whatever the order of the features. The image is the feature
-`image/encoded`, else `image`, else the only one whose bytes begin as an image's do; the label `image/class/label`,
-else `label`. Only lengths and small values are read. Their checksums are tested where frames have
-their own (lengths); those over whole frames are not, as that would mean to read all of the data.
+`image/encoded`, else `image`, else the only one whose bytes begin like an image; the label `image/class/label`,
+else `label`. Only lengths and small values are read. Checksums of lengths are tested; those of whole
+frames are not, as that would require reading all of the data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IMAGE_NAMES = (form.IMAGE, "image")
 _LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
 _KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
 _MAX_KEY = 1024  # bytes
-_LOOKED_AT = 64  # bytes of a feature: enough to tell an image
+_LOOKED_AT = 64  # bytes of a feature: enough to recognise an image
 _ABOUT_THE_IMAGE = (form.FORMAT, form.HEIGHT, form.WIDTH, "image/colorspace", "image/channels")  # no fields of their own
 _ENCODINGS = {
     FieldKind.LABEL: "varint", FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes",
@@ -39,18 +39,18 @@ logger = get_logger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Scan one file; ids are row numbers. Fields: the image, the label, and what else all samples have.
+    """Scan one file; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
-    Every sample needs an image; either every sample has a label (an integer) or none. What can be no field is said
-    in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
+    Every sample needs an image; either every sample has a label (an integer) or none. Features that cannot be fields are
+    recorded in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
     """
     with mapped(path, "a TFRecord") as data:
         return _index_frames(data, str(path))
 
 
 def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
-    """Start and size, in bytes and heads and tails included, of every frame of a file. Raises as `index_shard` does."""
-    if path.exists() and not path.stat().st_size:  # of a conversion that left every sample out
+    """Yield start and size, in bytes and with heads and tails, of every frame of a file. Raises as `index_shard` does."""
+    if path.exists() and not path.stat().st_size:  # the result of a conversion that left out every sample
         return
     with mapped(path, "a TFRecord") as data:
         for start, nbytes in _data_of_frames(data, str(path)):
@@ -58,7 +58,7 @@ def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _data_of_frames(data: mmap.mmap, where: str) -> Iterator[tuple[int, int]]:
-    """Offset and size of each frame's data."""
+    """Yield offset and size of each frame's data."""
     position, size = 0, len(data)
     while position < size:
         head = data[position : position + form.HEAD_NBYTES]
@@ -78,7 +78,7 @@ _DAMAGED = "the length at byte {} does not fit its checksum: damaged; get the fi
 
 
 def _strange_head(head: bytes) -> str:
-    """Why a file does not begin as a TFRecord does."""
+    """Return why a file does not begin like a TFRecord."""
     is_gzip, is_zlib = head[:2] == b"\x1f\x8b", head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
     if is_gzip or is_zlib:
         form_name, remedy = (
@@ -124,7 +124,7 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
 
 
 def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> str:
-    """The feature that holds the image, by name or else by content, judged by the first sample."""
+    """Return the feature that holds the image, by name or else by content, judged by the first sample."""
     for name in _IMAGE_NAMES:
         if name in features and features[name].kind == "bytes":
             return name
