@@ -1,4 +1,4 @@
-"""Fitting: one pass over a table that finds what the operations of a recipe depend on."""
+"""Fit a recipe: find in one pass over a table the statistics that its operations need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one row group adds to the statistics of one column."""
+    """The contribution of one row group to the statistics of one column."""
 
     num_missing: int = 0
     stored: Moments = field(default_factory=Moments)  # of the values as they are stored
@@ -60,9 +60,9 @@ def fit_columns(
     num_workers: int,
     on_rows: Callable[[int], None] = lambda num: None,
 ) -> dict[str, Fitted]:
-    """What each column's operations depend on, from one pass over the table. `chains`: the operations by column.
+    """Return the statistics that each column's operations need, from one pass over the table. `chains`: operations by column.
 
-    The result is the same for any number of workers. Raises OptionError for a column without a value to fit to, and what
+    The result is the same for any number of workers. Raises OptionError for a column without a value to fit, and what
     the reader raises for row groups that do not decode.
     """
     wanted = {name: tuple(operations) for name, operations in chains.items() if any(map(needs_fitting, operations))}
@@ -89,7 +89,7 @@ def fit_columns(
 
 
 def _in_order(look: Callable[[int], Any], num: int, num_workers: int) -> Any:
-    """The results for 0 to num - 1 in order, a few ahead."""
+    """Yield the results for 0 to num - 1 in order, computing a few ahead."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         try:
@@ -112,7 +112,7 @@ def _fill_of(operations: Sequence[Operation]) -> str | None:
 
 
 def _before_normalize(operations: Sequence[Operation]) -> tuple[Operation, ...] | None:
-    """The operations before Normalize; None where there is none."""
+    """Return the operations before Normalize; None if it is absent."""
     for place, operation in enumerate(operations):
         if isinstance(operation, Normalize):
             return tuple(operations[:place])
@@ -141,7 +141,7 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
 
 
 def _different(array: pa.Array, column: TableColumn) -> pa.Table:
-    """The different values of a row group and how often each comes; nulls and NaN left out."""
+    """Return the distinct values of a row group and how often each comes; nulls and NaN are left out."""
     if column.kind is not ColumnKind.TEXT:
         values = numbers_of(array, column)
         missing = missing_of(values)
@@ -165,7 +165,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
         return Fitted(vocabulary=vocabulary_of(values))
     fill = _fill_of(operations)
     if fill is not None and not whole.stored.num:
-        raise OptionError(f"column {column.name!r} has no value, so there is no {fill} to fill it with; pass a number")
+        raise OptionError(f"column {column.name!r} has no value, so there is no {fill} with which to fill it; pass a number")
     value = None if fill is None else whole.stored.mean if fill == "mean" else whole.histogram.median()  # type: ignore[union-attr]
     before = _before_normalize(operations)
     if before is None:
@@ -180,7 +180,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
 
 
 def vocabulary_of(values: pa.Array) -> Vocabulary:
-    """A vocabulary of these values; its digest depends on the values and their order alone."""
+    """Return a vocabulary of these values; its digest depends only on the values and their order."""
     digest = hashlib.sha256(f"{values.type} {len(values)}\n".encode())
     digest.update(keys_of_values(values).astype("<u8").tobytes())
     return Vocabulary.of(values, digest.hexdigest())

@@ -1,6 +1,6 @@
-"""Arrow's arrays as numpy's.
+"""Convert Arrow's arrays to numpy's.
 
-Arrow leaves anything beneath nulls, so values are never looked at where the mask says that there is none.
+Arrow leaves arbitrary data beneath nulls, so values are never read where the mask says that there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The values of a column. `data`: (n,), anything where `valid`, (n,) bool, is False; None: all are valid."""
+    """The values of a column. `data`: (n,), arbitrary where `valid`, (n,) bool, is False; None: all are valid."""
 
     data: NDArray[Any]
     valid: NDArray[np.bool_] | None
@@ -31,13 +31,13 @@ class Values:
 
 
 def values_of(array: pa.Array, column: TableColumn) -> Values:
-    """The values of a column of numbers, in its dtype or a narrower one that the matrix widens.
+    """Return the values of a column of numbers, in its dtype or a narrower one that the matrix widens.
 
     Raises DecodeError for unsigned values beyond int64, and times beyond it in the column's unit.
     """
     kind = array.type
     if pa.types.is_dictionary(kind):
-        array.validate(full=True)  # codes beyond the dictionary
+        array.validate(full=True)  # checks for codes beyond the dictionary
         array = array.dictionary_decode()
         kind = array.type
     valid = _mask(array)
@@ -65,7 +65,7 @@ def _in_unit(values: Values, factor: int, column: TableColumn) -> NDArray[np.int
 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:
-    """The values as they lie in Arrow's memory, without a copy."""
+    """Return the values in Arrow's memory, without a copy."""
     kind, buffer = array.type, array.buffers()[1]
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         dtype = np.dtype(kind.to_pandas_dtype())

@@ -1,4 +1,4 @@
-"""Which reads serve some extents best."""
+"""Choose the reads that serve some extents best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from datapipe.index.sample_index import Extents
 
-MAX_GAP = 1 << 16  # bytes read for nothing rather than seeking over them
+MAX_GAP = 1 << 16  # bytes read in vain rather than skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Span:
 
 
 def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[Span]:
-    """Spans that cover all extents of bytes, those within `max_gap` bytes of each other joined."""
+    """Return spans that cover all extents of bytes, joining those within `max_gap` bytes of each other."""
     spans: list[Span] = []
     path, start, end = "", 0, -1
     wanted: Iterable[tuple[str, int, int]] = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)

@@ -463,7 +463,7 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("cache", "nbytes", "problem"),
     [
-        ("rma", None, "cache is 'rma'; choose 'ram' or 'disk', or write a directory to be made as './rma'"),
+        ("rma", None, "cache is 'rma'; choose 'ram' or 'disk', or write a new directory as './rma'"),
         (7, None, "cache is 7; choose"),
         ("ram", 0, "cache_nbytes is 0; it must be at least 1"),
         ("ram", 1.5, "cache_nbytes is 1.5; it must be a whole number"),
@@ -477,7 +477,7 @@ def test_wrong_arguments_are_refused(cache: object, nbytes: object, problem: str
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256])
 def test_a_name_that_no_directory_can_have_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match=r"cache is .* no file can be called"):
+    with pytest.raises(OptionError, match=r"cache is .* cannot be a file name"):
         CacheOptions.of(f"/tmp/{name}", None)
 
 
