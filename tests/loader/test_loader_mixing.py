@@ -224,7 +224,7 @@ def test_take_repeat_and_folds(folder: Path) -> None:
     "mask", [torch.arange(NUM_SAMPLES) > 3, np.arange(NUM_SAMPLES) > 3, [True, False]], ids=["torch", "numpy", "list"]
 )
 def test_a_mask_is_not_taken_for_positions(folder: Path, mask: Any) -> None:
-    with pytest.raises(dp.OptionError, match=r"of a mask these are numpy\.flatnonzero"):
+    with pytest.raises(dp.OptionError, match=r"for a mask pass numpy\.flatnonzero"):
         make(folder).dataset.select(mask)
 
 

@@ -58,8 +58,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"collate_fn": 3}, "collate_fn is 3; it must be a function"),
     ({"worker_init_fn": 3}, "worker_init_fn is 3; it must be a function"),
     ({"memory_format": "x"}, "memory_format is 'x'; choose torch.channels_last"),
-    ({"sampler": 5}, "sampler is 5; it must be something to iterate over"),
-    ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be something to iterate over"),
+    ({"sampler": 5}, "sampler is 5; it must be an iterable"),
+    ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be an iterable"),
     ({"transform": "flip"}, "is not a known transform and not callable"),
 ]  # fmt: skip
 

@@ -394,7 +394,7 @@ def test_a_window_of_bad_row_groups_cannot_be_replaced(damaged: Path) -> None:
         ({"columns": {}}, "columns is empty"),
         ({"columns": {"a": []}}, "group 'a' is empty"),
         ({"columns": ["I0", "C0"]}, "float32 does not hold every int32"),
-        ({"columns": {"label": ["I*"]}}, "a group is called 'label'"),
+        ({"columns": {"label": ["I*"]}}, "a group is named 'label'"),
         ({"columns": 5}, "pass names or patterns"),
         ({"dtypes": {"other": "int8"}}, "dtypes names the group 'other'"),
         ({"dtypes": {"ids": "complex64"}}, "is none of"),
