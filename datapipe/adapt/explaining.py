@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from datapipe.adapt.behind import handed_over
+from datapipe.adapt.introspection import handed_over
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
 from datapipe.codecs.decode import default_decoder_name

@@ -14,11 +14,11 @@ import torch.utils.data
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
-from datapipe.adapt.behind import Behind, as_torch_gives, behind
 from datapipe.adapt.converted import converted_index
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
+from datapipe.adapt.introspection import Introspection, as_torch_gives, introspect
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
@@ -31,9 +31,9 @@ from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
-from datapipe.loader.trail import Trail
 from datapipe.order.plan import Plan, Tail
 from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
@@ -92,8 +92,8 @@ def from_torch(
         return loader
     taken = torchs_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    found = behind(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
-    if isinstance(found, Behind) and found.in_workers is None:
+    found = introspect(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
+    if isinstance(found, Introspection) and found.in_workers is None:
         as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
         ours = DataLoader(
             Dataset(
@@ -113,7 +113,7 @@ def from_torch(
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
         ours.origin = _origin(taken, "seen through to its files", *found.notes, *notes)
         return ours
-    why = found.in_workers if isinstance(found, Behind) else found.reason
+    why = found.in_workers if isinstance(found, Introspection) else found.reason
     _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
     resolve = resolve_device(device)
     kept = _kept(taken, found, source, shares=share_among_ranks, defers=defer and not is_switched_off(), reseeds=reseed)
@@ -124,9 +124,9 @@ def from_torch(
 
 
 def _kept(
-    loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+    loader: TorchsLoader, found: Introspection | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
 ) -> TorchLoader | Any:
-    if isinstance(found, Behind):
+    if isinstance(found, Introspection):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
         kept = TorchLoader(
             loader,
@@ -143,17 +143,17 @@ def _kept(
     rows = None if has_collate_fn(loader) or loader.batch_sampler is None else tensor_rows(loader.dataset)
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
-        open_rows(Trail())  # raises if the samples cannot be shared
+        open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
         kept.origin = _origin(loader, "seen through to its tensors, from which whole batches are gathered")
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _as_it_is(loader, found.reason, shares=shares)
-    open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
+    open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
         of_picks: KeyOf = request_of_picks if reseeds else places_of
         open_source = functools.partial(_picked, loader=loader, key_of=of_picks, shares=shares)
-        open_source(Trail())  # raises if the samples cannot be shared
+        open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
         warnings.warn(
             f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not include; save "
@@ -185,13 +185,13 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     return loader
 
 
-def _given(trail: Trail, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:
+def _given(checksum: SamplerChecksum, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:
     assert loader.batch_sampler is not None
-    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail, reseeds)
+    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), checksum, reseeds)
 
 
 def _picked(
-    trail: Trail,
+    checksum: SamplerChecksum,
     *,
     loader: TorchsLoader,
     key_of: KeyOf,
@@ -206,14 +206,15 @@ def _picked(
     arguments = arguments_of(loader, None, shares=shares)
     rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
     if "batch_sampler" in arguments:
-        listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples, trail=trail)
+        batches = arguments["batch_sampler"]
+        listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)
         return PickedKeys(listed, "sampler", key_of)
     batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
     if "shuffle" in arguments:
         order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
         return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
     sampler = sampler_of(loader)
-    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, trail=trail)
+    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
     return PickedKeys(sampled, "sampler", key_of)
 
 

@@ -19,12 +19,12 @@ class TorchIterator(Iterator[Any]):
     """
 
     def __init__(
-        self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs, tally: Tally
+        self, begin: Callable[[], tuple[Iterator[Any], KeyPass]], num_steps: Callable[[], int], epochs: Epochs, tally: Tally
     ) -> None:
         self._begin, self._num_steps, self._epochs, self._tally = begin, num_steps, epochs, tally
         self._one_thread = OneThread()
         self._batches: Iterator[Any] | None = None
-        self._walk: Walk | None = None
+        self._walk: KeyPass | None = None
         self._is_over = False
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class TorchIterator(Iterator[Any]):
         return getattr(self._batches, "_rcvd_idx", None)
 
 
-class Walk:
+class KeyPass:
     """One pass over the keys: iterated in the consumer's thread, as many batches ahead as torch likes."""
 
     def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:

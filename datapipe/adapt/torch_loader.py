@@ -25,16 +25,16 @@ from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.loaders import TorchsLoader, made_again
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
-from datapipe.adapt.torch_iteration import TorchIterator, Walk
+from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.ranks import is_of_group
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
-from datapipe.loader.stand_ins import OwnBatches
 from datapipe.loader.state import LoaderState
-from datapipe.loader.trail import Trail
+from datapipe.loader.torch_compat import OwnBatches
 from datapipe.order.plan import Cursor, Picks, Plan, Rank
 from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import ShuffledOrder
@@ -73,7 +73,7 @@ class GivenKeys:
     batch_sampler: Iterable[Any]
     global_batch: int
     whose: Rank
-    trail: Trail
+    checksum: SamplerChecksum
     reseeds: bool  # whether requests for samples carry seeds
     order: str = "sampler"
 
@@ -93,7 +93,7 @@ class GivenKeys:
         return together if is_of_group(together) else Rank()
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
-        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.whose)
+        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.whose)
         for step, given in enumerate(self.batch_sampler):
             keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
@@ -162,7 +162,7 @@ class TorchLoader:
         inner: TorchsLoader,
         *,
         dataset: Any,
-        open_source: Callable[[Trail], KeySource],
+        open_source: Callable[[SamplerChecksum], KeySource],
         seed: SeedSource,
         fingerprint: str,
         origin: str = "",
@@ -171,13 +171,13 @@ class TorchLoader:
         self._inner = inner
         self._is_seeded = is_seeded  # whether the draws of samples depend on the seed alone
         self._dataset = dataset
-        self._trail = Trail()  # of a user's sampler
+        self._checksum = SamplerChecksum()  # of a user's sampler
         self._open_source = open_source
         self._seed = Seed(seed)
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
-        self._batches = _Batches(open_source, self._trail)
+        self._batches = _Batches(open_source, self._checksum)
         changes = WHOLE_BATCHES if isinstance(dataset, TensorRows) else {}
         self._tally = Tally()
         self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
@@ -221,7 +221,7 @@ class TorchLoader:
     @property
     def _source(self) -> KeySource:
         """The keys of a pass that begins now."""
-        return self._open_source(self._trail)
+        return self._open_source(self._checksum)
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = self._fingerprint, self.origin, self._is_seeded
@@ -268,7 +268,7 @@ class TorchLoader:
         cursor = self._state().cursor_from(state)
         self._source.check(cursor)
         self._seed.resume(state["seed"])
-        self._trail.resume(cursor, str(state.get("trail", "")))
+        self._checksum.resume(cursor, str(state.get("trail", "")))
         self._epochs.resume(cursor)
         if cursor.samples_done and not self._is_seeded:
             warnings.warn(
@@ -278,13 +278,13 @@ class TorchLoader:
                 stacklevel=2,
             )
 
-    def _begin(self) -> tuple[Iterator[Any], Walk]:
+    def _begin(self) -> tuple[Iterator[Any], KeyPass]:
         """Return torch's iterator of a pass that begins now, and its keys."""
         source = self._source
         rank = source.rank
         seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         start = self._epochs.claim()
-        walk = self._batches.walk = Walk(source.keys(start, seed), start.epoch)
+        walk = self._batches.walk = KeyPass(source.keys(start, seed), start.epoch)
         return iter(self._loader), walk
 
     def _state(self) -> LoaderState:
@@ -298,22 +298,22 @@ class TorchLoader:
             seed=self._seed.value,
             tail="drop" if self._inner.drop_last else "pad",
             dataset=self._fingerprint,
-            trail=self._trail.at(self._epochs.last),
+            trail=self._checksum.at(self._epochs.last),
         )
 
 
 class _Batches:
     """The batch sampler of torch's loader: gives the keys of the pass that begins."""
 
-    def __init__(self, open_source: Callable[[Trail], KeySource], trail: Trail) -> None:
-        self._open_source, self._trail = open_source, trail
-        self.walk = Walk(iter(()), 0)
+    def __init__(self, open_source: Callable[[SamplerChecksum], KeySource], checksum: SamplerChecksum) -> None:
+        self._open_source, self._checksum = open_source, checksum
+        self.walk = KeyPass(iter(()), 0)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.walk)
 
     def __len__(self) -> int:
-        return self._open_source(self._trail).num_steps
+        return self._open_source(self._checksum).num_steps
 
 
 def _length(dataset: Any) -> int:
@@ -326,7 +326,7 @@ def _length(dataset: Any) -> int:
 def _restore(
     inner: TorchsLoader,
     dataset: Any,
-    open_source: Callable[[Trail], KeySource],
+    open_source: Callable[[SamplerChecksum], KeySource],
     seed: SeedSource,
     about: tuple[str, str, bool],
 ) -> TorchLoader:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
-from datapipe.backends.nests import map_nest, tensors_of
+from datapipe.backends.pytree import map_nest, tensors_of
 from datapipe.backends.slabs import SlabPool
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, Stage, StageEvent, null_observer

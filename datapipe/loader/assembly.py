@@ -24,8 +24,8 @@ from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
 from datapipe.order.plan import Rank
@@ -99,7 +99,7 @@ def assemble(
         memory=None if size is None else BatchMemory(size, batch_size=options.batch_size, open_pool=open_pool),
         dali=stage,
         collator=collator,
-        workers=Lending(open_worker),
+        workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
         enter_thread=None if runtime is None else runtime.enter_thread,

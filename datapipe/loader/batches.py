@@ -28,8 +28,8 @@ from datapipe.index.sample_index import Entries, Extents
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.loader.rows import Batch
@@ -58,7 +58,7 @@ class BatchMaker:
     memory: BatchMemory | None  # None if images differ in size
     dali: DaliStage | None
     collator: Collator
-    workers: Lending[Worker]
+    workers: ObjectPool[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
     enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches for a GPU

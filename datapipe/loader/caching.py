@@ -8,7 +8,7 @@ import torch
 
 from datapipe.backends.kept_images import KeptImages
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.fetch.cache.places import CacheOptions, contents_of, open_store
+from datapipe.fetch.cache.locations import CacheOptions, contents_of, open_store
 from datapipe.index.concat import AnyIndex
 from datapipe.transforms import Recipe
 

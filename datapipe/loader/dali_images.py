@@ -21,7 +21,7 @@ from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.index.sample_index import Entries
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
@@ -159,7 +159,7 @@ class DaliStage:
     def __init__(self, graph: GraphOptions, *, num_pipelines: int) -> None:
         self.graph = graph
         self.num_pipelines = num_pipelines
-        self.pipelines = Lending(lambda: DaliPipeline(graph))
+        self.pipelines = ObjectPool(lambda: DaliPipeline(graph))
         self._num_given_up = 0  # in a row
         self._has_warned = False
 

@@ -13,7 +13,7 @@ from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.datasets import Original, Unseen, see_through
-from datapipe.fetch.cache.places import CacheOptions
+from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
@@ -33,12 +33,12 @@ from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sizes import check_sizes
 from datapipe.loader.sources import PickSource
-from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
-from datapipe.loader.trail import Trail
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
@@ -146,7 +146,7 @@ class DataLoader:
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
         self._kept: KeptImages | None = None
-        self._trail = Trail()
+        self._checksum = SamplerChecksum()
         self._latest: PickSource | None = None  # the source of the latest pass; another one may draw by other weights
         self.origin = ""  # what `from_torch` took over, and how
         # Attributes that frameworks and scripts read from a torch DataLoader.
@@ -248,7 +248,7 @@ class DataLoader:
         cursor = self._state().cursor_from(state)
         self._source().check(cursor)
         self._seed.resume(state["seed"])
-        self._trail.resume(cursor, str(state.get("trail", "")))
+        self._checksum.resume(cursor, str(state.get("trail", "")))
         self._latest = None
         self._epochs.resume(cursor)
 
@@ -350,7 +350,7 @@ class DataLoader:
             options=self.options,
             seed=seed,
             rank=self._frozen_rank(),
-            trail=self._trail,
+            checksum=self._checksum,
         )
 
     def _batch_maker(self, seed: int = 0) -> BatchMaker:
@@ -383,7 +383,7 @@ class DataLoader:
             global_batch=source.global_batch,
             num_samples=len(self.dataset),
             order=source.order.kind if isinstance(source, Plan) else "sampler",
-            trail="" if isinstance(source, Plan) else self._trail.at(last),
+            trail="" if isinstance(source, Plan) else self._checksum.at(last),
             seed=self._seed.value,
             tail=self.options.tail.value,
             dataset=self.dataset.index.fingerprint,

@@ -15,8 +15,8 @@ from datapipe.backends.device import Arrival
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.loader.batch_making import BatchMaker, BatchPicks
 from datapipe.loader.ending import ending
-from datapipe.loader.making import Maker, Step
 from datapipe.loader.sources import PickSource
 from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
 from datapipe.order.plan import Cursor
@@ -83,7 +83,7 @@ class OneThread:
 class Pass:
     """What an iterator needs to begin."""
 
-    open: Callable[[], tuple[Maker, PickSource]]  # called at the first `next()`, in the consumer's thread
+    open: Callable[[], tuple[BatchMaker, PickSource]]  # called at the first `next()`, in the consumer's thread
     num_steps: Callable[[], int]  # of a whole epoch
     epochs: Epochs
     worker_init_fn: Callable[[int], None] | None
@@ -100,10 +100,10 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(self, parts: Pass) -> None:
         self._parts = parts
-        self._maker: Maker | None = None
+        self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
         self._source: PickSource | None = None
-        self._steps: Iterator[Step] | None = None
+        self._steps: Iterator[BatchPicks] | None = None
         self._asked = Cursor()  # after the last batch among the tasks
         self._sampler_error: Exception | None = None  # raised once the batches before it are delivered
         self._threads: LoaderThreads | None = None
@@ -172,7 +172,7 @@ class BatchIterator(Iterator[Any]):
         if self._threads is not None:
             self._threads.stop()
 
-    def _begin(self) -> Maker:
+    def _begin(self) -> BatchMaker:
         parts = self._parts
         maker, source = parts.open()
         if maker.options.num_workers:
@@ -184,7 +184,7 @@ class BatchIterator(Iterator[Any]):
         self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated
         return maker
 
-    def _top_up(self, maker: Maker) -> None:
+    def _top_up(self, maker: BatchMaker) -> None:
         """Put as many batches in the making as the options say."""
         assert self._source is not None
         try:
@@ -194,14 +194,14 @@ class BatchIterator(Iterator[Any]):
                     return
                 task = BatchTask(maker, picks)
                 if self._threads is not None:
-                    self._threads.board.add(task)
+                    self._threads.work_queue.add(task)
                 self._tasks.append(task)
                 self._asked = picks.after
         except BaseException:  # Ctrl-C: a generator that raised yields nothing more
             self._steps = self._source.steps(self._asked)
             raise
 
-    def _next_picks(self) -> Step | None:
+    def _next_picks(self) -> BatchPicks | None:
         """Return the next step; None at the end of the pass, and if the sampler fails."""
         assert self._steps is not None
         try:
@@ -210,7 +210,7 @@ class BatchIterator(Iterator[Any]):
             self._sampler_error = exc
             return None
 
-    def _wait(self, task: BatchTask, maker: Maker) -> None:
+    def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
         """Wait until the batch that is due is made or has failed. Its task stays first, so that Ctrl-C loses no batch."""
         if self._threads is None:
             run_here(task, maker)

@@ -12,7 +12,7 @@ import torch
 
 from datapipe.backends.device import Arrival, Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
-from datapipe.backends.nests import tensors_of
+from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
 

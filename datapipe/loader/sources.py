@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.checks import positions_of
-from datapipe.loader.making import Step
-from datapipe.loader.trail import Trail
+from datapipe.loader.batch_making import BatchPicks
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.order.plan import Cursor, Picks, Plan, Rank, Span
 
 
@@ -25,7 +25,7 @@ class PickSource(Protocol):
     @property
     def global_batch(self) -> int: ...
 
-    def steps(self, start: Cursor, /) -> Iterator[Step]: ...
+    def steps(self, start: Cursor, /) -> Iterator[BatchPicks]: ...
 
     def check(self, cursor: Cursor, /) -> None:
         """Raise StateError if no pass could begin at `cursor`."""
@@ -67,7 +67,7 @@ class SampledSource:
     rank: Rank
     drop_last: bool
     num_samples: int  # of the dataset
-    trail: Trail = field(default_factory=Trail)
+    checksum: SamplerChecksum = field(default_factory=SamplerChecksum)
 
     @property
     def global_batch(self) -> int:
@@ -84,8 +84,8 @@ class SampledSource:
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
         if start.samples_done:
-            self.trail.resume(start, self.trail.at(start))
-        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
+            self.checksum.resume(start, self.checksum.at(start))
+        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.rank)
         times = np.zeros(self.num_samples, np.int32)  # occurrences of each sample, in this epoch on this rank
         for step, listed in enumerate(self._lists()):
             positions = positions_of(listed, "the sampler")

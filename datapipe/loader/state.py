@@ -30,7 +30,7 @@ class LoaderState:
     seed: int | None  # None: not drawn yet, as no pass has begun; `Seed.resume` checks it
     tail: str
     dataset: str  # fingerprint
-    trail: str = ""  # of a sampler's positions, see `Trail`
+    trail: str = ""  # of a sampler's positions, see `SamplerChecksum`
 
     def to_json(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **dataclasses.asdict(self)}

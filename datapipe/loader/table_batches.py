@@ -21,7 +21,7 @@ from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
 from datapipe.order.plan import Plan, Span, Tail
@@ -77,7 +77,7 @@ class TableParts:
     observer: Observer
     batches: Sequence[MatrixMemory]
     windows: Sequence[MatrixMemory]
-    workers: Lending[GroupReader]
+    workers: ObjectPool[GroupReader]
     uploader: Uploader | None
     enter_thread: Callable[[], None] | None
 
@@ -143,7 +143,7 @@ class TableMaker:
         return self.parts.observer
 
     @property
-    def workers(self) -> Lending[GroupReader]:
+    def workers(self) -> ObjectPool[GroupReader]:
         return self.parts.workers
 
     @property

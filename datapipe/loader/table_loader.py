@@ -22,17 +22,17 @@ from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
-from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.loader.state import LoaderState
 from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.order.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
 
@@ -267,7 +267,7 @@ class TableLoader:
                 observer=self._observer,
                 batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
                 windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
-                workers=Lending(lambda: GroupReader(names, dictionaries=texts)),
+                workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
                 uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
                 enter_thread=None if runtime is None else runtime.enter_thread,
             )

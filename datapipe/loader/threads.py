@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.loader.batch_making import BatchMaker, BatchPicks
 from datapipe.loader.dali_images import FetchWorker
-from datapipe.loader.making import Maker, Step
 
 Worker = Any  # what a maker's `workers` lends
 
@@ -52,7 +52,7 @@ class Latch:
 class BatchTask:
     """One batch in the making: prepared, its blocks loaded, decoded if that is a stage of its own, finished; or failed."""
 
-    def __init__(self, maker: Maker, picks: Step) -> None:
+    def __init__(self, maker: BatchMaker, picks: BatchPicks) -> None:
         self.picks = picks
         self.done = Latch()
         self._maker = maker
@@ -138,7 +138,7 @@ class BatchTask:
         self.done.open()
 
 
-class Board:
+class WorkQueue:
     """Work for threads. Batches to prepare come first, then blocks to load, then spare work for later batches.
 
     Batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere
@@ -211,7 +211,7 @@ class Board:
             task.decode(pipeline, worker)
 
 
-def run_here(task: BatchTask, maker: Maker) -> None:
+def run_here(task: BatchTask, maker: BatchMaker) -> None:
     """Make one batch in the calling thread, as loading threads would: with torch's operators on one thread.
 
     Ctrl-C in the middle raises here; the task may then be run again.
@@ -230,14 +230,14 @@ def run_here(task: BatchTask, maker: Maker) -> None:
 
 
 class LoaderThreads:
-    """The threads of one pass and their `board`: those that load, and those that decode if that is a stage of its own.
+    """The threads of one pass and their `work_queue`: those that load, and those that decode if that is a stage of its own.
 
     `init` is called in each loading thread with its number, as torch's worker_init_fn. Each thread runs torch's
     operators on one thread only: several thread pools would compete for the cores.
     """
 
-    def __init__(self, maker: Maker, *, init: Callable[[int], None] | None) -> None:
-        board = self.board = Board()
+    def __init__(self, maker: BatchMaker, *, init: Callable[[int], None] | None) -> None:
+        work_queue = self.work_queue = WorkQueue()
         self._maker = maker
         self._process = os.getpid()
         self._errors: list[BaseException] = []
@@ -245,11 +245,11 @@ class LoaderThreads:
         num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
         self._ready = threading.Barrier(num_loading + num_decoding + 1)
         self._threads = [
-            self._thread(f"datapipe-{number}", board.load, None if init is None else partial(init, number))
+            self._thread(f"datapipe-{number}", work_queue.load, None if init is None else partial(init, number))
             for number in range(num_loading)
         ]
         self._threads += [
-            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, board.decode), None)
+            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, work_queue.decode), None)
             for number in range(num_decoding)
         ]
 
@@ -281,10 +281,10 @@ class LoaderThreads:
         if os.getpid() != self._process:
             return
         try:
-            self.board.close()
+            self.work_queue.close()
             self._join()
         except KeyboardInterrupt:
-            self.board.close()
+            self.work_queue.close()
             atexit.register(self._join)  # an interpreter that ends while a thread is in C++ code aborts
             raise
 
@@ -300,7 +300,7 @@ class LoaderThreads:
 
     def abandon(self) -> None:
         """Close the queue without waiting: a thread hangs, and ends when its read does."""
-        self.board.close()
+        self.work_queue.close()
         self._threads.clear()
 
     def _join(self) -> None:
@@ -335,7 +335,7 @@ class LoaderThreads:
             self._maker.workers.give_back(worker)
 
 
-def _decode(maker: Maker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
+def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
     """Call `serve` with a pipeline and the worker."""
     assert maker.dali is not None
     assert isinstance(worker, FetchWorker)

@@ -18,7 +18,7 @@ from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
 from datapipe.backends.device import Arrival, Uploader
 from datapipe.backends.device_runtime import checked_device
-from datapipe.backends.nests import tensors_of
+from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.order.draws import Draws

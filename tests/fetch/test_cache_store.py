@@ -24,9 +24,9 @@ from fixtures import flip_bit
 
 from datapipe.core.errors import OptionError, StorageError
 from datapipe.fetch.cache import in_memory
+from datapipe.fetch.cache.capacity import free_memory
 from datapipe.fetch.cache.entries import ENTRY_NBYTES, Entry, Head, pack_entry, pack_head, unpack_entry, unpack_head
-from datapipe.fetch.cache.places import CacheOptions
-from datapipe.fetch.cache.room import free_memory
+from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.cache.store import Gap, Kept, Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -451,7 +451,7 @@ def test_free_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None
 
 
 def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> None:
-    from datapipe.fetch.cache.places import open_store
+    from datapipe.fetch.cache.locations import open_store
 
     about = {"what": str(tmp_path)}
     memory, disk = open_store(CacheOptions(None, None), about=about), open_store(CacheOptions(tmp_path, None), about=about)

@@ -397,7 +397,7 @@ def test_a_window_of_bad_row_groups_cannot_be_replaced(damaged: Path) -> None:
         ({"columns": {"label": ["I*"]}}, "a group is named 'label'"),
         ({"columns": 5}, "pass names or patterns"),
         ({"dtypes": {"other": "int8"}}, "dtypes names the group 'other'"),
-        ({"dtypes": {"ids": "complex64"}}, "is none of"),
+        ({"dtypes": {"ids": "complex64"}}, "is not one of"),
         ({"dtypes": {"dense": "int64"}}, "would cut it off"),
         ({"backend": "dali"}, "backend is 'dali'"),
         ({"batch_size": 0}, "batch_size is 0"),

@@ -292,7 +292,7 @@ def test_orders_that_cannot_work_are_refused(transforms: list[Any], says: str) -
 
 @dataclass(frozen=True)
 class Invert:
-    """A pixel operation from outside, which says nothing of its reach."""
+    """A pixel operation from outside, which does not state its locality."""
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         return {}

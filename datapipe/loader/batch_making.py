@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from datapipe.core.observe import Observer
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.order.plan import Cursor
 
 
-class Step(Protocol):
+class BatchPicks(Protocol):
     """One rank's batch, before it is made."""
 
     @property
@@ -25,7 +25,7 @@ class Step(Protocol):
         """Return the number of samples of the batch."""
 
 
-class Schedule(Protocol):
+class ThreadOptions(Protocol):
     """How batches are scheduled."""
 
     @property
@@ -40,17 +40,17 @@ class Schedule(Protocol):
         """Return whether enough batches are in the making, given the number of samples of each."""
 
 
-class Maker(Protocol):
+class BatchMaker(Protocol):
     """Makes batches, block by block. Thread-safe."""
 
     @property
-    def options(self) -> Schedule: ...
+    def options(self) -> ThreadOptions: ...
 
     @property
     def observer(self) -> Observer: ...
 
     @property
-    def workers(self) -> Lending[Any]:
+    def workers(self) -> ObjectPool[Any]:
         """The pool of workers with which threads make blocks, one each."""
 
     @property

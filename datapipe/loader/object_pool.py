@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Lending(Generic[T]):
+class ObjectPool(Generic[T]):
     """Lends objects that `make` makes. Thread-safe, without a lock: a garbage collection under one could wait for itself."""
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from datapipe.backends.nests import map_nest, moves_itself, tensors_of
+from datapipe.backends.pytree import map_nest, moves_itself, tensors_of
 from datapipe.core.errors import OptionError
 
 

@@ -21,7 +21,7 @@ from datapipe.transforms.lowering import flatten
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class Introspection:
     """What a loader reads and does, and the arguments with which datapipe does the same."""
 
     index: AnyIndex
@@ -31,7 +31,7 @@ class Behind:
     notes: tuple[str, ...] = ()  # differences from the torch loader
 
 
-def behind(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Behind | Unseen:
+def introspect(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Introspection | Unseen:
     """Return what a loader reads and does, or why that cannot be determined.
 
     `takes_cut_files`: whether truncated files must stay images if Pillow is set to accept them. Raises OptionError for a loader
@@ -58,10 +58,10 @@ def behind(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_fi
     if why is not None and not recipe.rest:
         recipe = Recipe.of([seen.transform, handed_over], input_kind="pil")
     arguments = arguments_of(loader, seed, shares=shares)
-    return _with_any_sizes(Behind(seen.index, recipe, arguments, why))
+    return _with_any_sizes(Introspection(seen.index, recipe, arguments, why))
 
 
-def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Behind | Unseen:
+def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Introspection | Unseen:
     if (loader.batch_size is None) == (stream.batch_size is None):
         return Unseen("its batches are made by the loader and by the webdataset pipeline, or by neither")
     if stream.batch_size is not None and has_collate_fn(loader):
@@ -74,7 +74,7 @@ def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, sh
     if loader.num_workers > 1:
         notes.append("batches are made of all shards together, not of the shards of each worker")
     arguments = stream_arguments(loader, stream, seed, shares=shares)
-    return _with_any_sizes(Behind(stream.index, recipe, arguments, notes=tuple(notes)))
+    return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
 
 
 def _needs_workers(loader: TorchsLoader, transform: object, recipe: Recipe) -> str | None:
@@ -96,7 +96,7 @@ def _needs_workers(loader: TorchsLoader, transform: object, recipe: Recipe) -> s
     return None
 
 
-def _with_any_sizes(found: Behind) -> Behind:
+def _with_any_sizes(found: Introspection) -> Introspection:
     """Let torch's default_collate stack images that may differ in size; it raises an error if they do."""
     size = found.recipe.output_size(found.index.manifest.image_size)
     arguments = found.arguments

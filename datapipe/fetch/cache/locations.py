@@ -11,10 +11,10 @@ from pathlib import Path
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError, StorageError
 from datapipe.core.user_cache import IMAGES, user_cache
+from datapipe.fetch.cache.capacity import share_of_disk, share_of_memory
 from datapipe.fetch.cache.entries import FORMAT_VERSION
 from datapipe.fetch.cache.files import StoreFiles, open_on_disk
 from datapipe.fetch.cache.in_memory import open_in_memory
-from datapipe.fetch.cache.room import share_of_disk, share_of_memory
 from datapipe.fetch.cache.store import Store
 from datapipe.index.concat import AnyIndex, ConcatIndex
 from datapipe.index.sample_index import SampleIndex
