@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.order.draws import key64, mix64
-from datapipe.order.row_order import Piece, Run, RunOrder, Window
+from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
 W = TypeVar("W")  # what fills windows, one per thread
 
@@ -29,7 +29,7 @@ Bad = DecodeError | IntegrityError
 class LoadedWindow:
     """A window in the making, then in memory."""
 
-    window: Window
+    window: ShuffleWindow
     step: int  # that first asked for it
     arrays: list[NDArray[Any]]  # (rows, width) of each matrix
     pending: list[Piece]
@@ -43,7 +43,7 @@ class LoadedWindow:
     def __len__(self) -> int:
         return len(self.window)
 
-    def rows_of(self, run: Run, start: int, stop: int) -> slice | NDArray[np.int64]:
+    def rows_of(self, run: RowRun, start: int, stop: int) -> slice | NDArray[np.int64]:
         """The window's rows at the places `start` to `stop` of a run."""
         places = slice(run.start + start, run.start + stop)
         return places if self.shuffled is None else self.shuffled[places]
@@ -75,11 +75,13 @@ class WindowStore(Generic[W]):
         self._on_bad = on_bad
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._windows: dict[Window, LoadedWindow] = {}
-        self._used: dict[int, set[Window]] = {}  # by step: those that it and what is read ahead for it need
+        self._windows: dict[ShuffleWindow, LoadedWindow] = {}
+        self._used: dict[int, set[ShuffleWindow]] = {}  # by step: those that it and what is read ahead for it need
         self._floor = first_step  # all steps before it are prepared
 
-    def use(self, step: int, runs: Sequence[Run], ahead: Sequence[Window]) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
+    def use(
+        self, step: int, runs: Sequence[RowRun], ahead: Sequence[ShuffleWindow]
+    ) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
         """The window of each of a step's runs, and those of `ahead` that nobody asked for before. Forgets what no step needs."""
         with self._lock:
             mine = [self._get(run.window, step) for run in runs]
@@ -114,7 +116,7 @@ class WindowStore(Generic[W]):
         self._filled(window)
         return True
 
-    def fill_ahead(self, window: Window, worker: W) -> None:
+    def fill_ahead(self, window: ShuffleWindow, worker: W) -> None:
         """Fill one piece of a window that is still needed, if any is left.
 
         It is named, not held: work that nobody had time for must not keep windows that are gone.
@@ -136,7 +138,7 @@ class WindowStore(Generic[W]):
         """Windows that are kept."""
         return len(self._windows)
 
-    def _get(self, window: Window, step: int) -> LoadedWindow:
+    def _get(self, window: ShuffleWindow, step: int) -> LoadedWindow:
         loaded = self._windows.get(window)
         if loaded is None:
             pieces = self._order.pieces(window)

@@ -160,7 +160,7 @@ def _verify(shards: Path, tell: Teller) -> None:
 def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> Comparison:
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from datapipe.cli.demo_training import TITLES, Comparison, Outcome, make_loaders, rates_alone, train
+    from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_loaders, rates_alone, train
     from datapipe.loader.parsing import default_num_workers
 
     loaders = make_loaders(photos, shards, num_workers=default_num_workers() if workers is None else workers)
@@ -168,7 +168,7 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
         alone = rates_alone(loaders)
         rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in alone.items())
         words.append(f"each loader alone, in turns: {rates} images/s")
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, DemoResult] = {}
     for name, title in TITLES.items():
         with tell.step("train") as words:
             outcomes[name] = train(loaders, name, alone[name])

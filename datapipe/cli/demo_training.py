@@ -27,7 +27,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoResult:
     """The results with one loader."""
 
     alone: float  # images/s without training
@@ -50,7 +50,7 @@ class Outcome:
 class Comparison:
     """Both outcomes, and the conditions."""
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, DemoResult]
     batch_size: int
     num_workers: int
     num_classes: int
@@ -112,7 +112,7 @@ def rates_alone(loaders: Loaders) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def train(loaders: Loaders, name: str, alone: float) -> Outcome:
+def train(loaders: Loaders, name: str, alone: float) -> DemoResult:
     """Train one epoch from the common weights."""
     losses: list[float] = []
     report = fit(
@@ -126,4 +126,4 @@ def train(loaders: Loaders, name: str, alone: float) -> Outcome:
     epoch = report.epochs[0]
     assert epoch.images_per_s is not None
     assert epoch.starvation is not None
-    return Outcome(alone, epoch.images_per_s, epoch.starvation, losses)
+    return DemoResult(alone, epoch.images_per_s, epoch.starvation, losses)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.cli.say import say
 
 if TYPE_CHECKING:
-    from datapipe.diagnostics.attach.command import Outcome
+    from datapipe.diagnostics.attach.command import CommandResult
     from datapipe.diagnostics.attach.settings import Settings
     from datapipe.diagnostics.diagnosis import Diagnosis
     from datapipe.diagnostics.document import Document
@@ -159,7 +159,7 @@ def diagnose_command(
     profile: bool = False,
     nvtx: bool = False,
     quiet: bool = False,
-) -> tuple[Diagnosis, Outcome]:
+) -> tuple[Diagnosis, CommandResult]:
     """Run a script or a command and diagnose it; `quiet`: its output goes to standard error."""
     from datapipe.cli.diagnose_trying import Trying
     from datapipe.diagnostics.attach.settings import Settings
@@ -211,7 +211,7 @@ def _scratch(out: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> Outcome:
+def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
     """Run the command; `quiet`: its output goes to standard error."""
     from datapipe.diagnostics.attach.command import run_command, run_script
 

@@ -24,7 +24,7 @@ import numpy as np
 from datapipe.core.atomic import write_json
 from datapipe.core.errors import DatapipeError
 from datapipe.core.regular_files import open_file
-from datapipe.diagnostics.trials.sample import Files, Sample
+from datapipe.diagnostics.trials.sample import Sample, SampledFiles
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
 from datapipe.index.sample_index import WHOLE_FILE, Entries
@@ -126,7 +126,7 @@ def convert_sample(sample: Sample, scratch: Path, name: str, resize: int | None)
 
 def files_of(sample: Sample, scratch: Path) -> tuple[Sequence[str], Sequence[int]]:
     """Return the sample's images as files, with their labels; images in shards are copied out."""
-    if isinstance(sample.data, Files):
+    if isinstance(sample.data, SampledFiles):
         return sample.data.paths, sample.data.labels
     directory, entries = scratch / "members", _entries(sample, scratch)
     directory.mkdir()
@@ -138,7 +138,7 @@ def files_of(sample: Sample, scratch: Path) -> tuple[Sequence[str], Sequence[int
 
 def num_samples_of(sample: Sample, scratch: Path) -> int:
     """Return the samples of the whole dataset; for shards, estimated from their sizes."""
-    if isinstance(sample.data, Files):
+    if isinstance(sample.data, SampledFiles):
         return sample.data.num_samples
     return round(index_of(sample, scratch).manifest.num_samples / max(sample.data.part, 1e-9))
 

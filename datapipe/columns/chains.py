@@ -28,7 +28,7 @@ from datapipe.columns.operations import (
     Normalize,
     Operation,
 )
-from datapipe.columns.values import Values, values_of
+from datapipe.columns.values import ColumnValues, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
@@ -113,21 +113,21 @@ class Chain:
         if operations and isinstance(operations[0], (Categorify, HashBucket)):
             ids = _ids(array, column, operations[0], self.fitted)
             rest = operations[1:]
-            return lambda start, stop: _applied(Values(ids[start:stop], None), rest, self.fitted, column)
+            return lambda start, stop: _applied(ColumnValues(ids[start:stop], None), rest, self.fitted, column)
         values = numbers_of(array, column)
 
         def block(start: int, stop: int) -> NDArray[Any]:
             valid = None if values.valid is None else values.valid[start:stop]
-            return _applied(Values(values.data[start:stop], valid), operations, self.fitted, column)
+            return _applied(ColumnValues(values.data[start:stop], valid), operations, self.fitted, column)
 
         return block
 
-    def block_of(self, values: Values, column: TableColumn) -> NDArray[Any]:
+    def block_of(self, values: ColumnValues, column: TableColumn) -> NDArray[Any]:
         """Return some values of the column after the operations."""
         return _applied(values, self.operations, self.fitted, column)
 
 
-def values_through(values: Values, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
+def values_through(values: ColumnValues, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
     """Return some values of the column after operations that need no fitting."""
     return _applied(values, tuple(operations), Fitted(), column)
 
@@ -149,14 +149,14 @@ def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str
     raise OptionError(f"column {column.name!r} is {column.type}, and {what} does not accept such values; {remedy}")
 
 
-def numbers_of(array: pa.Array, column: TableColumn) -> Values:
+def numbers_of(array: pa.Array, column: TableColumn) -> ColumnValues:
     """Return the values of a column of numbers or decimals."""
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     return values_of(array, column)
 
 
-def missing_of(values: Values) -> NDArray[np.bool_]:
+def missing_of(values: ColumnValues) -> NDArray[np.bool_]:
     """Return (n,) True where there is no value, or NaN."""
     missing = np.zeros(len(values.data), np.bool_) if values.valid is None else ~values.valid
     return missing | np.isnan(values.data) if values.data.dtype.kind == "f" else missing
@@ -207,7 +207,7 @@ def _looked_up(
     return ids
 
 
-def _applied(values: Values, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
+def _applied(values: ColumnValues, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
     """Apply the chain to one block. Nulls that nothing fills become NaN, or a DecodeError if the result is not floating."""
     data, valid = values.data, values.valid
     if valid is not None and not (operations and isinstance(operations[0], FillMissing)):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from datapipe.columns.chains import Chain, Fitted, Vocabulary, keys_of_values, missing_of, numbers_of, values_through
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
-from datapipe.columns.statistics import Counts, Histogram, Moments
-from datapipe.columns.values import Values
+from datapipe.columns.statistics import Histogram, Moments, ValueCounts
+from datapipe.columns.values import ColumnValues
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
@@ -41,7 +41,7 @@ class _Whole:
         self.num_missing = 0
         self.stored, self.reached = Moments(), Moments()
         self.histogram = Histogram() if _fill_of(operations) == "median" else None
-        self.counts = Counts()
+        self.counts = ValueCounts()
 
     def add(self, part: _Part) -> None:
         self.num_missing += part.num_missing
@@ -129,7 +129,7 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
     reached = Moments()
     if before is not None:
         through = [one for one in before if not isinstance(one, FillMissing)]
-        transformed = values_through(Values(data, None), through, column)
+        transformed = values_through(ColumnValues(data, None), through, column)
         reached = Moments.of(transformed[~np.isnan(transformed)] if transformed.dtype.kind == "f" else transformed)
     fill = _fill_of(operations)
     return _Part(
@@ -148,14 +148,14 @@ def _different(array: pa.Array, column: TableColumn) -> pa.Table:
         data = values.data[~missing] if missing.any() else values.data
         wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
         different, counts = np.unique(wide, return_counts=True)
-        return Counts.of(pa.array(different), counts)
+        return ValueCounts.of(pa.array(different), counts)
     if not pa.types.is_dictionary(array.type):
         array = pc.dictionary_encode(array)
     array.validate(full=True)
     codes = array.indices.drop_null().to_numpy(zero_copy_only=False)
     counts = np.bincount(codes, minlength=len(array.dictionary))
     used = np.flatnonzero((counts > 0) & array.dictionary.is_valid().to_numpy(zero_copy_only=False))
-    return Counts.of(array.dictionary.take(pa.array(used)), counts[used])
+    return ValueCounts.of(array.dictionary.take(pa.array(used)), counts[used])
 
 
 def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whole) -> Fitted:
@@ -172,7 +172,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
         return Fitted(fill=value)
     reached = whole.reached
     if whole.num_missing and any(isinstance(one, FillMissing) for one in before):
-        filled = Chain(before, Fitted(fill=value)).block_of(Values(np.array([np.nan]), None), column)
+        filled = Chain(before, Fitted(fill=value)).block_of(ColumnValues(np.array([np.nan]), None), column)
         reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
     if not reached.num:
         raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")

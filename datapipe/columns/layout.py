@@ -21,7 +21,7 @@ Columns = Patterns | Mapping[str, Patterns] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class MatrixColumn:
     """One column of a matrix."""
 
     column: TableColumn  # of the table
@@ -43,7 +43,7 @@ class Matrix:
     """Features side by side, (rows, features) row-major in one dtype; a vector has one feature and is delivered as (rows,)."""
 
     name: str
-    features: tuple[Feature, ...]
+    features: tuple[MatrixColumn, ...]
     dtype: str  # numpy's name
     is_vector: bool = False
 
@@ -57,7 +57,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MatrixLayout:
     """The matrices of a batch: the groups of columns in order, then the label if there is one."""
 
     groups: tuple[Matrix, ...]
@@ -92,7 +92,7 @@ def layout_of(
     label: str | Patterns | None,
     dtypes: Mapping[str, str] | str | None,
     chains_of: Callable[[TableColumn], tuple[Chain, ...]] = lambda column: (),
-) -> Layout:
+) -> MatrixLayout:
     """Return the layout that a loader's arguments describe. Raises OptionError for invalid ones, with the remedy.
 
     `columns`: shell patterns; a mapping of names to patterns for several groups; None: all but the label. `label`: a column,
@@ -119,7 +119,7 @@ def layout_of(
     answer = (
         _matrix(LABEL, _features(label_columns, LABEL, chains_of), wanted.get(LABEL), is_vector=vector) if label_columns else None
     )
-    layout = Layout(groups, answer)
+    layout = MatrixLayout(groups, answer)
     index.check_present(column.name for column in layout.columns)
     return layout
 
@@ -165,18 +165,18 @@ def _dtype(value: object) -> str:
 
 def _features(
     columns: Sequence[TableColumn], group: str, chains_of: Callable[[TableColumn], tuple[Chain, ...]]
-) -> tuple[Feature, ...]:
-    found: list[Feature] = []
+) -> tuple[MatrixColumn, ...]:
+    found: list[MatrixColumn] = []
     for column in columns:
         chains = chains_of(column)
         if not chains:
             _check_numeric(column, group)
-            found.append(Feature(column, column.dtype))
-        found += [Feature(column, chain.dtype_of(column), chain) for chain in chains]
+            found.append(MatrixColumn(column, column.dtype))
+        found += [MatrixColumn(column, chain.dtype_of(column), chain) for chain in chains]
     return tuple(found)
 
 
-def _matrix(name: str, features: tuple[Feature, ...], dtype: str | None, *, is_vector: bool = False) -> Matrix:
+def _matrix(name: str, features: tuple[MatrixColumn, ...], dtype: str | None, *, is_vector: bool = False) -> Matrix:
     if not features:
         raise OptionError(f"columns: the group {name!r} is empty; name a column or a pattern in it")
     if dtype is None:
@@ -202,7 +202,7 @@ def _check_numeric(column: TableColumn, group: str) -> None:
     raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {told}")
 
 
-def _common_dtype(name: str, features: Sequence[Feature]) -> str:
+def _common_dtype(name: str, features: Sequence[MatrixColumn]) -> str:
     """Return the smallest dtype that holds all of them exactly; never a float that does not."""
     common = np.result_type(*(feature.dtype for feature in features))
     floats = [feature for feature in features if feature.dtype.startswith("float")]

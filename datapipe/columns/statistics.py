@@ -84,7 +84,7 @@ def _value_of(number: int) -> float:
 
 
 @dataclass(slots=True)
-class Counts:
+class ValueCounts:
     """How often each value comes; merged in steps, so that memory grows with the distinct values only."""
 
     parts: list[pa.Table] = field(default_factory=list)

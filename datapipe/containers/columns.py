@@ -16,7 +16,7 @@ from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.field_names import field_name
 
 
-class Column:
+class FieldExtents:
     """The places of one field's bytes, of ascending rows of the shard. Not thread-safe."""
 
     __slots__ = ("_nbytes", "_offsets", "_rows", "spec")
@@ -50,24 +50,24 @@ class Column:
         """Return (offset, nbytes) of a row, if every row has the field."""
         return self._offsets[row], self._nbytes[row]
 
-    def parted(self, chosen: NDArray[np.bool_]) -> tuple[Column, Column]:
+    def parted(self, chosen: NDArray[np.bool_]) -> tuple[FieldExtents, FieldExtents]:
         """Return the chosen places, and the others."""
-        parts = Column(self.spec), Column(self.spec)
+        parts = FieldExtents(self.spec), FieldExtents(self.spec)
         if chosen.all():
             return self, parts[1]
         for is_chosen, *place in zip(chosen.tolist(), self._rows, self._offsets, self._nbytes, strict=True):
             parts[0 if is_chosen else 1].add(*place)
         return parts
 
-    def joined(self, *others: Column) -> Column:
+    def joined(self, *others: FieldExtents) -> FieldExtents:
         """Return the places of all of them, under this one's name."""
         if not any(map(len, others)):
             return self
         places = [place for one in (self, *others) for place in zip(one._rows, one._offsets, one._nbytes, strict=True)]
-        return Column(self.spec, sorted(places))
+        return FieldExtents(self.spec, sorted(places))
 
 
-def further_fields(columns: Mapping[str, Column], num_rows: int) -> tuple[dict[str, Column], dict[str, int]]:
+def further_fields(columns: Mapping[str, FieldExtents], num_rows: int) -> tuple[dict[str, FieldExtents], dict[str, int]]:
     """Return by name the fields that all rows have; and those that only some have, with the number of rows that lack them.
 
     `columns`: by their names in the shard. Columns of one field are joined (`depth.png` in some samples, `depth.jpg` in others),
@@ -76,7 +76,7 @@ def further_fields(columns: Mapping[str, Column], num_rows: int) -> tuple[dict[s
     groups: dict[str, list[str]] = {}
     for called, column in columns.items():
         groups.setdefault(column.spec.name, []).append(called)
-    fields: dict[str, Column] = {}
+    fields: dict[str, FieldExtents] = {}
     for name, group in groups.items():
         first = columns[group[0]]
         whole = first.joined(*(columns[called] for called in group[1:])) if len(group) > 1 else first

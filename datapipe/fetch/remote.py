@@ -16,7 +16,7 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.index.sample_index import Extents
 from datapipe.stores.location import is_url, parse_location
-from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import Requests, requests
 from datapipe.stores.settings import Remote
 
@@ -48,7 +48,7 @@ class RemoteFiles:
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
-        self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
+        self._pending: weakref.WeakValueDictionary[_Key, PendingBytes] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._waited = threading.local()
 
@@ -129,14 +129,14 @@ class RemoteFiles:
             return None
         return data
 
-    def _checked(self, key: _Key, pending: Pending | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
+    def _checked(self, key: _Key, pending: PendingBytes | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
         """Return the requested bytes, or the error in them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
         data = self._wait(pending)
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
-        again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
+        again = PendingBytes(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
         data = self._wait(again)
         if (differs := crc32c.crc32c(data)) == checksum:
@@ -147,7 +147,7 @@ class RemoteFiles:
             "damaged; `datapipe verify` lists all damage"
         )
 
-    def _wait(self, pending: Pending) -> bytes:
+    def _wait(self, pending: PendingBytes) -> bytes:
         if pending.is_done:
             return pending.wait()
         start_ns = time.perf_counter_ns()
@@ -160,16 +160,16 @@ class RemoteFiles:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()
         return [(extents.paths[row], offset, nbytes) for row, offset, nbytes in zip(rows, offsets, sizes, strict=True)]
 
-    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[Pending | None]:
+    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[PendingBytes | None]:
         """Return pending reads, requested before or now. None for more bytes than a sample may have."""
-        asked: list[Pending | None] = []
-        new: list[Pending] = []
+        asked: list[PendingBytes | None] = []
+        new: list[PendingBytes] = []
         with self._lock:
             for key in keys:
                 url, offset, nbytes = key
                 pending = self._pending.get(key)
                 if (pending is None or pending.has_failed) and nbytes <= MAX_SAMPLE_NBYTES:
-                    pending = self._pending[key] = Pending(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
+                    pending = self._pending[key] = PendingBytes(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
                     if nbytes:
                         new.append(pending)
                     else:

@@ -19,7 +19,7 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
 from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import BatchMaker, Worker
+from datapipe.loader.batches import SampleBatchMaker, Worker
 from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
@@ -51,7 +51,7 @@ def assemble(
     fields: BatchFields,
     memory_format: torch.memory_format,
     kept: KeptImages | None = None,
-) -> BatchMaker:
+) -> SampleBatchMaker:
     """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
     size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
@@ -85,7 +85,7 @@ def assemble(
             return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
         return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
 
-    return BatchMaker(
+    return SampleBatchMaker(
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),

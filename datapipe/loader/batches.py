@@ -1,6 +1,6 @@
 """Make batches: look samples up, load them block by block, decode, collate.
 
-`BatchMaker` holds what all batches of a loader share and never changes. With `images_cpu` a block leaves finished
+`SampleBatchMaker` holds what all batches of a loader share and never changes. With `images_cpu` a block leaves finished
 rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as a whole.
 """
 
@@ -42,7 +42,7 @@ LookedUp = tuple[Entries, dict[str, Extents]]  # labels and images; the further 
 
 
 @dataclass(frozen=True)
-class BatchMaker:
+class SampleBatchMaker:
     """Makes the batches of a loader. Thread-safe."""
 
     index: AnyIndex
@@ -63,7 +63,7 @@ class BatchMaker:
     kept: KeptImages | None = None
     enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches for a GPU
 
-    def with_seed(self, seed: int) -> BatchMaker:
+    def with_seed(self, seed: int) -> SampleBatchMaker:
         """Return the same maker, sharing all that it holds, with draws by another seed."""
         return dataclasses.replace(self, seed=seed, collator=dataclasses.replace(self.collator, seed=seed))
 

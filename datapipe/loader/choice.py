@@ -65,7 +65,7 @@ class Evidence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BackendRequest:
     """The part of a loader's arguments that decides which backend can serve it.
 
     Raises OptionError for a combination that no backend can serve, and DependencyError if DALI is requested but not installed.

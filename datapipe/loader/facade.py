@@ -20,13 +20,13 @@ from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import BatchMaker
+from datapipe.loader.batches import SampleBatchMaker
 from datapipe.loader.caching import CacheStats, open_kept_images, stats_of
-from datapipe.loader.choice import Backend, Choice, Request, resolve_device
+from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device
 from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
-from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions, OnError, Output
 from datapipe.loader.ordering import open_source
@@ -168,7 +168,7 @@ class DataLoader:
             check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
         if self.recipe.batch and collate_fn is not None:
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
-        request = Request(
+        request = BackendRequest(
             arguments["backend"],
             self.recipe,
             self._stored_size,
@@ -178,7 +178,7 @@ class DataLoader:
         )
         self._request, self.options = request, options
         self._choice: Choice | None = None
-        self._maker: BatchMaker | None = None
+        self._maker: SampleBatchMaker | None = None
         shown = {name: arguments[name] for name in SETTABLE} | {
             "num_workers": options.num_workers,
             "prefetch_factor": options.prefetch_factor,
@@ -211,7 +211,7 @@ class DataLoader:
             self.dataset.original.check_unchanged()
         now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         check_still_alone(self._frozen_rank(), now, self._source())
-        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self.worker_init_fn))
+        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
@@ -335,7 +335,7 @@ class DataLoader:
             self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         return self._rank
 
-    def _begin(self) -> tuple[BatchMaker, PickSource]:
+    def _begin(self) -> tuple[SampleBatchMaker, PickSource]:
         """Return the maker and the source of picks of a pass that begins now."""
         seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
         self._latest = self._source(seed)
@@ -353,7 +353,7 @@ class DataLoader:
             checksum=self._checksum,
         )
 
-    def _batch_maker(self, seed: int = 0) -> BatchMaker:
+    def _batch_maker(self, seed: int = 0) -> SampleBatchMaker:
         """Return the batch maker with that seed; decoders and memory are shared by all seeds."""
         if self._maker is None:
             self._maker = assemble(

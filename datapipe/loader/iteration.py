@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from datapipe.backends.device import Arrival
+from datapipe.backends.device import DeviceTransfer
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
@@ -80,7 +80,7 @@ class OneThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassSetup:
     """What an iterator needs to begin."""
 
     open: Callable[[], tuple[BatchMaker, PickSource]]  # called at the first `next()`, in the consumer's thread
@@ -98,7 +98,7 @@ class BatchIterator(Iterator[Any]):
     not share it between threads or use it in a forked child: both raise LifecycleError.
     """
 
-    def __init__(self, parts: Pass) -> None:
+    def __init__(self, parts: PassSetup) -> None:
         self._parts = parts
         self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
@@ -148,7 +148,7 @@ class BatchIterator(Iterator[Any]):
         task = self._tasks.popleft()
         self._parts.epochs.last = task.picks.after
         batch = task.take()
-        if isinstance(batch, Arrival):
+        if isinstance(batch, DeviceTransfer):
             batch = batch.hand_over()
         self._top_up(maker)
         waited_ns = time.perf_counter_ns() - start_ns

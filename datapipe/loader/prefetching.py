@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from datapipe.backends.device import Arrival, Uploader
+from datapipe.backends.device import DeviceTransfer, Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
 from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
@@ -117,7 +117,7 @@ class PrefetchIterator(Iterator[Any]):
     def __init__(self, loader: PrefetchedLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._ahead: deque[tuple[Arrival, _State | None]] = deque()
+        self._ahead: deque[tuple[DeviceTransfer, _State | None]] = deque()
         self._num_asked = 0
         self._is_exhausted = False  # the inner loader has no more batches
         # Raised once the batches before it are delivered, with the state after it; until then nothing more is requested.

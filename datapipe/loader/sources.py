@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from datapipe.core.checks import positions_of
 from datapipe.loader.batch_making import BatchPicks
 from datapipe.loader.sampler_checksum import SamplerChecksum
-from datapipe.order.plan import Cursor, Picks, Plan, Rank, Span
+from datapipe.order.plan import BatchSpan, Cursor, Picks, Plan, Rank
 
 
 class PickSource(Protocol):
@@ -45,7 +45,7 @@ class SpanSource:
     def global_batch(self) -> int:
         return self.plan.global_batch
 
-    def steps(self, start: Cursor) -> Iterator[Span]:
+    def steps(self, start: Cursor) -> Iterator[BatchSpan]:
         for step in range(self.plan.step_at(start), self.plan.num_steps):
             yield self.plan.span(start.epoch, step)
 

@@ -16,7 +16,7 @@ from datapipe.backends.device import Uploader
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.table_windows import LoadedWindow, WindowStore
 from datapipe.backends.tables_arrow import pack
-from datapipe.columns.layout import Layout, Matrix
+from datapipe.columns.layout import Matrix, MatrixLayout
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
@@ -24,16 +24,16 @@ from datapipe.index.tables import TableIndex
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
-from datapipe.order.plan import Plan, Span, Tail
-from datapipe.order.row_order import Piece, Run, RunOrder, Window
+from datapipe.order.plan import BatchSpan, Plan, Tail
+from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
 
 @dataclass(slots=True)
 class RowBatch:
     """One batch in the making. Several threads may gather parts of it at once: each writes rows of its own."""
 
-    span: Span
-    parts: list[tuple[int, LoadedWindow, Run]]  # first row of the batch, and the run whose rows follow from there
+    span: BatchSpan
+    parts: list[tuple[int, LoadedWindow, RowRun]]  # first row of the batch, and the run whose rows follow from there
     ahead: list[LoadedWindow]  # windows that later steps need
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory
@@ -71,7 +71,7 @@ class TableParts:
     """The parts that all passes of a loader share. Thread-safe."""
 
     index: TableIndex
-    layout: Layout
+    layout: MatrixLayout
     options: TableOptions
     bad_samples: BadSampleLog
     observer: Observer
@@ -150,7 +150,7 @@ class TableMaker:
     def enter_thread(self) -> Callable[[], None] | None:
         return self.parts.enter_thread
 
-    def prepare(self, span: Span) -> RowBatch:
+    def prepare(self, span: BatchSpan) -> RowBatch:
         """Look up the windows of a batch, and those to come; lease memory."""
         start_ns = time.perf_counter_ns()
         epoch = span.after.epoch
@@ -224,7 +224,7 @@ class TableMaker:
 
     # -- windows --------------------------------------------------------------------------------
 
-    def _ahead(self, span: Span, runs: list[Run]) -> list[Window]:
+    def _ahead(self, span: BatchSpan, runs: list[RowRun]) -> list[ShuffleWindow]:
         """Return the windows that follow those of a step, and those of the step after it."""
         found = [self.order.following(run.window) for run in runs]
         if span.step + 1 < self.plan.num_steps:

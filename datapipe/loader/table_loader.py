@@ -12,7 +12,7 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
-from datapipe.columns.layout import Columns, Layout, layout_of
+from datapipe.columns.layout import Columns, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -21,7 +21,7 @@ from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.loader.choice import resolve_device
-from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
@@ -130,7 +130,7 @@ class TableLoader:
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
-        self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
+        self.layout: MatrixLayout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
@@ -151,7 +151,7 @@ class TableLoader:
     def __iter__(self) -> BatchIterator:
         now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         check_still_alone(self._frozen_rank(), now, SpanSource(self.plan()))
-        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self._worker_init_fn))
+        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self._worker_init_fn))
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all."""

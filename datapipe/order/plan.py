@@ -48,7 +48,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BatchSpan:
     """One rank's batch as a range of positions of the epoch, before the order is applied."""
 
     step: int  # of the epoch, from 0
@@ -151,7 +151,7 @@ class Plan:
             occurrences=None if occurrences is None else occurrences(epoch, places),
         )
 
-    def span(self, epoch: int, step: int) -> Span:
+    def span(self, epoch: int, step: int) -> BatchSpan:
         """Return one batch as a range of positions of the epoch."""
         num_samples = len(self.order)
         first = step * self.global_batch
@@ -161,4 +161,4 @@ class Plan:
             share = -(-left // self.rank.world_size)
         start = first + self.rank.rank * share
         after = Cursor(epoch, min(first + self.global_batch, num_samples))
-        return Span(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)
+        return BatchSpan(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)

@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ShuffleWindow:
     """Rows that are shuffled with each other: consecutive places of an epoch's sequence of row groups."""
 
     epoch: int
@@ -52,10 +52,10 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Rows of a batch: the part from `start` to `stop` of a window's rows in shuffled order."""
 
-    window: Window
+    window: ShuffleWindow
     start: int
     stop: int
 
@@ -83,16 +83,16 @@ class RunOrder(Protocol):
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         """Return the rows of the table at these positions of the epoch."""
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
         """Yield the runs that hold these positions of the epoch, in order; 0 <= start <= stop <= len."""
 
-    def pieces(self, window: Window) -> list[Piece]:
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
         """Return the parts of row groups that make up a window, in the order of its places."""
 
-    def shuffled(self, window: Window) -> Ints | None:
+    def shuffled(self, window: ShuffleWindow) -> Ints | None:
         """Return (len(window),) the window's row at each shuffled place; None if it is not shuffled."""
 
-    def following(self, window: Window) -> Window | None:
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
         """Return the next window in the same lane; None after the last."""
 
 
@@ -113,25 +113,25 @@ class StoredRows:
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         return positions
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
         while start < stop:
             group = bisect.bisect_right(self.starts, start) - 1
             window = self._window(epoch, group)
             end = min(stop, window.end)
-            yield Run(window, start - window.first, end - window.first)
+            yield RowRun(window, start - window.first, end - window.first)
             start = end
 
-    def pieces(self, window: Window) -> list[Piece]:
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
         return [Piece(window.number, 0, len(window), 0)]
 
-    def shuffled(self, window: Window) -> None:
+    def shuffled(self, window: ShuffleWindow) -> None:
         return None
 
-    def following(self, window: Window) -> Window | None:
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
         return self._window(window.epoch, window.number + 1) if window.end < len(self) else None
 
-    def _window(self, epoch: int, group: int) -> Window:
-        return Window(epoch, 0, group, int(self.starts[group]), int(self.starts[group + 1]))
+    def _window(self, epoch: int, group: int) -> ShuffleWindow:
+        return ShuffleWindow(epoch, 0, group, int(self.starts[group]), int(self.starts[group + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +198,15 @@ class WindowedRows:
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         return _rows_at(self, epoch, positions)
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
         for lane, first, end in self._stretches(start, stop):
             while first < end:
                 window = self._window_at(epoch, lane, first)
                 part = min(end, window.end)
-                yield Run(window, first - window.first, part - window.first)
+                yield RowRun(window, first - window.first, part - window.first)
                 first = part
 
-    def pieces(self, window: Window) -> list[Piece]:
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
         groups, ends = self._sequence(window.epoch)
         found, place = [], window.first
         number = int(np.searchsorted(ends, place, side="right"))
@@ -218,11 +218,11 @@ class WindowedRows:
             place, number = end, number + 1
         return found
 
-    def shuffled(self, window: Window) -> Ints:
+    def shuffled(self, window: ShuffleWindow) -> Ints:
         key = int(key64(self.seed, window.epoch, window.lane, window.number))
         return RowPermutation(len(window), key)(0, len(window))
 
-    def following(self, window: Window) -> Window | None:
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
         _, end = self._extent(window.lane)
         return self._window_at(window.epoch, window.lane, window.end) if window.end < end else None
 
@@ -256,7 +256,7 @@ class WindowedRows:
 
     # -- windows --------------------------------------------------------------------------------
 
-    def _window_at(self, epoch: int, lane: int, place: int) -> Window:
+    def _window_at(self, epoch: int, lane: int, place: int) -> ShuffleWindow:
         """Return the window of the lane that holds `place`.
 
         Windows end with row groups, those of each lane one row group later than those of the lane before it, so that lanes
@@ -271,7 +271,7 @@ class WindowedRows:
         before, last = opening - lag + number * size - 1, opening - lag + (number + 1) * size - 1
         first = lane_first if before < opening else max(lane_first, int(ends[before]))
         end = min(lane_end, int(ends[min(last, len(ends) - 1)]))
-        return Window(epoch, lane, number, first, end)
+        return ShuffleWindow(epoch, lane, number, first, end)
 
     def _sequence(self, epoch: int) -> tuple[Ints, Ints]:
         """Return the row groups in the epoch's order, and the places at which they end."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datapipe.stores.failures import examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
-from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
 
 OPEN_TIMEOUT_S = 20.0  # without success: somebody may have typed the name of a host wrongly, and waits
@@ -20,7 +20,7 @@ def read_object(location: Location) -> bytes:
 
 def read_objects(locations: Sequence[Location]) -> list[bytes]:
     """Return all of several objects, read at once. Raises what the first of them that failed came to."""
-    wanted = [Pending(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
+    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
     requests().submit(wanted)
     return [pending.wait() for pending in wanted]
 

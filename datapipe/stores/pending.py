@@ -20,7 +20,7 @@ class RemoteObject:
     nbytes: int = -1  # -1 until the first answer
 
 
-class Pending:
+class PendingBytes:
     """Bytes that were asked for: those from `start` to `end` of an object, or all of it. Thread-safe.
 
     Whoever wants the bytes holds on to it: one that nobody holds is not fetched any more.

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from datapipe.core.errors import LifecycleError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
-from datapipe.stores.pending import Pending, RemoteObject
-from datapipe.stores.window import MAX_NBYTES, Window
+from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -35,7 +35,7 @@ _TICK_S = 0.25
 
 
 @dataclass(slots=True)
-class Counts:
+class RequestCounts:
     """What the requests of a process came to so far."""
 
     requests: int = 0  # attempts
@@ -49,13 +49,13 @@ class Requests:
     """Makes requests in a thread of its own. Thread-safe. Does not survive a fork."""
 
     def __init__(self) -> None:
-        self.window = Window()
-        self.counts = Counts()
+        self.window = RequestWindow()
+        self.counts = RequestCounts()
         self.timeout_s = TIMEOUT_S
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._queue: deque[weakref.ref[Pending]] = deque()
-        self._under_way: set[Pending] = set()
+        self._queue: deque[weakref.ref[PendingBytes]] = deque()
+        self._under_way: set[PendingBytes] = set()
         self._nbytes = 0  # asked for and not there yet
         self._is_ticking = False
         self._hedges: set[asyncio.Task[None]] = set()  # asyncio keeps no reference of its own
@@ -71,14 +71,14 @@ class Requests:
         """Let at most so many requests be under way, and fail after so many seconds; the latest settings count for all."""
         self.window.most, self.timeout_s = most, timeout_s
 
-    def submit(self, wanted: Iterable[Pending]) -> None:
+    def submit(self, wanted: Iterable[PendingBytes]) -> None:
         """Make these requests, in this order, as soon as there is room; returns at once."""
         self.check_process()
         references = [weakref.ref(pending) for pending in wanted]
         if references:
             self._loop.call_soon_threadsafe(self._enqueue, references)
 
-    def hasten(self, pending: Pending) -> None:
+    def hasten(self, pending: PendingBytes) -> None:
         """Make this request now if it waits for room: somebody waits for it."""
         self.check_process()
         if not pending.is_done and not pending.started_s:
@@ -112,7 +112,7 @@ class Requests:
         for pending in list(self._under_way):
             pending.fail(LifecycleError("the process ends"))
 
-    def _enqueue(self, references: list[weakref.ref[Pending]]) -> None:
+    def _enqueue(self, references: list[weakref.ref[PendingBytes]]) -> None:
         self._queue.extend(references)
         self._fill()
 
@@ -123,7 +123,7 @@ class Requests:
             if pending is not None:
                 self._start(pending)
 
-    def _start(self, pending: Pending) -> None:
+    def _start(self, pending: PendingBytes) -> None:
         if pending.started_s or pending.is_done:
             return
         pending.started_s = time.monotonic()
@@ -134,7 +134,7 @@ class Requests:
             self._is_ticking = True
             self._loop.call_later(_TICK_S, self._tick)
 
-    async def _see_through(self, pending: Pending) -> None:
+    async def _see_through(self, pending: PendingBytes) -> None:
         """Try until it succeeds, fails for good, or the time is over."""
         begun_s = time.monotonic()
         timeout_s = self.timeout_s if pending.timeout_s is None else pending.timeout_s
@@ -170,7 +170,7 @@ class Requests:
             self._nbytes -= pending.nbytes
             self._fill()
 
-    async def _attempt(self, pending: Pending) -> bytes:
+    async def _attempt(self, pending: PendingBytes) -> bytes:
         """Return the bytes, of the length asked for, of the object as it was first seen."""
         target = pending.object
         store = open_store(target.location)
@@ -194,7 +194,7 @@ class Requests:
         self.counts.nbytes += len(data)
         return data
 
-    async def _error(self, failure: Failure, pending: Pending, elapsed_s: float) -> BaseException:
+    async def _error(self, failure: Failure, pending: PendingBytes, elapsed_s: float) -> BaseException:
         location = pending.object.location
         if failure.kind is Cause.CHANGED and pending.object.etag is not None:
             now = await self._etag_now(pending.object)
@@ -226,7 +226,7 @@ class Requests:
         if self._is_ticking:
             self._loop.call_later(_TICK_S, self._tick)
 
-    async def _hedge(self, pending: Pending) -> None:
+    async def _hedge(self, pending: PendingBytes) -> None:
         """Make one attempt beside the one that takes long; where it fails, the other goes on as it would have."""
         with contextlib.suppress(Exception):
             data = await self._attempt(pending)

@@ -12,7 +12,7 @@ _RECOVERY = 1.1  # per tick, after throttling
 _KEPT = 512  # latencies
 
 
-class Window:
+class RequestWindow:
     """The limit of requests in flight: 1.5 x rate x p95 latency, from 64 to `most`, halved when the store throttles."""
 
     def __init__(self, most: int = MAX_REQUESTS) -> None:

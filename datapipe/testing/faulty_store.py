@@ -26,7 +26,7 @@ _REASONS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found
 
 
 @dataclass
-class Fault:
+class PlantedFault:
     """A fault of some of the requests. Faults are tried in order; the first that applies happens.
 
     reset: the connection is cut before the answer. status: answered with `status`. truncate: half of the body, then the end.
@@ -44,7 +44,7 @@ class Fault:
     code: str = ""  # S3's name of the error; by default that of the status
     done: int = 0  # how often it happened
 
-    def applies(self, request: Request, chance: random.Random) -> bool:
+    def applies(self, request: ReceivedRequest, chance: random.Random) -> bool:
         """Return True if this request gets the fault, and count it."""
         if request.method != self.method or not request.path.endswith(self.path) or 0 <= self.times <= self.done:
             return False
@@ -60,19 +60,19 @@ class Weather:
 
     latency_s: float = 0.0  # before each answer
     bandwidth: float = 0.0  # bytes per second and connection; 0: no limit
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[PlantedFault] = field(default_factory=list)
     seed: int = 0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
-    def fault_of(self, request: Request) -> Fault | None:
+    def fault_of(self, request: ReceivedRequest) -> PlantedFault | None:
         """Return the fault that this request gets."""
         return next((fault for fault in self.faults if fault.applies(request, self.chance)), None)
 
 
 @dataclass(frozen=True)
-class Request:
+class ReceivedRequest:
     """A request as received."""
 
     method: str
@@ -94,7 +94,7 @@ class Answer:
     body: bytes
 
 
-Origin = Callable[[Request], Awaitable[Answer]]
+Origin = Callable[[ReceivedRequest], Awaitable[Answer]]
 
 
 class Directory:
@@ -103,7 +103,7 @@ class Directory:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: ReceivedRequest) -> Answer:
         path = (self._root / request.path.lstrip("/")).resolve()
         if not path.is_relative_to(self._root) or not path.is_file():
             return refusal(404, "NoSuchKey")
@@ -125,7 +125,7 @@ class Directory:
 def passed_on(host: str, port: int) -> Origin:
     """Return an origin that passes requests on to another server."""
 
-    async def ask(request: Request) -> Answer:
+    async def ask(request: ReceivedRequest) -> Answer:
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
             headers = {**request.headers, "connection": "close"}
@@ -214,7 +214,7 @@ class FaultyStore:
         else:
             if kind == "whole":
                 plain = {name: value for name, value in request.headers.items() if name != "range"}
-                answer = await self._origin(Request(request.method, request.target, plain, request.body))
+                answer = await self._origin(ReceivedRequest(request.method, request.target, plain, request.body))
             else:
                 answer = await self._origin(request)
         body = answer.body
@@ -266,11 +266,11 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]
     return first, {name.lower(): value.strip() for name, value in pairs}
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     first, headers = await _read_head(reader)
     method, target, _ = first.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Request(method, target, headers, body)
+    return ReceivedRequest(method, target, headers, body)
 
 
 def _range_of(header: str | None, size: int) -> tuple[int, int]:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
 from datapipe.backends import device
-from datapipe.backends.device import Arrival, Uploader
-from datapipe.backends.device_runtime import Pending
+from datapipe.backends.device import DeviceTransfer, Uploader
+from datapipe.backends.device_runtime import KeepAlive
 
 
 def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) -> Reads:
     """What training does, in an order that the seed decides: upload ahead, take, compute, drop."""
     chance = random.Random(seed)
-    ahead: list[tuple[dict[str, torch.Tensor], Arrival]] = []
+    ahead: list[tuple[dict[str, torch.Tensor], DeviceTransfer]] = []
     reads: Reads = []
     others_stream = fake.new_stream()
     for step in range(num_steps):
@@ -110,7 +110,7 @@ class _EverythingPinned(FakeDevice):
 
 def _early_release(patch: pytest.MonkeyPatch) -> None:
     """Pinned memory let go as soon as its copy was asked for."""
-    patch.setattr(Pending, "add", lambda pending, event, things: things.clear())
+    patch.setattr(KeepAlive, "add", lambda pending, event, things: things.clear())
 
 
 def _forget_device_tensors(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def _then_elsewhere(patch: pytest.MonkeyPatch) -> None:
     """`then` on the stream of the thread that uploads."""
     upload = Uploader.upload
 
-    def elsewhere(self: Uploader, nest: Any, then: Any = None) -> Arrival:
+    def elsewhere(self: Uploader, nest: Any, then: Any = None) -> DeviceTransfer:
         def run(moved: Any) -> Any:
             with self._runtime.under(self._runtime.default_stream):  # type: ignore[attr-defined]
                 return then(moved)
@@ -138,24 +138,24 @@ def _then_elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ask_for_a_value(patch: pytest.MonkeyPatch) -> None:
-    hand_over = Arrival.hand_over
+    hand_over = DeviceTransfer.hand_over
 
-    def asking(arrival: Arrival) -> Any:
+    def asking(arrival: DeviceTransfer) -> Any:
         nest = hand_over(arrival)
         nest["label"].sum().item()
         return nest
 
-    patch.setattr(Arrival, "hand_over", asking)
+    patch.setattr(DeviceTransfer, "hand_over", asking)
 
 
 def _synchronize(patch: pytest.MonkeyPatch) -> None:
-    hand_over = Arrival.hand_over
+    hand_over = DeviceTransfer.hand_over
 
-    def waiting(arrival: Arrival) -> Any:
+    def waiting(arrival: DeviceTransfer) -> Any:
         arrival._event.synchronize()
         return hand_over(arrival)
 
-    patch.setattr(Arrival, "hand_over", waiting)
+    patch.setattr(DeviceTransfer, "hand_over", waiting)
 
 
 def _nothing(patch: pytest.MonkeyPatch) -> None:

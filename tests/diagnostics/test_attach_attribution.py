@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.torch_stages.attribution import attribute, attribute_events
-from datapipe.diagnostics.torch_stages.breakdown import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.breakdown import SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
 
@@ -160,7 +160,7 @@ layers = st.lists(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_siz
 
 @given(interval=intervals, layers=layers)
 def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], layers: Any) -> None:
-    spans = [[Span(what, *times) for what, times in layer] for layer in layers]
+    spans = [[WorkSpan(what, *times) for what, times in layer] for layer in layers]
     expected: dict[str, float] = {}
     for moment in range(*interval):
         active = next((a for layer in spans if (a := [s.what for s in layer if s.start_ns <= moment < s.end_ns])), ["rest"])
@@ -173,7 +173,7 @@ def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], l
 
 @given(spans=st.lists(intervals, max_size=12), interval=intervals)
 def test_the_index_finds_every_span_that_overlaps(spans: list[tuple[int, int]], interval: tuple[int, int]) -> None:
-    found = SpanIndex(Span("x", *times) for times in spans).during(*interval)
+    found = SpanIndex(WorkSpan("x", *times) for times in spans).during(*interval)
     needed = [times for times in spans if times[0] < interval[1] and times[1] > interval[0] and times[1] > times[0]]
     assert all(times in [(span.start_ns, span.end_ns) for span in found] for times in needed)
 

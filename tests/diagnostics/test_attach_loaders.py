@@ -26,7 +26,7 @@ from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
-from datapipe.diagnostics.bracket import Bracket
+from datapipe.diagnostics.bracket import ThreadBracket
 from datapipe.diagnostics.clock import HostClock
 
 NUM_BATCHES = 6
@@ -239,7 +239,7 @@ def test_a_broken_meter_costs_its_figures_only(broken: Any, kind: Any, capfd: py
 
 
 def test_the_bracket_is_a_meter() -> None:
-    bracket = Bracket(HostClock())
+    bracket = ThreadBracket(HostClock())
     with attached(bracket):
         for _ in range(2):
             list(loader_of(num_workers=2))
@@ -294,7 +294,7 @@ def test_a_step_costs_little() -> None:
         return (time.thread_time_ns() - start_ns) / num
 
     def attached_step_ns() -> float:
-        with attached(Bracket(HostClock())):
+        with attached(ThreadBracket(HostClock())):
             return step_ns()
 
     rounds = [(step_ns(), attached_step_ns()) for _ in range(7)]

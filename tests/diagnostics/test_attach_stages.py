@@ -15,7 +15,7 @@ from torchvision_reference import torchvision_v2
 
 from datapipe.diagnostics.torch_stages.attribution import attribute
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.torch_stages.timing import Schedule
+from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
 WAYS: dict[str, dict[str, Any]] = {
     "in the consumer": {},
@@ -195,7 +195,7 @@ def test_errors_come_as_they_would_alone(num_workers: int, transform: Any) -> No
 
 def test_batches_to_time_are_drawn_evenly_and_rarely() -> None:
     """Every third batch costs more: on average that is seen, and timing takes what it may."""
-    schedule = Schedule(seed=0)
+    schedule = TimingSchedule(seed=0)
     timed, cost_ns = [], 0
     for batch in range(30_000):
         clock = schedule.clock()

@@ -22,7 +22,7 @@ from recipes import TRAIN
 import datapipe as dp
 from datapipe.fetch.cache.entries import Entry, pack_entry, position_of
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.choice import Request
+from datapipe.loader.choice import BackendRequest
 from datapipe.loader.explanation import explanation
 from datapipe.transforms import Recipe
 
@@ -314,7 +314,7 @@ def test_explain_says_what_is_kept_and_where(converted: Path, tmp_path: Path, mo
 
 def test_dali_is_refused(converted: Path) -> None:
     arguments: dict[str, Any] = {"recipe": Recipe.of(TRAIN), "stored_size": None, "has_collate_fn": False, "has_cache": True}
-    choice = Request("auto", **arguments).choose(torch.device("cuda", 0), _NoEvidence())
+    choice = BackendRequest("auto", **arguments).choose(torch.device("cuda", 0), _NoEvidence())
     assert choice.backend == "images_cpu"
     assert "a cache keeps decoded images" in choice.reason
     try:

@@ -14,9 +14,9 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from datapipe.adapt.deferral.recorder import Pending
+from datapipe.adapt.deferral.recorder import PendingPixels
 
-Held = Mapping[int, tuple[torch.Tensor, Pending]]  # by id
+Held = Mapping[int, tuple[torch.Tensor, PendingPixels]]  # by id
 
 # Reference counts where they are read: a name and getrefcount's argument, besides the holders.
 _OF_SAMPLE = 3  # the list of samples

@@ -13,7 +13,7 @@ import torch.utils.data
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import Block, blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
-from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 from datapipe.adapt.deferral.reports import News, Told, tell
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
@@ -25,7 +25,7 @@ _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their 
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchRequest:
     """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
 
     keys: Any
@@ -41,7 +41,7 @@ def is_switched_off() -> bool:
 
 
 class DeferringDataset(torch.utils.data.Dataset[Any]):
-    """A wrapper of `dataset` that is read by `Request`, or by bare keys. Every other attribute is the dataset's.
+    """A wrapper of `dataset` that is read by `BatchRequest`, or by bare keys. Every other attribute is the dataset's.
 
     `defers`: whether images are deferred; if not, samples are only seeded. Engine and seams are made in each process.
     """
@@ -70,14 +70,14 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
-        if not isinstance(request, Request):
-            request = Request(request, None)
+        if not isinstance(request, BatchRequest):
+            request = BatchRequest(request, None)
         if request.seeds is None or torch.utils.data.get_worker_info() is not None:
             return self._fetch(request)
         with random_state_kept():
             return self._fetch(request)
 
-    def _fetch(self, request: Request) -> Any:
+    def _fetch(self, request: BatchRequest) -> Any:
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
             return _joined([_plainly(call) for call in calls], calls)
@@ -137,7 +137,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             told.append(Told("samples with bytes that do not decode", "made again without deferral", num_again))
         return tuple(told)
 
-    def _calls(self, request: Request) -> list[_Call]:
+    def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
         if _reads_batches(dataset):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
@@ -169,7 +169,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         return sorted(bad)
 
     def _give(
-        self, tensor: torch.Tensor, pending: Pending, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
+        self, tensor: torch.Tensor, pending: PendingPixels, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
     ) -> None:
         assert self._engine is not None
         try:

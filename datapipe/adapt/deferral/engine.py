@@ -18,7 +18,7 @@ from PIL import Image
 
 from datapipe.adapt.deferral.agreement import disagreement
 from datapipe.adapt.deferral.folding import Front, fold
-from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of, signature_of
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
 from datapipe.adapt.deferral.recorder import suspended
 from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
@@ -31,7 +31,7 @@ Made = Mapping[int, Image.Image]  # images that already have pixels, by id of th
 
 
 @dataclass(slots=True)
-class Verdict:
+class ChainVerdict:
     """The decision about the chains of one signature."""
 
     reason: str | None  # why Pillow computes them; None: the engine does
@@ -42,7 +42,7 @@ class Verdict:
 class Engine:
     """Executes chains for one thread."""
 
-    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    verdicts: dict[Hashable, ChainVerdict] = field(default_factory=dict)
     counts: Counter[Hashable] = field(default_factory=Counter)  # chains executed, by signature
     _decoder: Decoder | None = None
     _planar: torch.Tensor | None = None
@@ -87,19 +87,19 @@ class Engine:
                 return _finish(self._planes(source, front), on_tensor, out)
             return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
 
-    def taken_counts(self) -> list[tuple[Verdict, int]]:
+    def taken_counts(self) -> list[tuple[ChainVerdict, int]]:
         """Return how many chains there were of each verdict since the last call."""
         counts, self.counts = self.counts, Counter()
         return [(self.verdicts[signature], count) for signature, count in counts.items() if signature in self.verdicts]
 
     # -- by the engine --------------------------------------------------------------------------
 
-    def _decode(self, source: Source, region: list[int]) -> Any:
+    def _decode(self, source: JpegSource, region: list[int]) -> Any:
         if self._decoder is None:
             self._decoder = open_decoder()
         return self._decoder(source.data, source.header, region)
 
-    def _planes(self, source: Source, front: Front) -> torch.Tensor:
+    def _planes(self, source: JpegSource, front: Front) -> torch.Tensor:
         """Return (3, h, w) uint8 of a chain that the engine executes whole, in memory that the next call overwrites."""
         how = front.cut
         refuse_large((how,))
@@ -121,7 +121,7 @@ class Engine:
             planes = planes.flip([axis for axis, flips in ((1, how.flip[0]), (2, how.flip[1])) if flips])
         return planes
 
-    def _image(self, source: Source, steps: list[Step], front: Front | None = None) -> Image.Image:
+    def _image(self, source: JpegSource, steps: list[Step], front: Front | None = None) -> Image.Image:
         front = front or fold(source, steps)
         if front is None:
             return _by_pillow(_opened(source), steps)
@@ -133,14 +133,14 @@ class Engine:
 
     # -- verification ---------------------------------------------------------------------------
 
-    def _judge(self, signature: Hashable, source: Source, steps: list[Step]) -> Verdict:
+    def _judge(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
         """Execute a chain both ways and record whether the results agree."""
         on_image = [step for step in steps if step.mode != "tensor"]
         on_tensor = steps[len(on_image) :]
         front = fold(source, on_image)
         line = _described(source, steps)
         if front is None:
-            verdict = Verdict("the engine does not begin with these operations", line)
+            verdict = ChainVerdict("the engine does not begin with these operations", line)
         else:
             begun = on_image[: front.num_steps]
             first = replay(begun[-1] if begun else source)
@@ -158,7 +158,7 @@ class Engine:
                 theirs, finished = _as_tensor(ours, on_tensor), _finish(planes, on_tensor)
                 if reason is None and (not torch.equal(theirs, finished) or theirs.stride() != finished.stride()):
                     reason = "the conversion to a tensor differs"
-            verdict = Verdict(reason, line)
+            verdict = ChainVerdict(reason, line)
             if reason is not None:
                 warnings.warn(
                     f"datapipe computes {line} with Pillow, without deferring it: {reason} when both ways were compared",
@@ -179,7 +179,7 @@ def replay_tensor(step: Step) -> torch.Tensor:
         return _as_tensor(replay(steps[first].parent), steps[first:])
 
 
-def _from_made(node: Node, made: Made | None) -> tuple[Source, list[Step], Image.Image | None]:
+def _from_made(node: Node, made: Made | None) -> tuple[JpegSource, list[Step], Image.Image | None]:
     """Return the chain from its source, or from the last of its images that already has pixels."""
     if made:
         steps: list[Step] = []
@@ -188,14 +188,14 @@ def _from_made(node: Node, made: Made | None) -> tuple[Source, list[Step], Image
             if id(at) in made:
                 steps.reverse()
                 return chain_of(at)[0], steps, made[id(at)]
-            if isinstance(at, Source):
+            if isinstance(at, JpegSource):
                 break
             steps.append(at)
             at = at.parent
     return (*chain_of(node), None)
 
 
-def _opened(source: Source) -> Image.Image:
+def _opened(source: JpegSource) -> Image.Image:
     return replay(source)
 
 
@@ -261,7 +261,7 @@ def _as_batch(pixels: Any) -> Any:
     return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
 
 
-def _described(source: Source, steps: list[Step]) -> str:
+def _described(source: JpegSource, steps: list[Step]) -> str:
     """Return the operations in one line, with the places of the user's calls if they are known."""
     parts, last = [f"JPEG ({source.mode})"], None
     for step in steps:

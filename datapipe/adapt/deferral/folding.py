@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datapipe.adapt.deferral.graph import Source, Step
+from datapipe.adapt.deferral.graph import JpegSource, Step
 from datapipe.transforms.execute import RowCut
 from datapipe.transforms.protocols import Interpolation
 
@@ -26,7 +26,7 @@ class Front(NamedTuple):
     resampled: Interpolation | None
 
 
-def fold(source: Source, steps: Sequence[Step]) -> Front | None:
+def fold(source: JpegSource, steps: Sequence[Step]) -> Front | None:
     """Return the longest beginning of a chain that is one cut of an RGB image; None if the engine cannot begin.
 
     The cut gives what the steps give: bit for bit if nothing is resampled, else within the resize's tolerance (a flip

@@ -14,7 +14,7 @@ from datapipe.codecs.probe import ImageHeader
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class JpegSource:
     """A JPEG's bytes, captured when its pixels were first needed."""
 
     data: bytes
@@ -28,7 +28,7 @@ class Source:
 class Step:
     """One recorded operation on the result of its parent."""
 
-    parent: Step | Source
+    parent: Step | JpegSource
     name: str  # key of the operation, in PILLOW_STEPS or TENSOR_STEPS
     args: tuple[Any, ...]  # positional, as the original function takes them after the image
     mode: str  # of the result; "tensor" once it is one
@@ -37,10 +37,10 @@ class Step:
     site: str | None = None  # "file:line" of the user's call, while call sites are recorded
 
 
-Node = Step | Source
+Node = Step | JpegSource
 
 
-def chain_of(node: Node) -> tuple[Source, list[Step]]:
+def chain_of(node: Node) -> tuple[JpegSource, list[Step]]:
     """Return the source and the steps after it, in the order in which they were recorded."""
     steps: list[Step] = []
     while isinstance(node, Step):
@@ -58,7 +58,7 @@ def is_color(step: Step) -> bool:
     return step.mode != "tensor" and step.name not in GEOMETRY
 
 
-def signature_of(source: Source, steps: list[Step]) -> Hashable:
+def signature_of(source: JpegSource, steps: list[Step]) -> Hashable:
     """Return a key for chains that the engine treats alike: everything but the numbers that were drawn.
 
     Colour steps count as a set, in any order: the original functions execute them.

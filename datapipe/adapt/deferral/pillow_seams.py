@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
 from datapipe.adapt.deferral.jpeg_stream import is_whole
-from datapipe.adapt.deferral.recorder import Fetch, Pending, call_site, current, suspended
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, call_site, current, suspended
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
@@ -156,7 +156,7 @@ def node_of(image: Image.Image, fetch: Fetch) -> Node | None:
     return None
 
 
-def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | None:
+def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource | None:
     if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L") or image.fp is None:
         return None
     if len(image.tile) != 1 or tuple(image.tile[0]) != ("jpeg", (0, 0, *image.size), 0, (image.mode, "")):
@@ -175,7 +175,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | Non
         return None
     layers = tuple(layer[:3] for layer in image.layer)
     kind = (image.mode, layers, image.info.get("adobe_transform"), "progressive" in image.info, "jfif" in image.info)
-    source = Source(data, header, image.mode, image.size, kind)
+    source = JpegSource(data, header, image.mode, image.size, kind)
     image.tile = []
     image.readonly = 0
     image.map = None
@@ -188,7 +188,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | Non
 
 def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
     image._im = Deferred(node, fetch)  # type: ignore[assignment]
-    fetch.images.append((weakref.ref(image), Pending(node, fetch.sample)))
+    fetch.images.append((weakref.ref(image), PendingPixels(node, fetch.sample)))
     fetch.has_recorded = True
 
 

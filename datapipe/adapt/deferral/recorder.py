@@ -17,7 +17,7 @@ from datapipe.adapt.deferral.graph import Node
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingPixels:
     """An image or tensor whose pixels are made when the fetch ends."""
 
     node: Node
@@ -29,8 +29,8 @@ class Fetch:
     """The images and tensors that the samples of one fetch recorded, and the state of the sample that runs now."""
 
     notes_sites: bool = False  # whether steps record their call sites
-    images: list[tuple[weakref.ref[Any], Pending]] = field(default_factory=list)
-    tensors: dict[int, tuple[torch.Tensor, Pending]] = field(default_factory=dict)  # by id(tensor)
+    images: list[tuple[weakref.ref[Any], PendingPixels]] = field(default_factory=list)
+    tensors: dict[int, tuple[torch.Tensor, PendingPixels]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
     mode: Any = None  # the TensorMode while a sample runs
     has_recorded: bool = False  # in the sample that runs now

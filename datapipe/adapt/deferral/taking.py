@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from datapipe.adapt.deferral.dataset import DeferringDataset, Request
+from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 from datapipe.adapt.deferral.seeds import sample_seeds
 from datapipe.order.draws import apart
 from datapipe.order.plan import Picks
@@ -17,16 +17,18 @@ from datapipe.order.plan import Picks
 _PLACES = 1 << 24  # of a batch; separates the samples of a sampler's batches
 
 
-def request_of_picks(picks: Picks, seed: int) -> Request:
+def request_of_picks(picks: Picks, seed: int) -> BatchRequest:
     """Return the request for a batch of positions; a sample's seed depends on its position and occurrence."""
-    return Request(picks.positions.tolist(), sample_seeds(seed, picks.after.epoch, apart(picks.positions, picks.occurrences)))
+    return BatchRequest(
+        picks.positions.tolist(), sample_seeds(seed, picks.after.epoch, apart(picks.positions, picks.occurrences))
+    )
 
 
-def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: int) -> Request:
+def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: int) -> BatchRequest:
     """Return the request for a batch that a batch sampler gave; a sample's seed depends on its place in the epoch."""
     num = len(keys) if isinstance(keys, Sized) else 1
     places = np.arange(num, dtype=np.int64) + step * _PLACES
-    return Request(keys, sample_seeds(seed ^ rank << 32, epoch, places))
+    return BatchRequest(keys, sample_seeds(seed ^ rank << 32, epoch, places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, Pending, suspended
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, suspended
 
 
 class _WithoutStorage(torch.Tensor):
@@ -34,7 +34,7 @@ def stand_in(
     """Return a tensor without values for the result of `step`, and record it in the fetch."""
     tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
     tensor.__class__ = torch.Tensor
-    fetch.tensors[id(tensor)] = (tensor, Pending(step, fetch.sample))
+    fetch.tensors[id(tensor)] = (tensor, PendingPixels(step, fetch.sample))
     fetch.has_recorded = True
     return tensor
 

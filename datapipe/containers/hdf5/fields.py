@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadableDataset:
     """A dataset, or a group of two, with readable values."""
 
     name: str
@@ -48,7 +48,7 @@ class Found:
         return len(self.column.offset)
 
 
-def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> Found | None:
+def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> ReadableDataset | None:
     """Return a field; None for an object that holds nothing of samples. `data`: the whole file.
 
     Raises UnreadableError, with the reason, if it cannot be a field, FormatError if the file is damaged, and H5PY_ERRORS.
@@ -68,7 +68,7 @@ def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> 
         raise UnreadableError(f"has {exc}") from exc
 
 
-def row_starts(fields: list[Found], num: int) -> tuple[int, ...]:
+def row_starts(fields: list[ReadableDataset], num: int) -> tuple[int, ...]:
     """Return the rows at which row groups begin, and their number; empty if every field is addressed by bytes.
 
     All fields are read by the same row groups, which are whole chunks of the field with the largest chunks.
@@ -82,7 +82,7 @@ def row_starts(fields: list[Found], num: int) -> tuple[int, ...]:
     return (*range(0, num, run), num)
 
 
-def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> Found:
+def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> ReadableDataset:
     blob, offsets = group[form.DATA], group[form.OFFSETS]
     if blob.ndim != 1 or blob.dtype != np.uint8 or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
         raise UnreadableError("has 'data' and 'offsets', but not as uint8 (nbytes,) and integers (n + 1,)")
@@ -97,7 +97,7 @@ def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> Found:
     return _by_bytes(name, (start + places[:-1], np.diff(places)), data)
 
 
-def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
+def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> ReadableDataset:
     """Find the field of a dataset. Raises ValueError as well, naming the property that prevents it."""
     if len(entry) > len(data):
         raise FormatError("it claims more samples than the file has bytes: damaged")
@@ -109,23 +109,23 @@ def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
     if entry.ndim == 1 and elements is not None and elements.kind in "biuf":
         _, nbytes = vlen_extents(entry, data, itemsize=elements.itemsize)
         column = FieldColumn(np.arange(len(entry), dtype=np.int64), nbytes, column=name)
-        return Found(name, column, FieldKind.ARRAY, b"", (entry.chunks or (1,))[0])
+        return ReadableDataset(name, column, FieldKind.ARRAY, b"", (entry.chunks or (1,))[0])
     if entry.dtype.kind not in "biuf":
         raise ValueError(f"values of type {entry.dtype}, which cannot become a field")
     prefix = npy_header(entry.shape[1:], entry.dtype)
     extents = array_extents(entry, len(data))
     if extents is None:
         return _by_rows(name, entry, data, kind_of_array(name, prefix))
-    return Found(name, FieldColumn(*extents, prefix=prefix), kind_of_array(name, prefix), prefix)
+    return ReadableDataset(name, FieldColumn(*extents, prefix=prefix), kind_of_array(name, prefix), prefix)
 
 
-def _by_bytes(name: str, extents: _Extents, data: mmap.mmap, *, is_text: bool = False) -> Found:
+def _by_bytes(name: str, extents: _Extents, data: mmap.mmap, *, is_text: bool = False) -> ReadableDataset:
     offset, nbytes = extents
     head = data[offset[0] : offset[0] + min(nbytes[0], HEAD_NBYTES)] if len(offset) else b""
-    return Found(name, FieldColumn(offset, nbytes), kind_of_text(name) if is_text else kind_of_bytes(name, head), head)
+    return ReadableDataset(name, FieldColumn(offset, nbytes), kind_of_text(name) if is_text else kind_of_bytes(name, head), head)
 
 
-def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -> Found:
+def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -> ReadableDataset:
     """Return the field of a dataset in chunks. Reads the first value, as a filter may not be installed."""
     check_chunks(entry, len(data))
     try:
@@ -133,10 +133,10 @@ def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -
     except (OSError, RuntimeError) as exc:
         raise ValueError(f"values that h5py cannot read ({exc})") from exc
     rows, nbytes = np.arange(len(entry), dtype=np.int64), np.full(len(entry), first.nbytes, np.int64)
-    return Found(name, FieldColumn(rows, nbytes, column=name), kind, first[0][:HEAD_NBYTES], entry.chunks[0])
+    return ReadableDataset(name, FieldColumn(rows, nbytes, column=name), kind, first[0][:HEAD_NBYTES], entry.chunks[0])
 
 
-def _find_fixed_strings(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
+def _find_fixed_strings(name: str, entry: h5py.Dataset, data: mmap.mmap) -> ReadableDataset:
     """Return the field of strings of fixed length, without the zeros that pad them."""
     if entry.dtype.itemsize > _MAX_STRING:
         raise ValueError(f"strings of {entry.dtype.itemsize} bytes each")

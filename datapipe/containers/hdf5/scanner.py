@@ -21,7 +21,7 @@ from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import free_name
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.containers.hdf5 import layout as form
-from datapipe.containers.hdf5.fields import Found, UnreadableError, find_field, row_starts
+from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, find_field, row_starts
 from datapipe.containers.hdf5.pixels import are_pixels
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
@@ -87,9 +87,9 @@ def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, t
     return rows, tuple(specs)
 
 
-def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[str, Found], dict[str, str]]:
+def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[str, ReadableDataset], dict[str, str]]:
     """Return the fields by name, and for the other objects why they cannot be fields."""
-    found: dict[str, Found] = {}
+    found: dict[str, ReadableDataset] = {}
     unread: dict[str, str] = {}
     for name, entry in objects.items():
         try:
@@ -104,7 +104,7 @@ def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[
     return found, unread
 
 
-def _choose_images(found: dict[str, Found], unread: dict[str, str], objects: _Objects, where: str) -> Found:
+def _choose_images(found: dict[str, ReadableDataset], unread: dict[str, str], objects: _Objects, where: str) -> ReadableDataset:
     """Return the images, by layout and content, or else by name."""
     images = [one for one in found.values() if len(one) and _are_images(one, objects[one.name])]
     named = [one for one in images if one.name.rpartition("/")[2].lower() in _IMAGE_NAMES]
@@ -117,7 +117,7 @@ def _choose_images(found: dict[str, Found], unread: dict[str, str], objects: _Ob
     raise FormatError(f"{where}: {what}{why} (has: {_listed(objects)}); {remedy}")
 
 
-def _are_images(one: Found, entry: h5py.Group | h5py.Dataset) -> bool:
+def _are_images(one: ReadableDataset, entry: h5py.Group | h5py.Dataset) -> bool:
     if isinstance(entry, h5py.Dataset) and entry.dtype == np.uint8:
         return entry.ndim in (3, 4) and are_pixels(entry.shape)
     is_bytes = isinstance(entry, h5py.Group) or h5py.check_vlen_dtype(entry.dtype) == np.uint8

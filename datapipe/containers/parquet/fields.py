@@ -14,7 +14,7 @@ from datapipe.containers.columns import free_name
 from datapipe.containers.field_names import HEAD_NBYTES, field_name, kind_of_bytes, kind_of_text
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import CODECS, PYARROW_ERRORS, page_nbytes
-from datapipe.containers.parquet.footer import Column, Footer
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.rows import NoFieldError, first_value
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -24,7 +24,7 @@ _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadableColumn:
     """A column with readable values."""
 
     column: FieldColumn
@@ -46,7 +46,7 @@ class ParquetFile:
     def num_rows(self) -> int:
         return self.footer.num_rows
 
-    def find(self, name: str) -> Found:
+    def find(self, name: str) -> ReadableColumn:
         """Return the column of that name, or path. Raises NoFieldError, with the reason, and the errors of damaged files."""
         leaves = self.footer.leaves(name)
         if len({leaf.name for leaf in leaves}) != 1 or len({leaf.path for leaf in leaves}) < len(leaves):
@@ -58,7 +58,7 @@ class ParquetFile:
                 pass
         return self._by_rows(name, leaves)
 
-    def _by_bytes(self, leaf: Column) -> Found:
+    def _by_bytes(self, leaf: SchemaLeaf) -> ReadableColumn:
         if leaf.is_repeated:
             raise UnaddressableError("a list")
         offset, nbytes = np.empty(self.num_rows, np.int64), np.empty(self.num_rows, np.int64)
@@ -69,14 +69,14 @@ class ParquetFile:
             raise DamagedError(f"column {leaf.path!r} has {row + 1} values for {self.num_rows} rows")
         head = self.data[offset[0] : offset[0] + min(nbytes[0], HEAD_NBYTES)]
         kind = kind_of_text(leaf.name) if leaf.is_text else kind_of_bytes(leaf.name, head)
-        return Found(FieldColumn(offset, nbytes), kind, head)
+        return ReadableColumn(FieldColumn(offset, nbytes), kind, head)
 
-    def _places(self, leaf: Column) -> Iterator[tuple[int, int]]:
+    def _places(self, leaf: SchemaLeaf) -> Iterator[tuple[int, int]]:
         for chunk, _ in self.footer.chunks(leaf):
             for values in plain_values(self.data, chunk):
                 yield from byte_arrays(self.data, values)
 
-    def _by_rows(self, name: str, leaves: list[Column]) -> Found:
+    def _by_rows(self, name: str, leaves: list[SchemaLeaf]) -> ReadableColumn:
         strange = [leaf.physical_type for leaf in leaves if leaf.physical_type in ("INT96", "FIXED_LEN_BYTE_ARRAY")]
         if strange:
             raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
@@ -93,7 +93,7 @@ class ParquetFile:
         sizes = np.diff(self.starts)
         each = np.repeat(nbytes // np.maximum(sizes, 1), sizes)
         head = None if value is None else value[:HEAD_NBYTES]
-        return Found(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
+        return ReadableColumn(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
 
 
 def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[str]) -> list[FieldSpec]:

@@ -33,7 +33,7 @@ _FOOTER: Shape = {2: _ELEMENT, 3: None, 4: _ROW_GROUP, 5: {1: None, 2: None}}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaLeaf:
     """A leaf of the schema."""
 
     number: int
@@ -50,7 +50,7 @@ class Footer:
     """The contents of a file's footer."""
 
     num_rows: int
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaLeaf, ...]
     metadata: dict[bytes, bytes]
     row_groups: list[dict[int, Any]]  # as read
     nbytes: int  # of the file before the footer
@@ -65,11 +65,11 @@ class Footer:
             raise DamagedError(f"it tells of {self.num_rows} rows, its row groups of {starts[-1]}, in {self.nbytes} bytes")
         return starts
 
-    def leaves(self, path: str) -> list[Column]:
+    def leaves(self, path: str) -> list[SchemaLeaf]:
         """Return the column of that path, or its leaves."""
         return [column for column in self.columns if column.path == path or column.path.startswith(f"{path}.")]
 
-    def chunks(self, column: Column) -> Iterator[tuple[Chunk, str]]:
+    def chunks(self, column: SchemaLeaf) -> Iterator[tuple[Chunk, str]]:
         """Yield a column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
 
         They must follow each other in the file, so that no value is counted twice.
@@ -108,7 +108,7 @@ def read_footer(data: mmap.mmap | bytes) -> Footer:
     )
 
 
-def _chunk(group: dict[int, Any], column: Column, where: str) -> tuple[Chunk, str]:
+def _chunk(group: dict[int, Any], column: SchemaLeaf, where: str) -> tuple[Chunk, str]:
     columns = _list(group, 1)
     if column.number >= len(columns):
         raise DamagedError(f"{where} is missing")
@@ -127,11 +127,11 @@ def _chunk(group: dict[int, Any], column: Column, where: str) -> tuple[Chunk, st
     return Chunk(start, end, number_in(facts, 5), column.max_level, is_compressed=codec != 0), name
 
 
-def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
+def _leaves(elements: list[dict[int, Any]]) -> tuple[SchemaLeaf, ...]:
     """Return the leaves of the schema, which is listed depth first."""
     if not 0 < len(elements) <= _MAX_COLUMNS:
         raise DamagedError(f"its schema has {len(elements)} elements")
-    leaves: list[Column] = []
+    leaves: list[SchemaLeaf] = []
     rest = iter(elements)
 
     def walk(num: int, path: tuple[str, ...], max_level: int, *, is_repeated: bool) -> None:
@@ -153,12 +153,12 @@ def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
     return tuple(leaves)
 
 
-def _leaf(number: int, path: tuple[str, ...], element: dict[int, Any], max_level: int, is_repeated: bool) -> Column:
+def _leaf(number: int, path: tuple[str, ...], element: dict[int, Any], max_level: int, is_repeated: bool) -> SchemaLeaf:
     kind = number_in(element, 1)
     logical = element.get(10)
     is_text = element.get(6) in _TEXTS or (isinstance(logical, dict) and any(text in logical for text in _LOGICAL_TEXTS))
     name = _TYPES[kind] if kind < len(_TYPES) else f"type {kind}"
-    return Column(number, path[0], ".".join(path), name, is_text, max_level, is_repeated)
+    return SchemaLeaf(number, path[0], ".".join(path), name, is_text, max_level, is_repeated)
 
 
 def _list(fields: dict[int, Any], number: int) -> list[dict[int, Any]]:

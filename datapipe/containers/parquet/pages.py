@@ -50,7 +50,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class PlainValues:
     """PLAIN values of a page, one after the other."""
 
     start: int
@@ -70,7 +70,7 @@ def pages(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Page]:
         position = start + nbytes
 
 
-def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Values]:
+def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[PlainValues]:
     """Yield the values of a chunk, page by page: all present, none encoded.
 
     Raises UnaddressableError if they are compressed, encoded or missing, and DamagedError.
@@ -93,7 +93,7 @@ def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Values]:
         raise DamagedError(f"the number of values in the pages is not {chunk.num_values}, as the footer says")
 
 
-def byte_arrays(data: mmap.mmap | bytes, values: Values) -> Iterator[tuple[int, int]]:
+def byte_arrays(data: mmap.mmap | bytes, values: PlainValues) -> Iterator[tuple[int, int]]:
     """Yield offset and size of each of the values, which are byte arrays. Raises DamagedError."""
     position, end = values.start, values.end
     for _ in range(values.num):
@@ -109,7 +109,7 @@ def byte_arrays(data: mmap.mmap | bytes, values: Values) -> Iterator[tuple[int, 
         raise DamagedError(f"bytes are left in a page after its last value, at byte {position}")
 
 
-def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> Values:
+def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 5)
     num = number_in(header, 1)
     if chunk.is_compressed:
@@ -123,10 +123,10 @@ def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
             raise DamagedError(f"the page at byte {start} ends within its levels")
         (nbytes,) = struct.unpack_from("<I", data, start)
         start = _behind_levels(data, start + 4, nbytes, num, page, chunk, first)
-    return Values(start, page.end, num)
+    return PlainValues(start, page.end, num)
 
 
-def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> Values:
+def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 8)
     num = number_in(header, 1)
     if chunk.is_compressed and header.get(7, True) is not False:
@@ -136,7 +136,7 @@ def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
     if number_in(header, 6) or (nbytes and not chunk.max_level):
         raise DamagedError(f"the page at byte {page.start} has levels where its column has none")
     start = _behind_levels(data, page.start, nbytes, num, page, chunk, first) if chunk.max_level else page.start
-    return Values(start, page.end, num)
+    return PlainValues(start, page.end, num)
 
 
 def _require_plain(page: Page, encoding: int) -> None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datapipe.containers.parquet.columns import PYARROW_ERRORS, page_nbytes
-from datapipe.containers.parquet.footer import Column, Footer, read_footer
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import Chunk
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import Form, form_of, value_bytes
@@ -79,7 +79,7 @@ def read_rows(group: RowGroup) -> ColumnRows:
     return rows
 
 
-def first_value(path: str, column: str, leaves: list[Column]) -> tuple[Form, bytes | None]:
+def first_value(path: str, column: str, leaves: list[SchemaLeaf]) -> tuple[Form, bytes | None]:
     """Return the form of a column's values as a field, and the first of them; None if it is null. Raises DAMAGE.
 
     Decodes a page or two. Raises NoFieldError for a type that cannot become a field.
@@ -97,7 +97,7 @@ def first_value(path: str, column: str, leaves: list[Column]) -> tuple[Form, byt
 
 
 @contextlib.contextmanager
-def open_column(path: str, leaves: list[Column]) -> Iterator[pq.ParquetFile]:
+def open_column(path: str, leaves: list[SchemaLeaf]) -> Iterator[pq.ParquetFile]:
     """Open the file for reading these columns of it within the block.
 
     Strings that are stored as dictionaries are read as such: one that repeats is in memory once.

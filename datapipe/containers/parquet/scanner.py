@@ -17,8 +17,8 @@ from datapipe.containers.hugging_face import Features, read_features
 from datapipe.containers.mapped import mapped
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import NUMBER_NBYTES, PYARROW_ERRORS, is_believable, read_names, read_numbers
-from datapipe.containers.parquet.fields import Found, ParquetFile, add_further_columns
-from datapipe.containers.parquet.footer import Column, Footer, read_footer
+from datapipe.containers.parquet.fields import ParquetFile, ReadableColumn, add_further_columns
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.rows import NoFieldError
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.core.errors import FormatError
@@ -82,10 +82,10 @@ def _index_columns(path: Path, file: ParquetFile) -> tuple[SidecarRows, tuple[Fi
 # -- images -----------------------------------------------------------------------------------------
 
 
-def _find_images(file: ParquetFile, features: Features) -> tuple[Column, Found]:
+def _find_images(file: ParquetFile, features: Features) -> tuple[SchemaLeaf, ReadableColumn]:
     """Return the column of images, recognised by name or else by content, and the places of the images."""
     candidates, are_images = _candidates(file.footer, features)
-    found: dict[str, tuple[Column, Found]] = {}
+    found: dict[str, tuple[SchemaLeaf, ReadableColumn]] = {}
     refusals: list[str] = []
     for column in candidates:
         try:
@@ -105,7 +105,7 @@ def _find_images(file: ParquetFile, features: Features) -> tuple[Column, Found]:
     raise FormatError(f"{file.path}: {what}{why} (has: {_listed(file.footer.columns)}); {remedy}")
 
 
-def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]:
+def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], bool]:
     """Return columns that may hold images, and whether their names or forms leave no doubt that they do."""
     holders = [column for column in footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_text]
     structs = [column for column in holders if column.path == f"{column.name}.{form.BYTES}"]
@@ -121,7 +121,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]
 # -- labels, names -----------------------------------------------------------------------------------
 
 
-def _label_column(footer: Footer, features: Features, where: str) -> Column | None:
+def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf | None:
     top = {column.path: column for column in footer.columns}
     named = next((top[name] for name in LABEL_COLUMNS if name in top), None)
     if named is None and len(features.classes) == 1:
@@ -134,7 +134,7 @@ def _label_column(footer: Footer, features: Features, where: str) -> Column | No
     return named
 
 
-def _read_labels(path: Path, file: ParquetFile, label: Column) -> list[int]:
+def _read_labels(path: Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
     """Return the label of each row; -1 if it is null."""
     num = file.num_rows
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
@@ -146,7 +146,7 @@ def _read_labels(path: Path, file: ParquetFile, label: Column) -> list[int]:
     return labels
 
 
-def _read_keys(path: Path, file: ParquetFile, image: Column) -> list[bytes | None] | None:
+def _read_keys(path: Path, file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
     """Return the name of each sample for messages: from a column of names, else the images' file names."""
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated
@@ -161,7 +161,7 @@ def _read_keys(path: Path, file: ParquetFile, image: Column) -> list[bytes | Non
     return None
 
 
-def _listed(columns: tuple[Column, ...]) -> str:
+def _listed(columns: tuple[SchemaLeaf, ...]) -> str:
     shown = [f"{column.path} {column.physical_type}" for column in columns[:_MAX_LISTED]]
     more = f", and {len(columns) - _MAX_LISTED} more" if len(columns) > _MAX_LISTED else ""
     return (", ".join(shown) or "no columns") + more

@@ -28,7 +28,7 @@ _AFTER_CHECKSUM = _NUL + b" 0" + bytes(100) + b"ustar" + _NUL + b"00" + bytes(32
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + 8 * ord(" ") + sum(_AFTER_CHECKSUM) - ord(" ")
 
 
-class Member(NamedTuple):
+class IndexedMember(NamedTuple):
     """One field of a sample as DALI's index names it."""
 
     suffix: str  # after the first dot of the base name
@@ -56,7 +56,7 @@ def padding(nbytes: int) -> bytes:
     return bytes(-nbytes % BLOCK_NBYTES)
 
 
-def dali_index(samples: Iterable[Sequence[Member]], num_samples: int) -> bytes:
+def dali_index(samples: Iterable[Sequence[IndexedMember]], num_samples: int) -> bytes:
     """Return the index that `fn.readers.webdataset(index_paths=...)` reads, as DALI's `wds2idx` writes it."""
     lines = [f"{DALI_INDEX_VERSION} {num_samples}"]
     lines.extend(" ".join(f"{m.suffix} {m.offset} {m.nbytes} {m.name}" for m in members) for members in samples)

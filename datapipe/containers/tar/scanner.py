@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.columns import Column, further_fields
+from datapipe.containers.columns import FieldExtents, further_fields
 from datapipe.containers.field_names import IMAGE, LABEL
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
@@ -116,7 +116,7 @@ def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
 
 def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
-    columns: dict[str, Column] = {}  # by suffix
+    columns: dict[str, FieldExtents] = {}  # by suffix
     num_strange = 0
     for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
         keys.append(key)
@@ -127,7 +127,7 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
                     num_strange += 1
                     continue
                 head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
-                column = columns[suffix] = Column(field_of_suffix(suffix, head))
+                column = columns[suffix] = FieldExtents(field_of_suffix(suffix, head))
             column.add(row, member.offset, member.nbytes)
     if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
@@ -146,11 +146,11 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
     return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in found.items())
 
 
-def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column:
+def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> FieldExtents:
     """Return the image of every sample, removed from `columns`: the best one of several with nothing but a suffix as name."""
     suffixes = [suffix for suffix, column in columns.items() if column.spec == IMAGE_FIELD]
-    image = Column(IMAGE_FIELD)
-    others: dict[str, Column] = {}
+    image = FieldExtents(IMAGE_FIELD)
+    others: dict[str, FieldExtents] = {}
     taken = np.zeros(len(keys), bool)
     for suffix in sorted(suffixes, key=lambda suffix: IMAGE_SUFFIXES.index(suffix.rpartition(".")[2])):
         column = columns.pop(suffix)
@@ -169,7 +169,7 @@ def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column
     return image
 
 
-def _labels(data: mmap.mmap, column: Column, keys: list[bytes], where: str) -> list[int]:
+def _labels(data: mmap.mmap, column: FieldExtents, keys: list[bytes], where: str) -> list[int]:
     if len(column) < len(keys):
         row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
         name = keys[row].decode(errors="replace")

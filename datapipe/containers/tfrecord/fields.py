@@ -13,9 +13,9 @@ import mmap
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.columns import Column, free_name
+from datapipe.containers.columns import FieldExtents, free_name
 from datapipe.containers.field_names import HEAD_NBYTES, field_name, kind_of_bytes
-from datapipe.containers.tfrecord.example import Feature
+from datapipe.containers.tfrecord.example import ExampleFeature
 
 _MAX_FEATURES = 1000  # of different names in a shard
 
@@ -29,9 +29,9 @@ class FurtherFeatures:
         self.unread: dict[str, str] = {}  # why not, by feature
         self._data = data
         self._passed_over = passed_over
-        self._columns: dict[tuple[str, str], Column] = {}  # by name and kind of the feature
+        self._columns: dict[tuple[str, str], FieldExtents] = {}  # by name and kind of the feature
 
-    def add(self, row: int, features: dict[str, Feature]) -> None:
+    def add(self, row: int, features: dict[str, ExampleFeature]) -> None:
         """Record where the features of a sample lie."""
         for name, feature in features.items():
             if name in self._passed_over or not feature.num_values:
@@ -44,12 +44,12 @@ class FurtherFeatures:
                 if len(self._columns) == _MAX_FEATURES:
                     self.unread.setdefault("...", f"features of more than {_MAX_FEATURES} names")
                     continue
-                column = self._columns[name, feature.kind] = Column(self._spec(name, feature))
+                column = self._columns[name, feature.kind] = FieldExtents(self._spec(name, feature))
             column.add(row, feature.offset, feature.nbytes)
 
-    def fields(self, num_rows: int) -> dict[str, Column]:
+    def fields(self, num_rows: int) -> dict[str, FieldExtents]:
         """Return the fields that all samples have, by name, in the order of the features' names."""
-        fields: dict[str, Column] = {}
+        fields: dict[str, FieldExtents] = {}
         for name, kind in sorted(self._columns):
             column = self._columns[name, kind]
             if kind == "float" and not column.is_uniform:
@@ -66,14 +66,14 @@ class FurtherFeatures:
                 self.prefixes[field] = _float_header(column.at(0)[1] // 4)
         return fields
 
-    def _spec(self, name: str, feature: Feature) -> FieldSpec:
+    def _spec(self, name: str, feature: ExampleFeature) -> FieldSpec:
         if feature.kind == "float":
             return FieldSpec(field_name(name), FieldKind.ARRAY)
         head = self._data[feature.offset : feature.offset + min(feature.nbytes, HEAD_NBYTES)]
         return FieldSpec(field_name(name), kind_of_bytes(name, head))
 
 
-def _unread(feature: Feature) -> str | None:
+def _unread(feature: ExampleFeature) -> str | None:
     """Return why a feature with values cannot be a field; None if it can."""
     if feature.kind == "int64":
         return "integers"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.columns import Column
+from datapipe.containers.columns import FieldExtents
 from datapipe.containers.field_names import IMAGE, LABEL, is_mask_name
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
-from datapipe.containers.tfrecord.example import Feature, parse_example
+from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
 from datapipe.containers.tfrecord.fields import FurtherFeatures
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
@@ -91,7 +91,7 @@ def _strange_head(head: bytes) -> str:
 def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
     labels: list[int] = []
-    image, label = Column(FieldSpec(IMAGE, FieldKind.IMAGE)), Column(FieldSpec(LABEL, FieldKind.LABEL))
+    image, label = FieldExtents(FieldSpec(IMAGE, FieldKind.IMAGE)), FieldExtents(FieldSpec(LABEL, FieldKind.LABEL))
     others: FurtherFeatures | None = None
     image_name, label_name = "", None
     for number, (start, nbytes) in enumerate(_data_of_frames(data, where)):
@@ -123,7 +123,7 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
     return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in columns.items())
 
 
-def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> str:
+def _image_name(data: mmap.mmap, features: dict[str, ExampleFeature], place: str) -> str:
     """Return the feature that holds the image, by name or else by content, judged by the first sample."""
     for name in _IMAGE_NAMES:
         if name in features and features[name].kind == "bytes":
@@ -138,12 +138,12 @@ def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> st
     )
 
 
-def _is_image(data: mmap.mmap, feature: Feature) -> bool:
+def _is_image(data: mmap.mmap, feature: ExampleFeature) -> bool:
     start = data[feature.offset : feature.offset + min(feature.nbytes, _LOOKED_AT)]
     return feature.num_values == 1 and encoding_of(start) is not None
 
 
-def _label_name(features: dict[str, Feature], place: str) -> str | None:
+def _label_name(features: dict[str, ExampleFeature], place: str) -> str | None:
     for name in _LABEL_NAMES:
         if name in features:
             feature = features[name]
@@ -153,7 +153,7 @@ def _label_name(features: dict[str, Feature], place: str) -> str | None:
     return None
 
 
-def _only_value(features: dict[str, Feature], name: str, kind: str, place: str) -> Feature:
+def _only_value(features: dict[str, ExampleFeature], name: str, kind: str, place: str) -> ExampleFeature:
     feature = features.get(name)
     if feature is None:
         raise FormatError(f"{place}: no feature {name!r} (has: {_listed(features)}), unlike the samples before it")
@@ -162,7 +162,7 @@ def _only_value(features: dict[str, Feature], name: str, kind: str, place: str) 
     return feature
 
 
-def _key(data: mmap.mmap, features: dict[str, Feature], number: int) -> bytes:
+def _key(data: mmap.mmap, features: dict[str, ExampleFeature], number: int) -> bytes:
     for name in _KEY_NAMES:
         feature = features.get(name)
         if feature and feature.kind == "bytes" and feature.num_values == 1 and 0 < feature.nbytes <= _MAX_KEY:
@@ -170,5 +170,5 @@ def _key(data: mmap.mmap, features: dict[str, Feature], number: int) -> bytes:
     return b"%d" % number
 
 
-def _listed(features: dict[str, Feature]) -> str:
+def _listed(features: dict[str, ExampleFeature]) -> str:
     return ", ".join(sorted(features)) or "none"

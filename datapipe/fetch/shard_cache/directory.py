@@ -34,7 +34,7 @@ class Held:
     nbytes: int  # of shards and of parts, which have their full size from the start
 
 
-class Part:
+class PartialShard:
     """A shard that is being fetched into the cache. Its space is allocated, and its lock held until `commit` or `abandon`."""
 
     def __init__(self, directory: Path, name: str, descriptor: int, nbytes: int) -> None:
@@ -142,7 +142,7 @@ class CacheDirectory:
         os.close(descriptor)
         return None
 
-    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> Part | None:
+    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> PartialShard | None:
         """Allocate space for a shard, for the caller to fetch.
 
         Returns None if it exists, another process fetches it, there is no space even without the shards that may go, or
@@ -235,10 +235,10 @@ class CacheDirectory:
         finally:
             os.close(descriptor)
 
-    def _allocate(self, name: str, nbytes: int) -> Part:
+    def _allocate(self, name: str, nbytes: int) -> PartialShard:
         path = _part_of(self.path / name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        part = Part(self.path, name, descriptor, nbytes)
+        part = PartialShard(self.path, name, descriptor, nbytes)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if nbytes:
