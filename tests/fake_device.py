@@ -244,7 +244,7 @@ class FakeDevice:
             self._end_limbo()
 
     def _end_limbo(self) -> None:
-        """Lend freed memory again, and let its home stream write into it, as whoever gets it next will."""
+        """Lend freed memory again, and let its home stream write into it, as the next user of the memory will."""
         limbo, self._limbo = self._limbo, []
         for raw, home, events in limbo:
             if all(event.is_done for event in events):

@@ -83,7 +83,7 @@ def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Ru
         loader = RealLoader(costs_of(cell, seed=0, num_batches=num_batches), num_batches=num_batches, num_workers=0, prefetch=1)
         bracket = ThreadBracket(device, hooks=Hooks(updates=True))
         measured = _Controlled(name, loader, bracket)
-        outer = bracket if name != "inner loader in a thread" else ThreadBracket(device)  # which nobody asks
+        outer = bracket if name != "inner loader in a thread" else ThreadBracket(device)  # not used
         for _ in loop(device, measured, outer):
             bracket.note_update()
         return finish(device, measured, bracket)

@@ -1,4 +1,4 @@
-"""`explain` of loaders that stay with torch's workers: who does what, and what would gain more."""
+"""`explain` of loaders that stay with torch's workers: which part runs where, and what would gain more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's loaders taken over: the same samples, in the same order, by whoever can read them."""
+"""torch's loaders taken over: the same samples in the same order, whether datapipe or torch reads them."""
 
 from __future__ import annotations
 

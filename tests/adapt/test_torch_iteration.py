@@ -31,7 +31,7 @@ class Numbers(Dataset[int]):
 
 
 class Whole(Numbers):
-    """Reads whatever it is asked for at once, and says what that was."""
+    """A sampler's consumer that draws everything at once and records it."""
 
     def __getitems__(self, keys: Any) -> list[str]:
         return [repr(keys)]
@@ -192,7 +192,7 @@ def test_a_state_taken_after_the_last_batch_leaves_nothing_of_its_epoch() -> Non
 
 
 def share(iterator: Iterator[Any], hold: Callable[[], None]) -> list[BaseException]:
-    """What a second thread is told that asks while the first is inside."""
+    """The error of a second thread that calls next() while the first is inside."""
     caught: list[BaseException] = []
 
     def ask() -> None:

@@ -359,7 +359,7 @@ def test_a_mix_leaves_rows_in_their_memory_format() -> None:
 
 
 def test_what_pixel_operations_share_is_on_no_stream() -> None:
-    """Two loaders, each with a copy stream; one's is behind when the other's batch is warped."""
+    """Two loaders, each with a copy stream; one stream lags when the other's batch is warped."""
     images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = images.contiguous(memory_format=torch.channels_last)
     turned, expected = rotation_matrix(np.array([30.0, -20.0])), images.clone(memory_format=torch.preserve_format)

@@ -42,7 +42,7 @@ def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) 
         while len(ahead) > chance.randrange(3):
             expected, arrival = ahead.pop(0)
             if chance.random() < 0.1:
-                continue  # taken by nobody
+                continue  # never taken
             found = arrival.hand_over()
             for name, tensor in expected.items():
                 reads.append((tensor, fake.read(found[name])))
@@ -76,7 +76,7 @@ class _NoWait(FakeDevice):
 
 
 class _NoWaitForTheMaker(FakeDevice):
-    """Without the wait for whoever made a tensor that is on the device already."""
+    """Without waiting for the stream that made a tensor already on the device."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         if stream is self.default_stream:
@@ -109,7 +109,7 @@ class _EverythingPinned(FakeDevice):
 
 
 def _early_release(patch: pytest.MonkeyPatch) -> None:
-    """Pinned memory let go as soon as its copy was asked for."""
+    """Pinned memory released as soon as its copy was requested."""
     patch.setattr(KeepAlive, "add", lambda pending, event, things: things.clear())
 
 
@@ -190,11 +190,11 @@ def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert signs == ({sign} if sign else set())
 
 
-# -- who waits for whom -------------------------------------------------------------------------------
+# -- which stream waits for which ---------------------------------------------------------------------
 
 
 def test_the_host_waits_for_nothing() -> None:
-    """The device stands still; uploads and hand-overs go on."""
+    """The device is halted; uploads and hand-overs continue."""
     fake = FakeDevice(is_lazy=True)
     uploader = Uploader(fake)
     reads: Reads = []

@@ -1,4 +1,4 @@
-"""Nests: containers are made anew with their types, and only where something in them changed."""
+"""Nested containers are rebuilt with their types, and only if something in them changed."""
 
 from __future__ import annotations
 

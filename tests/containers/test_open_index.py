@@ -1,4 +1,4 @@
-"""What a path may be, and what is said of one that is nothing."""
+"""The paths that open_index accepts, and its messages for those that are no dataset."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.parquet"
 
 
-# -- what others write ----------------------------------------------------------------------------
+# -- files of other writers ------------------------------------------------------------------------
 
 COLUMNS: dict[str, Callable[[list[bytes]], pa.Array]] = {
     "struct": structs,

@@ -1,4 +1,4 @@
-"""The TFRecord scanner against protobuf and another writer, and against what nobody should write."""
+"""The TFRecord scanner against protobuf and another writer, and against malformed files."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_samples_are_called_by_what_names_them(name: str, tmp_path: Path) -> Non
 
 
 def value_in(path: Path, rows: SidecarRows, name: str, row: int) -> bytes:
-    """As it is read: behind its prefix."""
+    """The bytes as they are read: after the prefix."""
     extent = rows.extents[name][row]
     return rows.prefixes.get(name, b"") + path.read_bytes()[extent.offset : extent.offset + extent.nbytes]
 

@@ -60,7 +60,7 @@ def test_class_maps_of_paths(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_folders(tmp_path: Path) -> None:
-    """No class for them: bad where folders were asked for, samples without classes; ImageFolder passes over them."""
+    """Files without a class folder: bad if folders give the classes, samples without label otherwise; ImageFolder skips them."""
     source = deep(tmp_path / "in")
     put(source / "top.jpg", image(7))
     assert len(sources_of(converted(source, tmp_path / "folder"))) == 5

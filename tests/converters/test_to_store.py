@@ -123,7 +123,7 @@ def test_a_bad_network(store: FaultyStore, folder: Path, local: dict[str, bytes]
 def test_two_conversions_into_one_place(
     store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One wins, whole, and the other says so, having written nothing."""
+    """One finishes; the other stops with an error and has written nothing."""
     place, each = parse_location(f"s3://{BUCKET}/two"), to_store._each
     losers: list[str] = []
 

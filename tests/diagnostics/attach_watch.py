@@ -1,4 +1,4 @@
-"""A watch that keeps what it is told, for tests that attach to the process they run in."""
+"""A watch that records its calls, for tests that attach to the process they run in."""
 
 from __future__ import annotations
 

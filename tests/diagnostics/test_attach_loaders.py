@@ -1,4 +1,4 @@
-"""Brackets around `next()` of every kind of loader: once for each batch, and nobody notices."""
+"""Measurements around `next()` of every kind of loader: once for each batch, without changing the loader's behaviour."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_ready_batches_are_counted() -> None:
     with attached() as calls:
         iterator = iter(loader_of(num_workers=2, prefetch_factor=2))
         deadline = time.monotonic() + 30
-        while num_ready(iterator) != 4 and time.monotonic() < deadline:  # all that were asked for
+        while num_ready(iterator) != 4 and time.monotonic() < deadline:  # all requested batches
             time.sleep(0.01)
         list(iterator)
         list(loader_of())
@@ -284,7 +284,7 @@ def test_one_attachment_at_a_time() -> None:
 
 
 def test_a_step_costs_little() -> None:
-    """CPU time of the thread that trains, beside a loop of its own; the least of several, as others run too."""
+    """CPU time of the training thread, and of a bare loop for comparison; the least of several, as other processes run too."""
 
     def step_ns() -> float:
         iterator = iter(DataLoader(data.Numbers(num=2000), batch_size=8))

@@ -39,7 +39,7 @@ def train(**options):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a script left behind."""
+    """The results of a script's run."""
 
     exit_code: int
     out: str

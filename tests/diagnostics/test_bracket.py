@@ -132,7 +132,7 @@ def test_evaluation_in_mid_epoch_is_no_part_of_the_training_step() -> None:
         if number == 1:
             for _ in watch(batches(world, 0.5, 0.5), bracket, loader=8, is_evaluation=True):
                 world.spend(0.1)
-            world.spend(3.0)  # writes a report: nobody's step
+            world.spend(3.0)  # writes a report: part of no step
     steps = rows(bracket)
     assert steps["loader"].tolist() == [7, 7, 8, 8, 7]
     assert steps["is_evaluation"].tolist() == [False, False, True, True, False]
@@ -282,7 +282,7 @@ def test_the_bracket_costs_far_less_than_100_us(clock: Any) -> None:
 
 
 class FakeEvent:
-    """torch.cuda.Event, as far as it is used; the stream comes past when the test says so."""
+    """A torch.cuda.Event, as far as it is used; the stream reaches it when the test says so."""
 
     made: list[FakeEvent] = []  # noqa: RUF012
     now_ms = 0.0

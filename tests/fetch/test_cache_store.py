@@ -117,7 +117,7 @@ def test_damage_is_a_miss_and_kept_anew(tmp_path: Path) -> None:
     fill(store, range(10))
     assert num_right(store) == 10
     os.truncate(data, data.stat().st_size - 1)
-    assert num_right(store) == 9  # the last of the file, which is 3, kept anew
+    assert num_right(store) == 9  # the last of the file, which is 3, stored again
     os.truncate(index, 64 + 5 * ENTRY_NBYTES + 10)  # in the middle of an entry
     assert num_right(store) == 4
 

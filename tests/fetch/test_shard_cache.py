@@ -1,4 +1,4 @@
-"""The cache of shards: bounded at every moment, never wrong, and nobody waits, whoever is killed."""
+"""The cache of shards: always bounded, never wrong, never a cause of waiting, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_they_have_a_length_and_no_positions(shards: Path) -> None:
 
 @pytest.mark.parametrize("taken", ["sampler", "batch_sampler"])
 def test_nobody_makes_a_torch_loader_of_them(shards: Path, taken: str) -> None:
-    """It would hand out images without transforms, in an order of its own, without a word."""
+    """It would give images without transforms, in an order of its own, without an error."""
     loader = dp.DataLoader(shards, 7, transform=CROP)
     torchs = torch.utils.data.DataLoader(loader.dataset, **{taken: getattr(loader, taken)})  # type: ignore[arg-type]
     with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):

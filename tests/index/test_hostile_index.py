@@ -205,7 +205,7 @@ def with_ends(path: Path, ends: list[int]) -> None:
 
 @pytest.mark.parametrize("ends", WRONG_ENDS)
 def test_texts_lie_in_their_buffer(ends: str, path: Path) -> None:
-    """Reading one that does not reads memory of others, or none."""
+    """Reading an extent outside would read foreign memory, or crash."""
     with_ends(path, WRONG_ENDS[ends])
     with pytest.raises(FormatError, match=r"x\.index\.arrow: not an Arrow file, or damaged"):
         opened(path)

@@ -79,7 +79,7 @@ def open_dataset(directory: Path, **changes: Any) -> SampleIndex:
 
 
 def without_digests(directory: Path) -> SampleIndex:
-    """The dataset as somebody would give it who does not say what its sidecars hash to."""
+    """The dataset of an attacker who leaves out the hashes of its sidecars."""
     manifest = read_manifest(directory)
     shards = tuple(dataclasses.replace(shard, index_sha256="") for shard in manifest.shards)
     manifest = dataclasses.replace(manifest, shards=shards)

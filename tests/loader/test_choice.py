@@ -271,7 +271,7 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
     assert all(measured.images_per_s > 10 for measured in rates)
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------
 
 
 def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What batches have beside image and label: masks, boxes, captions, documents, arrays."""
+"""The fields of batches besides image and label: masks, boxes, captions, documents, arrays."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TEST = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), T.Normalize(MEAN
 
 
 def make_files(root: Path, *, num: int = NUM, **options: Any) -> list[str]:
-    """JPEGs of sizes that differ, and a zip of them beside."""
+    """JPEGs of different sizes, and a zip of them next to them."""
     root.mkdir(parents=True, exist_ok=True)
     paths = []
     with zipfile.ZipFile(root / "all.zip", "w") as archive:

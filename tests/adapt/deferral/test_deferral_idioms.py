@@ -96,7 +96,7 @@ def test_whatever_the_sample_is_it_holds_true_tensors_and_images(paths: list[str
 
 
 def looked_at(image: Any) -> list[Any]:
-    """What code asks before it goes on."""
+    """Attributes that user code reads before it continues."""
     assert type(image) is Image.Image
     small = image.resize((32, 32), 2)
     tensor = F.to_tensor(small)

@@ -190,7 +190,7 @@ def test_torchs_seeds_on_request() -> None:
         ours.load_state_dict(state)
 
 
-# -- switches and what is said ----------------------------------------------------------------------
+# -- switches and messages --------------------------------------------------------------------------
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> str:
