@@ -78,7 +78,7 @@ def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixtur
     assert found["batches"] == "by default_collate, in torch's workers"
     cores, transforms = found["to gain"].splitlines()
     assert cores == "num_workers=8 instead of 2: this process may use 8 cores"
-    assert transforms.startswith("transforms that datapipe has (docs/transforms.md) in place of ")
+    assert transforms.startswith("use transforms that datapipe has (docs/transforms.md) in place of ")
     assert found["seed"].startswith("torch.initial_seed()")
 
 

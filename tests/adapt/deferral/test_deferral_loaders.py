@@ -251,7 +251,7 @@ def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch
     real = engine._finish
     monkeypatch.setattr(engine, "_finish", wrong)
     dataset = Images(paths, TRAIN)
-    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* by Pillow, .*: the conversion to a tensor differs"):
+    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* with Pillow, .*: the conversion to a tensor differs"):
         ours, theirs = data.both_ways(dataset)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))
 
