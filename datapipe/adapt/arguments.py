@@ -8,13 +8,13 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream
 from datapipe.loader.seeding import SeedSource
 
 
-def arguments_of(loader: TorchsLoader, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
+def arguments_of(loader: TorchDataLoader, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
     """Return torch's arguments as those of `datapipe.DataLoader`.
 
     `shares`: ranks share the samples even without a DistributedSampler. Raises OptionError if a sampler of the user's
@@ -41,7 +41,7 @@ def arguments_of(loader: TorchsLoader, seed: SeedSource, *, shares: bool = False
     return {**arguments, "sampler": sampler}
 
 
-def stream_arguments(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
+def stream_arguments(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
     """Return the arguments of a stream and its loader as datapipe's; a stream that every rank reads whole has no ranks."""
     return {
         **_common(loader, seed),
@@ -53,7 +53,7 @@ def stream_arguments(loader: TorchsLoader, stream: SeenStream, seed: SeedSource,
     }
 
 
-def _common(loader: TorchsLoader, seed: SeedSource) -> dict[str, Any]:
+def _common(loader: TorchDataLoader, seed: SeedSource) -> dict[str, Any]:
     return {
         "num_workers": loader.num_workers or None,
         "collate_fn": loader.collate_fn if has_collate_fn(loader) else None,
@@ -63,13 +63,13 @@ def _common(loader: TorchsLoader, seed: SeedSource) -> dict[str, Any]:
     }
 
 
-def sampler_of(loader: TorchsLoader) -> Any:
+def sampler_of(loader: TorchDataLoader) -> Any:
     """Return what decides the order: the sampler inside torch's own batch sampler, or a batch sampler of the user's."""
     batches = loader.batch_sampler
     return batches.sampler if type(batches) is BatchSampler else batches
 
 
-def is_plain_shuffle(loader: TorchsLoader) -> bool:
+def is_plain_shuffle(loader: TorchDataLoader) -> bool:
     """Return whether each sample of the dataset comes once, in random order."""
     sampler = sampler_of(loader)
     if type(sampler) is not RandomSampler or sampler.replacement:
@@ -77,7 +77,7 @@ def is_plain_shuffle(loader: TorchsLoader) -> bool:
     return sampler.num_samples == len(sampler.data_source) == length_of(loader.dataset)
 
 
-def _is_in_order(loader: TorchsLoader) -> bool:
+def _is_in_order(loader: TorchDataLoader) -> bool:
     """Return whether each sample of the dataset comes once, in its order."""
     sampler = sampler_of(loader)
     return type(sampler) is SequentialSampler and len(sampler.data_source) == length_of(loader.dataset)
@@ -91,7 +91,7 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def generator_of(loader: TorchsLoader) -> torch.Generator | None:
+def generator_of(loader: TorchDataLoader) -> torch.Generator | None:
     """Return the generator from which the loader's seed is drawn. A sampler that is kept keeps its generator to itself."""
     generator: torch.Generator | None = loader.generator
     if generator is None and is_plain_shuffle(loader):

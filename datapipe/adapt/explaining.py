@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from datapipe.adapt.introspection import handed_over
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.introspection import handover_point
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.loader.parsing import default_num_workers
@@ -14,7 +14,7 @@ from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
 
-def lines_about(loader: TorchsLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
+def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
     """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None if datapipe does not decode.
 
     `deferral`: what was deferred so far; None if nothing is.
@@ -50,33 +50,33 @@ def lines_about_rows(rows: TensorRows) -> list[str]:
     ]
 
 
-def _workers(loader: TorchsLoader) -> str:
+def _workers(loader: TorchDataLoader) -> str:
     if not loader.num_workers:
         return "none: the training process makes each batch itself, while it waits (num_workers=0)"
     ahead = (loader.prefetch_factor or 2) * loader.num_workers
     return f"{loader.num_workers} process{'es' * (loader.num_workers != 1)} of torch's, {ahead} batches ahead in all"
 
 
-def _place(loader: TorchsLoader) -> str:
+def _place(loader: TorchDataLoader) -> str:
     return "torch's workers" if loader.num_workers else "the training process"
 
 
 def _steps(recipe: Recipe, place: str) -> list[str]:
     """Return what is done to an image, a line for each step, and by whom."""
-    own = [op for op in recipe.rest if op is not handed_over]
+    own = [op for op in recipe.rest if op is not handover_point]
     steps = [f"by datapipe, {step}" for step in recipe.explain_own()] or ["by datapipe: only the decoding"]
     if own:
         return [*steps, f"by {place}, unchanged: {', '.join(map(described, own))}", f"  since {recipe.rest_reason}"]
     return [*steps, "passed on as the transforms would pass it on"]
 
 
-def _batches(loader: TorchsLoader) -> str:
+def _batches(loader: TorchDataLoader) -> str:
     if loader.batch_size is None and loader.batch_sampler is None:
         return f"not made by the loader: single samples, or the dataset's own batches, in {_place(loader)}"
     return f"by {_name(loader.collate_fn)}, in {_place(loader)}"
 
 
-def _gains_of_workers(loader: TorchsLoader) -> list[str]:
+def _gains_of_workers(loader: TorchDataLoader) -> list[str]:
     usable = default_num_workers()
     if loader.num_workers >= usable or (usable == 1 and loader.num_workers):
         return []
@@ -84,14 +84,14 @@ def _gains_of_workers(loader: TorchsLoader) -> list[str]:
     return [f"num_workers={usable} {instead}: this process may use {usable} core{'s' * (usable != 1)}"]
 
 
-def _gain_of_loader(loader: TorchsLoader, recipe: Recipe | None) -> str:
+def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:
     """Return what would let datapipe's threads make whole batches, or more of them."""
     if recipe is None:
         return (
             "change what the first line gives as the reason (datapipe sees the files of ImageFolder, Subset and ConcatDataset), "
             "or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and resizes"
         )
-    own = next((op for op in recipe.rest if op is not handed_over), None)
+    own = next((op for op in recipe.rest if op is not handover_point), None)
     if own is not None:
         return (
             f"use transforms that datapipe has (docs/transforms.md) in place of {described(own)} and what follows it; or move "

@@ -11,7 +11,7 @@ from PIL import ImageFile
 from torch.utils.data import IterableDataset, default_collate
 
 from datapipe.adapt.arguments import arguments_of, stream_arguments
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.index.concat import AnyIndex
@@ -31,7 +31,7 @@ class Introspection:
     notes: tuple[str, ...] = ()  # differences from the torch loader
 
 
-def introspect(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Introspection | Unseen:
+def introspect(loader: TorchDataLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Introspection | Unseen:
     """Return what a loader reads and does, or why that cannot be determined.
 
     `takes_cut_files`: whether truncated files must stay images if Pillow is set to accept them. Raises OptionError for a loader
@@ -56,12 +56,12 @@ def introspect(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cu
     recipe = Recipe.of(seen.transform, input_kind="pil")
     why = recipe.rest_reason or _needs_workers(loader, seen.transform, recipe)
     if why is not None and not recipe.rest:
-        recipe = Recipe.of([seen.transform, handed_over], input_kind="pil")
+        recipe = Recipe.of([seen.transform, handover_point], input_kind="pil")
     arguments = arguments_of(loader, seed, shares=shares)
     return _with_any_sizes(Introspection(seen.index, recipe, arguments, why))
 
 
-def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Introspection | Unseen:
+def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Introspection | Unseen:
     if (loader.batch_size is None) == (stream.batch_size is None):
         return Unseen("its batches are made by the loader and by the webdataset pipeline, or by neither")
     if stream.batch_size is not None and has_collate_fn(loader):
@@ -77,7 +77,7 @@ def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, sh
     return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
 
 
-def _needs_workers(loader: TorchsLoader, transform: object, recipe: Recipe) -> str | None:
+def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe) -> str | None:
     """Return why torch's workers must give the samples as the transforms leave them; None if they need not."""
     if not all(map(callable, flatten(transform))):  # datapipe's own transforms, which torch cannot call
         return None
@@ -111,12 +111,12 @@ def _with_any_sizes(found: Introspection) -> Introspection:
     return dataclasses.replace(found, arguments={**arguments, "collate_fn": default_collate}, notes=(*found.notes, note))
 
 
-def handed_over(image: Any) -> Any:
+def handover_point(image: Any) -> Any:
     """Return the image unchanged. Marks the point in a chain of transforms from which torch's workers continue."""
     return image
 
 
-def as_torch_gives(batch: Any, memory_format: torch.memory_format) -> list[Any]:
+def as_default_collate(batch: Any, memory_format: torch.memory_format) -> list[Any]:
     """Return a datapipe batch as torch's default_collate would: a list, its images in that memory format."""
-    images, *beside = batch
-    return [images.contiguous(memory_format=memory_format), *beside]
+    images, *others = batch
+    return [images.contiguous(memory_format=memory_format), *others]

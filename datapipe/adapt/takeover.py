@@ -18,8 +18,8 @@ from datapipe.adapt.converted import converted_index
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
-from datapipe.adapt.introspection import Introspection, as_torch_gives, introspect
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
+from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
@@ -90,11 +90,11 @@ def from_torch(
     """
     if isinstance(loader, (DataLoader, TorchLoader, PrefetchedLoader)):
         return loader
-    taken = torchs_loader(loader)
+    taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
     found = introspect(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
     if isinstance(found, Introspection) and found.in_workers is None:
-        as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
+        as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
         ours = DataLoader(
             Dataset(
                 found.index if data is None else converted_index(taken.dataset, data),
@@ -124,7 +124,7 @@ def from_torch(
 
 
 def _kept(
-    loader: TorchsLoader, found: Introspection | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+    loader: TorchDataLoader, found: Introspection | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
 ) -> TorchLoader | Any:
     if isinstance(found, Introspection):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
@@ -148,7 +148,7 @@ def _kept(
         kept.origin = _origin(loader, "seen through to its tensors, from which whole batches are gathered")
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        return _as_it_is(loader, found.reason, shares=shares)
+        return _unchanged(loader, found.reason, shares=shares)
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
         of_picks: KeyOf = request_of_picks if reseeds else places_of
@@ -173,7 +173,7 @@ def _kept(
     return kept
 
 
-def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoader:
+def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDataLoader:
     if shares:
         raise OptionError(
             f"share_among_ranks=True: {reason}, so datapipe cannot divide its samples among ranks; "
@@ -185,7 +185,7 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     return loader
 
 
-def _given(checksum: SamplerChecksum, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:
+def _given(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
     assert loader.batch_sampler is not None
     return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), checksum, reseeds)
 
@@ -193,7 +193,7 @@ def _given(checksum: SamplerChecksum, *, loader: TorchsLoader, reseeds: bool) ->
 def _picked(
     checksum: SamplerChecksum,
     *,
-    loader: TorchsLoader,
+    loader: TorchDataLoader,
     key_of: KeyOf,
     shares: bool,
     original: Original | None = None,
@@ -218,7 +218,7 @@ def _picked(
     return PickedKeys(sampled, "sampler", key_of)
 
 
-def _global_batch(loader: TorchsLoader) -> int:
+def _global_batch(loader: TorchDataLoader) -> int:
     sampler = sampler_of(loader)
     replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
     return (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
@@ -239,12 +239,12 @@ def _refuse(why: str | None, **arguments: tuple[object, object]) -> None:
             )
 
 
-def _origin(loader: TorchsLoader, *parts: str) -> str:
+def _origin(loader: TorchDataLoader, *parts: str) -> str:
     """Return what was taken over, and how."""
-    told = list(parts)
+    facts = list(parts)
     if not isinstance(loader.dataset, IterableDataset):
         replaced = ", replaced by a shuffle that resumes exactly" if is_plain_shuffle(loader) else ""
-        told.append(f"{type(sampler_of(loader)).__qualname__}{replaced}")
+        facts.append(f"{type(sampler_of(loader)).__qualname__}{replaced}")
     if not getattr(loader, "in_order", True):
-        told.append("in_order=False is left out: batches come in order")
-    return f"{type(loader.dataset).__qualname__}: {'; '.join(told)}"
+        facts.append("in_order=False is left out: batches come in order")
+    return f"{type(loader.dataset).__qualname__}: {'; '.join(facts)}"

@@ -71,7 +71,7 @@ def _places_of(indices: object, dataset: Any) -> torch.Tensor | None:
     return torch.from_numpy(places)
 
 
-def finished(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+def identity_collate(batch: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the batch unchanged. The `collate_fn` for batches that come finished."""
     return batch
 
@@ -83,7 +83,7 @@ def picked_rows(picks: Picks, seed: int) -> NDArray[np.int64]:
 
 # Arguments that replace those of torch's loader: gathering is cheaper than receiving the result from a worker.
 WHOLE_BATCHES = {
-    "collate_fn": finished,
+    "collate_fn": identity_collate,
     "num_workers": 0,
     "prefetch_factor": None,
     "persistent_workers": False,

@@ -22,7 +22,7 @@ from datapipe.adapt.deferral.dataset import DeferringDataset
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
 from datapipe.adapt.explaining import lines_about, lines_about_rows
-from datapipe.adapt.loaders import TorchsLoader, made_again
+from datapipe.adapt.loaders import TorchDataLoader, rebuilt_loader
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
@@ -72,7 +72,7 @@ class GivenKeys:
 
     batch_sampler: Iterable[Any]
     global_batch: int
-    whose: Rank
+    own_rank: Rank
     checksum: SamplerChecksum
     reseeds: bool  # whether requests for samples carry seeds
     order: str = "sampler"
@@ -93,19 +93,19 @@ class GivenKeys:
         return together if is_of_group(together) else Rank()
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
-        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.whose)
+        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
         for step, given in enumerate(self.batch_sampler):
             keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
-            walk.add(_told_apart(keys), after)
+            walk.add(_key_bytes(keys), after)
             if step >= first:
-                yield request_of_keys(keys, seed, start.epoch, step, self.whose.rank) if self.reseeds else keys, after
+                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank.rank) if self.reseeds else keys, after
 
     def check(self, cursor: Cursor) -> None:
         """Accept any place: only iterating the sampler tells how far it goes."""
 
 
-def _told_apart(keys: Any) -> bytes:
+def _key_bytes(keys: Any) -> bytes:
     if isinstance(keys, torch.Tensor | np.ndarray):  # their repr leaves values out
         return np.asarray(keys).tobytes()
     return repr(keys).encode()
@@ -159,7 +159,7 @@ class TorchLoader:
 
     def __init__(
         self,
-        inner: TorchsLoader,
+        inner: TorchDataLoader,
         *,
         dataset: Any,
         open_source: Callable[[SamplerChecksum], KeySource],
@@ -180,7 +180,7 @@ class TorchLoader:
         self._batches = _Batches(open_source, self._checksum)
         changes = WHOLE_BATCHES if isinstance(dataset, TensorRows) else {}
         self._tally = Tally()
-        self._loader = made_again(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
+        self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
@@ -324,7 +324,7 @@ def _length(dataset: Any) -> int:
 
 
 def _restore(
-    inner: TorchsLoader,
+    inner: TorchDataLoader,
     dataset: Any,
     open_source: Callable[[SamplerChecksum], KeySource],
     seed: SeedSource,

@@ -31,7 +31,7 @@ what SRC may be, with an example each (docs/convert.md has the details):
     datapipe convert scans shards/scans --to webdataset --class-from none
   manifest: a .csv, .tsv or .jsonl that lists files, labels and other values
     datapipe convert list.csv shards/list --to webdataset --root photos
-  pairs: files of one name, as imgs/ and masks/, or a.jpg beside a.txt
+  pairs: files of one name, as imgs/ and masks/, or a.jpg next to a.txt
     datapipe convert roads shards/roads --to webdataset --from pairs
   coco: COCO's annotation file, with the folder of its images
     datapipe convert instances.json shards/coco --to webdataset --root val2017

@@ -24,7 +24,7 @@ _PACKAGES = (
 )  # fmt: skip
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision
 
-_MUCH_NBYTES = 10e9  # size of a cache from which advice on how to remove it is given
+_ADVICE_NBYTES = 10e9  # size of a cache from which advice on how to remove it is given
 
 
 def add_parser(subparsers: Any) -> None:
@@ -129,7 +129,7 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if facts["decode_threads"] == 1:
         advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
     for kept in facts["caches"]:
-        if kept["nbytes"] > _MUCH_NBYTES:
+        if kept["nbytes"] > _ADVICE_NBYTES:
             advice.append(
                 f"rm -r {shlex.quote(kept['directory'])} frees {size_text(kept['nbytes'])}; what is needed again is cached again"
             )
@@ -143,13 +143,13 @@ def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
     broken, packages = facts["not_importable"], facts["packages"]
     torch, _, build = packages["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-    told = "; ".join(f"{name} {packages[name]} ({reason})" for name, reason in broken.items())
+    listed = "; ".join(f"{name} {packages[name]} ({reason})" for name, reason in broken.items())
     if "torchvision" in broken:
         remedy = f"install the two in matching versions, pip install --force-reinstall torch=={torch} torchvision{index}"
     else:
         remedy = " and ".join(f"pip install --upgrade {name}" for name in broken)
-    beside = f"cannot be imported with torch {packages['torch']}, so their datasets, transforms and models are unavailable"
-    return [f"{told} {beside}: {remedy}"] if broken else []
+    effect = f"cannot be imported with torch {packages['torch']}, so their datasets, transforms and models are unavailable"
+    return [f"{listed} {effect}: {remedy}"] if broken else []
 
 
 def _advise_about_dali(num_gpus: int) -> list[str]:

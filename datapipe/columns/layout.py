@@ -198,8 +198,8 @@ def _check_numeric(column: TableColumn, group: str) -> None:
         "transform=dp.Columns({NAME: dp.Columns.Cast('float64')})",
         ColumnKind.UNREAD: "tensors cannot hold it: leave it out of columns=",
     }[column.kind]
-    told = remedy.replace("NAME", repr(column.name))
-    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {told}")
+    advice = remedy.replace("NAME", repr(column.name))
+    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {advice}")
 
 
 def _common_dtype(name: str, features: Sequence[MatrixColumn]) -> str:

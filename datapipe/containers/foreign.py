@@ -85,8 +85,8 @@ def _index_homes(data: ForeignSet) -> list[Path]:
     cached = user_cache(INDEXES) / name[:24]
     if data.container == "folder":
         return [cached]
-    beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
-    home = data.directory / INDEX_DIRECTORY_NAME / beside[:8]
+    names_digest = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
+    home = data.directory / INDEX_DIRECTORY_NAME / names_digest[:8]
     if any(os.path.islink(path) and leads_out(data.directory, path) for path in map(data.directory.joinpath, data.names)):
         return [cached]  # do not trust an index next to links about the files to which they lead
     if leads_out(data.directory, home):

@@ -67,13 +67,13 @@ def iterable_or_none(value: Any, name: str) -> Any:
     return value
 
 
-def positions_of(values: Any, whose: str) -> NDArray[np.int64]:
+def positions_of(values: Any, giver: str) -> NDArray[np.int64]:
     """Return (n,) positions in a dataset. Refuses a mask: as positions it would mean the samples 0 and 1."""
     try:
         array = np.asarray(values if hasattr(values, "__array__") or not isinstance(values, Iterable) else list(values))
     except (TypeError, ValueError) as exc:
-        raise OptionError(f"{whose} gave {values!r:.60}; it must give whole numbers, positions in the dataset") from exc
+        raise OptionError(f"{giver} gave {values!r:.60}; it must give whole numbers, positions in the dataset") from exc
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         remedy = "; for a mask pass numpy.flatnonzero(mask)" if array.dtype.kind == "b" else ""
-        raise OptionError(f"{whose} gave {values!r:.60}; it must give whole numbers, positions in the dataset{remedy}")
+        raise OptionError(f"{giver} gave {values!r:.60}; it must give whole numbers, positions in the dataset{remedy}")
     return array.astype(np.int64)

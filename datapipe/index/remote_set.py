@@ -97,7 +97,7 @@ def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     except MissingDataError as exc:
         if "no such object" not in str(exc):  # but no such bucket
             raise
-        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_what_is_there(location)}") from None
+        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_describe_contents(location)}") from None
     manifest = parse_document(text, str(place))
     if manifest.container == "folder":
         raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
@@ -111,7 +111,7 @@ def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     return manifest, ConvertedSet(location, copies)
 
 
-def _what_is_there(location: Location) -> str:
+def _describe_contents(location: Location) -> str:
     """Return what to say about a prefix without a manifest."""
     names: list[str] = []
     with contextlib.suppress(StorageError, MissingDataError):

@@ -44,16 +44,16 @@ class Collator:
     def collate(self, batch: Batch) -> Any:
         """Return what the user gets, or an `Arrival` of it if it is for a device."""
         if self.uploader is None:
-            return self._transformed(self._put_together(batch, batch.images, self._beside(batch)))
+            return self._transformed(self._put_together(batch, batch.images, self._other_columns(batch)))
         about = {"step": batch.picks.step, "num_samples": len(batch)}
         if self.options.collate_fn is not None or isinstance(batch.images, list):
-            result = self._put_together(batch, batch.images, self._beside(batch))
+            result = self._put_together(batch, batch.images, self._other_columns(batch))
             return self.uploader.upload(result, then=self._transformed, **about)
-        host = {"beside": self._beside(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
+        host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
 
         def finish(moved: dict[str, Any]) -> Any:
             images = self._on_device(batch, moved)
-            return self._transformed(self._put_together(batch, images, moved["beside"], good=moved["good"]))
+            return self._transformed(self._put_together(batch, images, moved["others"], good=moved["good"]))
 
         return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
 
@@ -70,28 +70,28 @@ class Collator:
 
     # -- the batch as a whole -------------------------------------------------------------------
 
-    def _beside(self, batch: Batch) -> dict[str, Any]:
+    def _other_columns(self, batch: Batch) -> dict[str, Any]:
         """Return the columns besides the images, by name, without the rows of bad samples: tensors, or lists for a collate_fn."""
         good = batch.good
-        beside: dict[str, NDArray[Any]] = {}
+        others: dict[str, NDArray[Any]] = {}
         apart = self.options.collate_fn is not None
         if self.fields.has_label:
-            beside[LABEL] = batch.labels[good]
+            others[LABEL] = batch.labels[good]
         if self.options.tail is Tail.MASK:
-            beside["real"] = batch.picks.real[good]
+            others["real"] = batch.picks.real[good]
         if self.options.output == "dict":
-            beside["id"] = batch.ids[good]
+            others["id"] = batch.ids[good]
         columns: dict[str, Any] = {
-            name: values.tolist() if apart else torch.from_numpy(values) for name, values in beside.items()
+            name: values.tolist() if apart else torch.from_numpy(values) for name, values in others.items()
         }
         for spec in self.fields.further:
             values = [value[spec.name] for value, is_good in zip(batch.values, good, strict=True) if value and is_good]
             columns[spec.name] = values if apart else column_of(spec, values, boxes=self.options.boxes)
         return columns
 
-    def _put_together(self, batch: Batch, images: Any, beside: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
+    def _put_together(self, batch: Batch, images: Any, others: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
         """Return the batch. `good`: the rows to keep, if some are left out and `images` is not on the host."""
-        columns = dict(beside)
+        columns = dict(others)
         if self.fields.has_image:
             columns[IMAGE] = self._kept(batch, images, good)
         if self.options.collate_fn is not None:

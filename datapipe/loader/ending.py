@@ -17,11 +17,11 @@ class Ending:
     """Knows which daemon threads iterate loaders, and halts them at the interpreter's end. Thread-safe."""
 
     def __init__(self) -> None:
-        self._is_near = False
+        self._is_exiting = False
         self._threads: set[threading.Thread] = set()  # daemons that have called `next()`
         self._resting: set[int] = set()  # idents of threads that will not go on once the end is near
 
-    def rest_if_near(self) -> None:
+    def halt_if_exiting(self) -> None:
         """Call first in `next()`: once the interpreter ends, a daemon thread stays here for ever."""
         thread = threading.current_thread()
         if not thread.daemon:  # the main thread, or one that the interpreter joins
@@ -29,7 +29,7 @@ class Ending:
         if thread not in self._threads:
             self._threads.difference_update([one for one in self._threads.copy() if not one.is_alive()])
             self._threads.add(thread)
-        if self._is_near:
+        if self._is_exiting:
             self._resting.add(threading.get_ident())
             for_ever = threading.Lock()
             for_ever.acquire()
@@ -40,12 +40,12 @@ class Ending:
         self._resting.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        self.rest_if_near()
+        self.halt_if_exiting()
         self._resting.discard(threading.get_ident())
 
-    def bring_to_rest(self) -> None:
+    def halt_threads(self) -> None:
         """Wait until all live threads are halted, but no longer than a thread may need for one batch."""
-        self._is_near = True
+        self._is_exiting = True
         deadline = time.monotonic() + _LIMIT_S
         for thread in self._threads - {threading.current_thread()}:
             while thread.is_alive() and thread.ident not in self._resting and time.monotonic() < deadline:
@@ -55,11 +55,11 @@ class Ending:
 ending = Ending()
 
 
-def _come_first() -> None:
+def _register_at_exit() -> None:
     """Register at the end only, so as to run before what libraries registered: DALI's end, and that of our threads."""
-    atexit.register(ending.bring_to_rest)
+    atexit.register(ending.halt_threads)
 
 
-# `_come_first` runs when the main thread has ended; what it registers runs when the other non-daemon threads have ended too:
-# until then a daemon thread may feed them.
-threading._register_atexit(_come_first)  # type: ignore[attr-defined]
+# `_register_at_exit` runs when the main thread has ended, and the function that it registers once the other non-daemon threads
+# have ended too: until then a daemon thread may feed them.
+threading._register_atexit(_register_at_exit)  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ class OneThread:
         self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
 
     def __enter__(self) -> None:
-        ending.rest_if_near()
+        ending.halt_if_exiting()
         me = threading.get_ident()
         if self._inside.setdefault("thread", me) != me:
             raise LifecycleError(
@@ -177,7 +177,7 @@ class BatchIterator(Iterator[Any]):
         maker, source = parts.open()
         if maker.options.num_workers:
             self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
-            weakref.finalize(self, self._threads.stop_unheard)
+            weakref.finalize(self, self._threads.stop_from_finalizer)
             self._threads.start()
         start = parts.epochs.claim()
         self._epoch, self._asked, self._source, self._steps = start.epoch, start, source, source.steps(start)

@@ -116,9 +116,9 @@ def _warn_of_classes(datasets: Sequence[Dataset]) -> None:
     """Warn if the datasets name different classes: then one label means different things."""
     named = {tuple(dataset.index.manifest.classes): dataset for dataset in datasets if dataset.index.manifest.classes}
     if len(named) > 1:
-        told = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
+        listed = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
         warnings.warn(
-            f"mix() of datasets that name different classes ({told:.400}): each keeps its own labels, so one label means "
+            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
             "several things; convert them with the same classes, or do not use the labels",
             stacklevel=3,
         )

@@ -37,8 +37,8 @@ class SamplerChecksum:
         States of other ranks, whose samplers give them other positions, are not compared.
         """
         resumed, expected = self._resumed
-        whose = checksum.partition(" ")[0]
-        if place == resumed and checksum != expected and expected.startswith(f"{whose} "):
+        rank = checksum.partition(" ")[0]
+        if place == resumed and checksum != expected and expected.startswith(f"{rank} "):
             raise StateError(
                 "the sampler does not give the positions that it gave before the state was saved, or before Ctrl-C "
                 f"(epoch {place.epoch}), so the rest of the epoch is unknown; use datapipe.WeightedSampler, shuffle=True "
@@ -52,11 +52,11 @@ class SamplerChecksum:
 class ChecksumPass:
     """One pass over a sampler."""
 
-    def __init__(self, checksum: SamplerChecksum, whose: str) -> None:
-        self._checksum, self._whose = checksum, whose
+    def __init__(self, checksum: SamplerChecksum, rank: str) -> None:
+        self._checksum, self._rank = checksum, rank
         self._hash = hashlib.sha256()
 
     def add(self, given: bytes, after: Cursor) -> None:
         """Add the positions of the next batch, and the place after it."""
         self._hash.update(given)
-        self._checksum.note(after, f"{self._whose} {self._hash.hexdigest()[:16]}")
+        self._checksum.note(after, f"{self._rank} {self._hash.hexdigest()[:16]}")

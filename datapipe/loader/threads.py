@@ -25,7 +25,7 @@ from datapipe.loader.dali_images import FetchWorker
 Worker = Any  # what a maker's `workers` lends
 
 _JOIN_S = 10.0  # a thread whose storage does not respond ends when its read does
-_UNHEARD_S = 0.01  # time for a garbage collection to end
+_COLLECTION_S = 0.01  # time for a garbage collection to end
 
 
 class Latch:
@@ -288,13 +288,13 @@ class LoaderThreads:
             atexit.register(self._join)  # an interpreter that ends while a thread is in C++ code aborts
             raise
 
-    def stop_unheard(self) -> None:
+    def stop_from_finalizer(self) -> None:
         """Call `stop` from a garbage collection, which swallows exceptions. Ctrl-C is sent again right after."""
         try:
             self.stop()
         except KeyboardInterrupt:
             main = threading.main_thread().ident or 0
-            again = threading.Timer(_UNHEARD_S, signal.pthread_kill, (main, signal.SIGINT))
+            again = threading.Timer(_COLLECTION_S, signal.pthread_kill, (main, signal.SIGINT))
             again.daemon = True
             again.start()
 

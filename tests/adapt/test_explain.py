@@ -85,7 +85,7 @@ def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixtur
 def test_a_collate_fn_for_images(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = folders.ImageFolder(root, v1.Compose([v1.RandomCrop(24)]))
     found = told(dp.from_torch(DataLoader(dataset, 4, num_workers=2, collate_fn=as_lists)), capsys)
-    assert "handed_over" not in str(found)
+    assert "handover_point" not in str(found)
     assert found["recipe"].endswith("\npassed on as the transforms would pass it on")
     assert found["batches"] == "by as_lists, in torch's workers"
     assert (

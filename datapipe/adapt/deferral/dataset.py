@@ -14,7 +14,7 @@ from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import Block, blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
-from datapipe.adapt.deferral.reports import News, Told, tell
+from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
 
@@ -84,8 +84,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self._num_fetches += 1
         if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
             plain = [_plainly(call) for call in calls]
-            told = Told("samples", "their pixels are always asked for, so they are tried rarely", len(calls))
-            tell(News((told,), len(calls)))
+            counts = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
+            leave_report(FetchReport((counts,), len(calls)))
             return _joined(plain, calls)
         pillow_seams.install()
         torchvision_seams.install()
@@ -105,7 +105,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             made[number] = _plainly(calls[number])
             blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
-        tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
+        leave_report(FetchReport(self._counts(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
 
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
@@ -129,13 +129,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             made.append(_again(fetch, call) if failed else sample)
             torchvision_seams.install()  # the first sample may have imported it
 
-    def _told(self, fetch: Fetch, num_again: int) -> tuple[Told, ...]:
+    def _counts(self, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
         assert self._engine is not None
-        told = [Told(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
-        told += [Told(site, "its pixels are asked for", count) for site, count in fetch.materialised.items()]
+        counts = [OperationCount(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
+        counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
         if num_again:
-            told.append(Told("samples with bytes that do not decode", "made again without deferral", num_again))
-        return tuple(told)
+            counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
+        return tuple(counts)
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds

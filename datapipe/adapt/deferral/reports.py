@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 
 
-class Told(NamedTuple):
+class OperationCount(NamedTuple):
     """Some images or tensors of one fetch that were made in the same way."""
 
     what: str  # the operations, with the places of the user's calls
@@ -23,34 +23,34 @@ class Delivered:
     """A batch in transit from a worker, with the report of its fetch. torch's pinning passes it through."""
 
     batch: Any
-    told: tuple[Told, ...]
+    operations: tuple[OperationCount, ...]
     num_samples: int
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.told, self.num_samples)  # type: ignore[no-untyped-call]
+        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples)  # type: ignore[no-untyped-call]
 
 
-class News(NamedTuple):
+class FetchReport(NamedTuple):
     """What a fetch leaves for the collation that follows in the same thread."""
 
-    told: tuple[Told, ...] = ()
+    operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0
     blocks: Sequence[Block] = ()
 
 
 class _Local(threading.local):
-    news = News()
+    report = FetchReport()
 
 
 _of_last_fetch = _Local()
 
 
-def tell(news: News) -> None:
+def leave_report(report: FetchReport) -> None:
     """Leave the report of a fetch for the collation that follows in the same thread."""
-    _of_last_fetch.news = news
+    _of_last_fetch.report = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class DeliveringCollate:
     collate_fn: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> Delivered:
-        news, _of_last_fetch.news = _of_last_fetch.news, News()
-        batch = collate_blocks(samples, news.blocks) if news.blocks else self.collate_fn(samples)
-        return Delivered(batch, news.told, news.num_samples)
+        report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
+        batch = collate_blocks(samples, report.blocks) if report.blocks else self.collate_fn(samples)
+        return Delivered(batch, report.operations, report.num_samples)
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Tally:
     def take(self, delivered: Delivered) -> Any:
         """Add the report that came with a batch, and return the batch."""
         self.num_samples += delivered.num_samples
-        for what, reason, num in delivered.told:
+        for what, reason, num in delivered.operations:
             self.counts[what, reason] = self.counts.get((what, reason), 0) + num
         return delivered.batch
 

@@ -122,7 +122,7 @@ def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
         if page.end - start < 4:
             raise DamagedError(f"the page at byte {start} ends within its levels")
         (nbytes,) = struct.unpack_from("<I", data, start)
-        start = _behind_levels(data, start + 4, nbytes, num, page, chunk, first)
+        start = _end_of_levels(data, start + 4, nbytes, num, page, chunk, first)
     return PlainValues(start, page.end, num)
 
 
@@ -135,7 +135,7 @@ def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
     nbytes = number_in(header, 5)
     if number_in(header, 6) or (nbytes and not chunk.max_level):
         raise DamagedError(f"the page at byte {page.start} has levels where its column has none")
-    start = _behind_levels(data, page.start, nbytes, num, page, chunk, first) if chunk.max_level else page.start
+    start = _end_of_levels(data, page.start, nbytes, num, page, chunk, first) if chunk.max_level else page.start
     return PlainValues(start, page.end, num)
 
 
@@ -146,7 +146,7 @@ def _require_plain(page: Page, encoding: int) -> None:
         raise DamagedError(f"the page at byte {page.start} has two sizes")
 
 
-def _behind_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
+def _end_of_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
     """Return where the levels end. All levels must say that there is a value."""
     end = start + nbytes
     if end > page.end:

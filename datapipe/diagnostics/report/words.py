@@ -189,12 +189,12 @@ def levels_line(levels: Sequence[Regime]) -> str | None:
     """Return how passes differ; None if they do not."""
     if len(levels) < 2:
         return None
-    told = []
+    shares = []
     for one in levels:
         first, last = one.first_pass + 1, one.last_pass + 1
         name = f"epoch {first} waits" if first == last else f"epochs {first} to {last} wait"
-        told.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
-    return f"Epochs differ: {', '.join(told)}. What follows is about the last of them."
+        shares.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
+    return f"Epochs differ: {', '.join(shares)}. What follows is about the last of them."
 
 
 def run_line(run: RunTime) -> str | None:
@@ -202,10 +202,10 @@ def run_line(run: RunTime) -> str | None:
     notable = [(name, spent) for name, spent in run.parts.items() if name not in _STEADY and spent >= _NOTABLE * run.wall_s]
     if not notable or not run.wall_s:
         return None
-    told = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
+    shares = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
     steady = sum(run.parts.get(name, 0.0) for name in _STEADY)
     rest = f"{steady / run.wall_s:.0%} to training steps and waiting between them"
-    return f"Of the run's {seconds(run.wall_s)} went {told}; {rest}."
+    return f"Of the run's {seconds(run.wall_s)} went {shares}; {rest}."
 
 
 def loader_lines(diagnosis: Document) -> list[str]:

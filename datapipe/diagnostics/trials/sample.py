@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.adapt.loaders import has_collate_fn, torchs_loader
+from datapipe.adapt.loaders import has_collate_fn, unwrap_torch_loader
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.shards import Shards, shards_of
 
@@ -56,7 +56,7 @@ def sample_of(loader: Any) -> Sample | str:
     if not is_stream and (reason := _why_no_files(dataset)):
         return reason
     try:
-        loader = torchs_loader(loader)
+        loader = unwrap_torch_loader(loader)
     except OptionError as exc:
         return str(exc).removeprefix("from_torch: ")
     if has_collate_fn(loader):

@@ -30,10 +30,10 @@ def free_memory(system: Path = Path("/")) -> int:
     for line in _lines(system / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    return max(0, min(available, *_cgroup_room(system), _UNLIMITED))
+    return max(0, min(available, *_cgroup_headroom(system), _UNLIMITED))
 
 
-def _cgroup_room(system: Path) -> Iterator[int]:
+def _cgroup_headroom(system: Path) -> Iterator[int]:
     """Yield the free memory of this process's memory cgroup and its parents, as far as they are visible."""
     for line in _lines(system / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
@@ -47,10 +47,10 @@ def _cgroup_room(system: Path) -> Iterator[int]:
             continue
         here = Path(path)
         for directory in (here, *here.parents):  # in a container only the outermost one is visible
-            yield _room(mount / str(directory).lstrip("/"), *names)
+            yield _headroom(mount / str(directory).lstrip("/"), *names)
 
 
-def _room(directory: Path, limit_name: str, usage_name: str, reclaimable: str) -> int:
+def _headroom(directory: Path, limit_name: str, usage_name: str, reclaimable: str) -> int:
     try:
         limit = (directory / limit_name).read_text().strip()
         usage = int((directory / usage_name).read_text())

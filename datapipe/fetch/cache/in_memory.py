@@ -50,11 +50,11 @@ def open_in_memory(name: str) -> StoreFiles:
     held = _held.get(name)
     if held is not None and held.process == os.getpid():
         return held.files
-    with _list_of_holders() as descriptor:
+    with _locked_list() as descriptor:
         holders = [holder for holder in _read(descriptor) if _is_there(holder)]
         held = _held.get(name)
         if held is None or held.process != os.getpid():
-            files, token = held[:2] if held is not None else _adopted(name, holders) or _made(name)
+            files, token = held[:2] if held is not None else _shared_store(name, holders) or _made(name)
             held = _held[name] = _Held(files, token, os.getpid())
             holders.append(Holder(name, os.getpid(), token, files.index, files.data))
             _write(descriptor, holders)
@@ -74,7 +74,7 @@ def _made(name: str) -> tuple[StoreFiles, str]:
     return StoreFiles(*opened, where="memory", in_memory=True), token
 
 
-def _adopted(name: str, holders: list[Holder]) -> tuple[StoreFiles, str] | None:
+def _shared_store(name: str, holders: list[Holder]) -> tuple[StoreFiles, str] | None:
     """Return the files of the store of that name that another process holds, and its token."""
     for holder in holders:
         if holder.name != name:
@@ -115,7 +115,7 @@ def _file_name(name: str, token: str, part: str) -> str:
 
 
 @contextlib.contextmanager
-def _list_of_holders() -> Iterator[int]:
+def _locked_list() -> Iterator[int]:
     """Open and lock the list of holders. Yields its descriptor."""
     path = _list_path()
     try:
