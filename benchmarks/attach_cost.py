@@ -38,7 +38,7 @@ class Loop:
 
     batch_size: int
     num_workers: int
-    chain: str | None  # who calls five transforms for each sample; None: nobody
+    chain: str | None  # the profile with five transforms for each sample; None: no profile
 
 
 LOOPS = {

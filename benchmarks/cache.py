@@ -73,7 +73,7 @@ def make_shards(directory: Path, num_images: int, *, scale: str) -> Path:
 
 
 def measure(shards: Path, recipe: str, place: str, num_threads: int, num_epochs: int) -> list[float]:
-    """Images/s of each epoch, in this process. A cache on disk is made beside the shards, and removed."""
+    """Images/s of each epoch, in this process. A cache on disk is made next to the shards, and removed."""
     import datapipe as dp
 
     with tempfile.TemporaryDirectory(dir=shards.parent) as directory:

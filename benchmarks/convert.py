@@ -1,4 +1,4 @@
-"""Converting loose files to shards, beside `tar cf` and `sha256sum` of what it wrote.
+"""Converting loose files to shards, compared with `tar cf` and `sha256sum` of its output.
 
     python -m benchmarks.convert --gigabytes 5
 

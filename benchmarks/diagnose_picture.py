@@ -1,6 +1,6 @@
 """Make what README.md shows of `datapipe diagnose`: the screen as text, the page as a picture, both of one document.
 
-python -m benchmarks.diagnose_picture                 # diagnose anew (two minutes), and write all three
+python -m benchmarks.diagnose_picture                 # diagnose again (two minutes), and write all three
 python -m benchmarks.diagnose_picture --keep          # draw the committed document again
 python -m benchmarks.diagnose_picture --keep --check  # exit 1 if README.md says anything else than that document
 

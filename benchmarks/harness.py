@@ -87,7 +87,7 @@ def lead(rounds: dict[str, list[dict[str, Any]]], name: str, other: str) -> dict
 
 
 def save(name: str, module: str, result: dict[str, Any], *, results: Path = RESULTS) -> Path:
-    """Write `results/NAME.json` with the machine and the command that makes it anew."""
+    """Write `results/NAME.json` with the machine and the command that makes it again."""
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{name}.json"
     value = {"name": name, "command": command_of(module), "environment": describe_environment(), **result}

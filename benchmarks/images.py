@@ -1,4 +1,4 @@
-"""JPEG -> RandomResizedCrop(224) -> flip -> normalise -> float32 on some cores, beside the peers.
+"""JPEG -> RandomResizedCrop(224) -> flip -> normalise -> float32 on some cores, compared with other loaders.
 
 python -m benchmarks.images --set photos --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 _RUNTIME_NBYTES = 1 << 16  # of `_PyRuntime`, searched for the flag
 _ROUNDS = 3  # of holding the lock and letting go of it
 _LOOKS = 15  # at memory, each time
-_LIMIT_S = 60  # for the child to do as it is told
+_LIMIT_S = 60  # time for the child to carry out the instruction
 _MAX_PAUSE_S = 20e-6  # between two samples
 
 

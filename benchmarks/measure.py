@@ -90,7 +90,7 @@ def _cpu_s() -> float:
 
 
 def _workers_cpu_s() -> float:
-    """What the worker processes that live now have used, where the system says so."""
+    """What the living worker processes have used, if the system reports it."""
     ticks = 0
     for process in multiprocessing.active_children():
         try:

@@ -1,4 +1,4 @@
-"""What reading from an object store costs beside reading the same shards from a disk.
+"""The cost of reading from an object store compared with reading the same shards from a disk.
 
     python -m benchmarks.remote
     python -m benchmarks.remote --dry-run      # tiny images, one round: does it run?

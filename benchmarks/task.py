@@ -19,7 +19,7 @@ class Task:
     data: str  # directory of one set: folder/, webdataset/, shards/, ffcv.beton, ...
     batch_size: int = 128
     num_threads: int = 2  # threads or worker processes that decode
-    warmup_images: int = 1024  # handed out before the clock starts: JIT, worker start, first read
+    warmup_images: int = 1024  # returned before the clock starts: JIT, worker start, first read
     num_images: int = 8192
     cores: tuple[int, ...] = ()  # the process is held to these; empty: all
     seed: int = 0

@@ -10,7 +10,7 @@ from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
 from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError
-from converters.planning import Plan, PlannedShard
+from converters.planning import ConversionPlan, PlannedShard
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
@@ -96,7 +96,7 @@ def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSumm
     return "with the same options, and from files of the same names, sizes and labels"
 
 
-def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:
+def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
     """Raise StorageError, under "fail", for places that could not be listed, and DecodeError for samples known to be bad."""
     if options.on_error is not OnError.FAIL:
         return
@@ -116,7 +116,7 @@ def refuse_unreadable(plan: Plan, options: ConvertOptions) -> None:
         )
 
 
-def refuse_changed_options(plan: Plan, options: ConvertOptions, destination: Path) -> None:
+def refuse_changed_options(plan: ConversionPlan, options: ConvertOptions, destination: Path) -> None:
     """Raise OptionError, naming them, for options that differ from those of the unfinished conversion."""
     asked = options.as_typed()
     changed = [
@@ -131,7 +131,7 @@ def refuse_changed_options(plan: Plan, options: ConvertOptions, destination: Pat
         )
 
 
-def refuse_changed_meaning(plan: Plan, fresh: Plan, destination: Path) -> None:
+def refuse_changed_meaning(plan: ConversionPlan, fresh: ConversionPlan, destination: Path) -> None:
     """Raise OptionError if the same samples would now have other fields or classes, since a map or a header changed."""
     changed = []
     if plan.classes != fresh.classes:

@@ -32,7 +32,7 @@ from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
-from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, list_source, open_samples, read_plan
+from converters.planning import PLAN_NAME, ConversionPlan, PlannedShard, build_plan, list_source, open_samples, read_plan
 from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
@@ -144,7 +144,7 @@ class _Conversion:
     def _part_lock(self, part: Part) -> Path:
         return self.building / f"part-{part.index}-of-{part.count}.lock"
 
-    def _take_up_plan(self) -> Plan:
+    def _take_up_plan(self) -> ConversionPlan:
         """Return the plan of this destination: made now, or found and checked."""
         path = self.building / PLAN_NAME
         with hold(self.building / _PLAN_LOCK, wait=True):
@@ -160,7 +160,7 @@ class _Conversion:
             self._refuse_changed_source(plan)
         return plan
 
-    def _make_plan(self, path: Path) -> Plan:
+    def _make_plan(self, path: Path) -> ConversionPlan:
         """Make a new plan; if that fails, leave the destination as it was found."""
         try:
             plan = _plan(path, self.options, self.source, self.on_progress)
@@ -181,7 +181,7 @@ class _Conversion:
                     " wait for it, or give every run the same N in --part I/N"
                 )
 
-    def _refuse_changed_source(self, plan: Plan) -> None:
+    def _refuse_changed_source(self, plan: ConversionPlan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
             fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.source, self.on_progress)
             difference = first_difference(plan.path, fresh.path)
@@ -195,7 +195,7 @@ class _Conversion:
                 f" restore it, or delete {self.building} to start over"
             )
 
-    def _write_shards(self, plan: Plan) -> tuple[int, int]:
+    def _write_shards(self, plan: ConversionPlan) -> tuple[int, int]:
         """Write this part's missing shards; return the numbers of written and of existing ones."""
         refuse_unreadable(plan, self.options)
         missing: list[PlannedShard] = []
@@ -233,13 +233,13 @@ class _Conversion:
     def _owns(self, shard: PlannedShard) -> bool:
         return self.part.owns(shard.number)
 
-    def _job(self, plan: Plan) -> ShardJob:
+    def _job(self, plan: ConversionPlan) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode)
         root = self.source.root.absolute()
         return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
 
-    def _refuse_full_disk(self, plan: Plan, missing: list[PlannedShard]) -> None:
+    def _refuse_full_disk(self, plan: ConversionPlan, missing: list[PlannedShard]) -> None:
         needed, free = needed_nbytes(missing, num_fields=len(plan.fields)), free_nbytes(self.destination)
         if not self.options.transcodes and needed > free:
             raise StorageError(
@@ -247,7 +247,7 @@ class _Conversion:
                 " free space and run the same command again"
             )
 
-    def _refuse_too_many(self, plan: Plan, num_errors: int) -> None:
+    def _refuse_too_many(self, plan: ConversionPlan, num_errors: int) -> None:
         limit = self.options.max_errors
         if limit is not None and num_errors > limit.of(plan.num_samples):
             raise DecodeError(
@@ -255,7 +255,7 @@ class _Conversion:
                 " check the source, or run again with a higher limit"
             )
 
-    def _finish_if_complete(self, plan: Plan, num_written: int, num_resumed: int) -> Report:
+    def _finish_if_complete(self, plan: ConversionPlan, num_written: int, num_resumed: int) -> Report:
         """Finish the dataset if every shard is done; the lock lets only one run do so."""
         with hold(self.building / _PLAN_LOCK, wait=True):
             done: dict[int, DoneShard] = {}
@@ -277,7 +277,7 @@ class _Conversion:
         return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 
 
-def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> Plan:
+def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> ConversionPlan:
     return build_plan(path, options, source, on_samples=_telling(on_progress))
 
 

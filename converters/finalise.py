@@ -17,7 +17,7 @@ import msgspec
 
 from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
-from converters.planning import Plan, PlannedSet
+from converters.planning import ConversionPlan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files
@@ -28,7 +28,9 @@ FINAL_NAME = "final.json"
 _REMOVED_NAME = "old-removed"
 
 
-def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target, options: dict[str, Any]) -> None:
+def prepare(
+    destination: Path, plan: ConversionPlan, done: dict[int, DoneShard], *, target: Target, options: dict[str, Any]
+) -> None:
     """Decide the final contents of the destination, and record them.
 
     `done`: by shard number, all of them. `options`: as recorded in the manifests.
@@ -41,7 +43,7 @@ def prepare(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target
     atomic.write_json(destination / BUILDING_NAME / FINAL_NAME, {"sets": sets, "remove": old})
 
 
-def finish(destination: Path, plan: Plan, done: dict[int, DoneShard], *, target: Target) -> list[tuple[str, Manifest]]:
+def finish(destination: Path, plan: ConversionPlan, done: dict[int, DoneShard], *, target: Target) -> list[tuple[str, Manifest]]:
     """Execute what `prepare` recorded; return the manifests by set."""
     building = destination / BUILDING_NAME
     final = _read_final(destination, building / FINAL_NAME)
@@ -112,7 +114,9 @@ def sweep(destination: Path) -> bool:
     return True
 
 
-def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Target, options: dict[str, Any]) -> Manifest:
+def _manifest(
+    plan: ConversionPlan, planned: PlannedSet, done: list[DoneShard], target: Target, options: dict[str, Any]
+) -> Manifest:
     sizes = {size for shard in done for size in shard.image_sizes} - {(0, 0)}  # of samples without an image
     return Manifest(
         container=target.container,
@@ -157,7 +161,7 @@ def _move_quarantine(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def _errors_of(plan: Plan, set_name: str, done: list[DoneShard]) -> list[SampleError]:
+def _errors_of(plan: ConversionPlan, set_name: str, done: list[DoneShard]) -> list[SampleError]:
     """Return directories that could not be listed first, then bad samples by id."""
     planned = next(planned for planned in plan.sets if planned.name == set_name)
     unlisted = [SampleError(source, None, reason) for source, reason in planned.problems]

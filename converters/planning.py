@@ -83,7 +83,7 @@ class PlannedSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConversionPlan:
     """A finished plan; its samples stay on disk."""
 
     path: Path
@@ -114,7 +114,7 @@ class Plan:
         return tuple(problem for planned in self.sets for problem in planned.problems)
 
 
-def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_samples: Callable[[int], None]) -> Plan:
+def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_samples: Callable[[int], None]) -> ConversionPlan:
     """Scan the source and write the plan to `path`, completely or not at all.
 
     Raises MissingDataError for a source without samples, OptionError for a split that gets none or a treatment that the
@@ -258,7 +258,7 @@ def _write_facts(
     connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> ConversionPlan:
     """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged, FormatError for names that lead outside."""
     try:
         return _read_plan(path)
@@ -268,13 +268,13 @@ def read_plan(path: Path) -> Plan:
         raise IntegrityError(f"{path}: the plan is damaged ({exc!r:.80}); delete {path.parent} and convert again") from exc
 
 
-def _read_plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> ConversionPlan:
     with open_read_only(path) as connection:
         facts = _read_facts(connection)
         shards = tuple(PlannedShard(*row) for row in connection.execute("SELECT * FROM shards ORDER BY number"))
     for name in {*(shard.stem for shard in shards), *filter(None, (shard.set_name for shard in shards))}:
         path_inside(str(path.parent), name, named_in=path, follows=True)
-    return Plan(
+    return ConversionPlan(
         path=path,
         options=facts["options"],
         sets=tuple(

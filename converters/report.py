@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.planning import Plan
+from converters.planning import ConversionPlan
 from datapipe.containers.listing import told_of_loops
 
 
@@ -105,7 +105,7 @@ class Preview:
     warnings: tuple[str, ...]
 
 
-def warnings_of(plan: Plan) -> tuple[str, ...]:
+def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
     """Return what is unusual about a source, though not wrong."""
     warnings = list(plan.warnings)
     if plan.empty_classes:

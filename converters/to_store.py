@@ -1,6 +1,6 @@
-"""Conversions into object stores: made on a local disk, then written object by object, the manifest last.
+"""Convert into an object store: make the result on a local disk, then write it object by object, the manifest last.
 
-What is being made lies in a directory of its own until it is in the store, so that the same command goes on wherever it was
+The result has a local directory of its own until it is in the store, so that the same command resumes wherever it was
 interrupted. A dataset in a store is complete once its `dataset.json` is there.
 """
 
@@ -34,12 +34,12 @@ logger = get_logger(__name__)
 
 
 def convert_to_store(options: ConvertOptions, location: Location, on_progress: OnProgress = ignore_progress) -> Report:
-    """Convert into a store, or go on with a conversion that was interrupted; the report names the place on the local disk.
+    """Convert into a store, or resume an interrupted conversion; the report names the local directory.
 
-    `options.destination` is not used. Takes room on a local disk for the whole result, in the user's cache directory. A dataset
-    that is there, of the same options, is left as it is; of others it is an OptionError without `overwrite`, which deletes its
-    manifest first. Raises what `converters.convert` raises, and StorageError where the store refuses, or where another process
-    has written something else there meanwhile.
+    `options.destination` is not used. Needs local disk space for the whole result, in the user's cache directory. An existing
+    dataset with the same options is kept; one with others is an OptionError without `overwrite`, which deletes its
+    manifest first. Raises what `converters.convert` raises, and StorageError if the store refuses, or if another process
+    has written something else to that place meanwhile.
     """
     refuse_unwritable(location)
     if options.part is not None:
@@ -73,13 +73,13 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
 
 
 def _name(options: ConvertOptions, location: Location) -> str:
-    """Another one for each place and way to convert: what was staged for another one is of no use."""
+    """Return the name of the local directory: one for each location and set of options, since their results differ."""
     lasting = dataclasses.replace(options, destination=Path(), overwrite=False, num_workers=None)
     return hashlib.sha256(f"{location}\n{lasting!r}".encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def _manifests(location: Location) -> dict[str, bytes]:
-    """The manifests of what is in the store, by set: "" for the place itself."""
+    """Return the manifests in the store, by split: "" for the location itself."""
     found: dict[str, bytes] = {}
     for name in ("", *(name.rstrip("/") for name in list_names(location) if name.endswith("/"))):
         place = (location / name if name else location) / MANIFEST_NAME
@@ -95,9 +95,9 @@ def _manifests(location: Location) -> dict[str, bytes]:
 def _compared(
     options: ConvertOptions, location: Location, there: dict[str, bytes], place: Path, on_progress: OnProgress
 ) -> Report:
-    """Hold what is there against what was asked for, as of a finished dataset on a disk.
+    """Compare the existing dataset with the options and the source, like a finished dataset on a disk.
 
-    `place`: gets the manifests, and for each shard in the store a file of its size without contents.
+    `place`: receives the manifests, and for each shard in the store an empty file of its size.
     """
     shutil.rmtree(place, ignore_errors=True)
     for name, text in there.items():
@@ -114,9 +114,9 @@ def _compared(
 
 
 def _claimed(staged: Path, made: Path, location: Location, *, overwrite: bool) -> Location:
-    """Say in the store what is being written there, before anything is; the object that says so.
+    """Write an object that claims the location, before anything else is written; return that object.
 
-    Of two conversions at once, one writes it first; the other one goes on only if it would write the same.
+    Of two simultaneous conversions, one writes it first; the other continues only if it would write the same.
     """
     digest = _digest((found.directory / MANIFEST_NAME).read_bytes() for found in find_sets(made))
     path, claim = staged / "claim", location / BUILDING_NAME
@@ -135,7 +135,7 @@ def _claimed(staged: Path, made: Path, location: Location, *, overwrite: bool) -
 
 
 def _remove_left_claim(location: Location, there: dict[str, bytes]) -> None:
-    """Remove the claim of the conversion that made what is there, where it was killed just before it did so itself."""
+    """Remove the claim that a finished conversion left because it was killed just before removing it."""
     claim = location / BUILDING_NAME
     with contextlib.suppress(MissingDataError):
         if read_object(claim).decode(errors="replace") == _digest(there.values()):
@@ -147,7 +147,7 @@ def _digest(manifests: Iterable[bytes]) -> str:
 
 
 def _write(sets: list[FoundSet], location: Location, there: dict[str, bytes]) -> None:
-    """Write all objects, then the manifests. `there`: what is to be replaced."""
+    """Write all objects, then the manifests. `there`: the objects to be replaced."""
     old: dict[str, Manifest] = {name: parse_document(text, str(location)) for name, text in there.items()}
     for name in there:
         delete((location / name if name else location) / MANIFEST_NAME)

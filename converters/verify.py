@@ -72,7 +72,7 @@ def verify(
     problems = [
         Problem(str(directory / name), "not part of the dataset; move it away") for name in strange_files(directory, sets)
     ]
-    meter = Meter(on_bytes)
+    meter = ByteMeter(on_bytes)
     with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
         jobs = [pool.submit(check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
         try:
@@ -96,7 +96,7 @@ def _problem(path: Path, exc: FormatError) -> Problem:
     return Problem(str(path), str(exc).removeprefix(f"{path}: "))
 
 
-class Meter:
+class ByteMeter:
     """A count of bytes over threads."""
 
     def __init__(self, on_bytes: Callable[[int], None]) -> None:
@@ -110,7 +110,7 @@ class Meter:
             self._on_bytes(nbytes)
 
 
-def check_shard(found: FoundSet, shard: ShardInfo, meter: Meter) -> list[Problem]:
+def check_shard(found: FoundSet, shard: ShardInfo, meter: ByteMeter) -> list[Problem]:
     """Return what is wrong with a shard, its index and its companions."""
     path = found.directory / shard.name
     try:
@@ -133,7 +133,7 @@ def _check_sidecar(path: Path, shard: ShardInfo) -> tuple[Sidecar | None, list[P
         return None, [_problem(index, exc)]
 
 
-def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: Meter) -> list[Problem]:
+def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: ByteMeter) -> list[Problem]:
     try:
         with regular_files.open_file(path, buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
@@ -158,7 +158,7 @@ def _check_bytes(path: Path, shard: ShardInfo, sidecar: Sidecar | None, meter: M
     return [whole, *(Problem(str(path), text) for text in damaged[:_MAX_NAMED] + more)]
 
 
-def _sha256(descriptor: int, meter: Meter) -> str:
+def _sha256(descriptor: int, meter: ByteMeter) -> str:
     digest, buffer = hashlib.sha256(), bytearray(_READ_NBYTES)
     view = memoryview(buffer)
     while count := os.readv(descriptor, [buffer]):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from converters.inventory import FoundSet, stem_of, target_of
-from converters.verify import Meter, Problem, VerifyReport, check_shard
+from converters.verify import ByteMeter, Problem, VerifyReport, check_shard
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import MissingDataError
 from datapipe.index.manifest import Manifest, ShardInfo
@@ -29,7 +29,7 @@ def verify_remote(
     """
     started = time.monotonic()
     manifest, _ = open_set(location)
-    meter, problems = Meter(on_bytes), []
+    meter, problems = ByteMeter(on_bytes), []
     with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
         jobs = [pool.submit(_check, manifest, location, shard, meter) for shard in manifest.shards]
         try:
@@ -47,7 +47,7 @@ def verify_remote(
     )
 
 
-def _check(manifest: Manifest, location: Location, shard: ShardInfo, meter: Meter) -> list[Problem]:
+def _check(manifest: Manifest, location: Location, shard: ShardInfo, meter: ByteMeter) -> list[Problem]:
     """Check one shard with what belongs to it, in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="datapipe-verify-") as name:
         directory = Path(name)

@@ -1,4 +1,4 @@
-"""datapipe: keeps GPUs fed.
+"""Keep GPUs fed: convert small-file datasets into shards, load them fast, and diagnose training that waits for data.
 
 `import datapipe` is cheap: torch is imported when a name that needs it is first used.
 """

@@ -1,4 +1,4 @@
-"""`python -m datapipe`: the `datapipe` command, for launchers that start modules (`torchrun -m datapipe train ...`)."""
+"""Run the `datapipe` command as `python -m datapipe`, for launchers that start modules (`torchrun -m datapipe train ...`)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: accumulation, exact metrics and a state to go on from in mid-epoch.
+"""Hugging Face Accelerate: accumulation, exact metrics and a state to resume from in mid-epoch.
 
 datapipe convert photos shards --to webdataset --split train=0.9,val=0.1
 accelerate launch --num_processes 2 examples/accelerate_loop.py shards/train shards/val

@@ -1,12 +1,12 @@
-"""Train a small network on a converted dataset, on one process or many, and go on after a stop.
+"""Train a small network on a converted dataset, on one process or many, and resume after a stop.
 
     datapipe convert photos shards --to webdataset
     python examples/train.py shards --epochs 2
     torchrun --nproc-per-node 2 examples/train.py shards --epochs 2 --batch-size 32
 
-The checkpoint holds the loader's place beside the weights. Run the same command again after an
+The checkpoint holds the loader's position together with the weights. Run the same command again after an
 interruption, on as many processes as you like while batch size times processes stays the same, and the
-epoch goes on with the sample after the last one trained on.
+epoch continues with the sample after the last one trained on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(arguments, device, is_parallel=is_parallel)
     if is_parallel:
-        distributed.barrier()  # nobody leaves while another still talks to it
+        distributed.barrier()  # no process leaves while another still uses the group
         gc.collect()  # what is left of the model holds the group, whose threads must be gone before the interpreter is
         distributed.destroy_process_group()
 

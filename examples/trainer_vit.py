@@ -1,4 +1,4 @@
-"""Hugging Face Transformers: `Trainer` over our loaders, with a small ViT; killed at any moment, the same command goes on.
+"""Hugging Face Transformers: `Trainer` over our loaders, with a small ViT; killed at any moment, the same command resumes.
 
 datapipe convert photos shards --to webdataset --split train=0.9,val=0.1
 python examples/trainer_vit.py shards/train shards/val

@@ -28,14 +28,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader that is told no device takes the CPU, on machines with a GPU too, but for the tests of that GPU."""
+    """A loader without a device argument uses the CPU, also on machines with a GPU, except in the tests of that GPU."""
     if "torch" in sys.modules and not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """A loader that is told no seed takes torch's; so that a test that fails fails again, it is the same in every run."""
+    """A loader without a seed takes torch's; it is the same in every run, so that a failing test fails again."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 

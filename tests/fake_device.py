@@ -22,7 +22,7 @@ import torch
 from fake_tensors import META, DeviceTensor, FactoriesHere
 from numpy.typing import NDArray
 
-from datapipe.backends.device_runtime import Pending
+from datapipe.backends.device_runtime import KeepAlive
 from datapipe.backends.slabs import SlabPool
 
 POISON = 0xDB
@@ -71,7 +71,7 @@ class FakeDevice:
 
     def __init__(self, seed: int = 0, *, is_lazy: bool = False, is_fair: bool = False) -> None:
         self.device = META
-        self.pending = Pending(self)
+        self.pending = KeepAlive(self)
         self.forbidden: list[str] = []
         self.entered: list[str] = []  # names of the threads that said that they work on this device
         self.num_slabs = 0  # allocated so far
@@ -244,7 +244,7 @@ class FakeDevice:
             self._end_limbo()
 
     def _end_limbo(self) -> None:
-        """Lend freed memory again, and let its home stream write into it, as whoever gets it next will."""
+        """Lend freed memory again, and let its home stream write into it, as the next user of the memory will."""
         limbo, self._limbo = self._limbo, []
         for raw, home, events in limbo:
             if all(event.is_done for event in events):

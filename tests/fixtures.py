@@ -279,7 +279,7 @@ def flip_bit(path: Path, offset: int) -> None:
 
 
 def copies(loader: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """The batches of one pass, each tensor copied as soon as it is handed out."""
+    """The batches of one pass, each tensor copied as soon as it is returned."""
     return [tuple(value.clone() for value in batch) for batch in loader]
 
 

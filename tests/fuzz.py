@@ -1,4 +1,4 @@
-"""Damaged inputs by the million: every reader of files that others wrote gives a result or a DatapipeError.
+"""Damaged inputs by the million: every reader of foreign files gives a result or a DatapipeError.
 
     python tests/fuzz.py --inputs 1000000                   # or `make fuzz`; random, the same for the same --seed
     python tests/fuzz.py --only hdf5:0:12345                # one input again: format, seed, number

@@ -1,4 +1,4 @@
-"""Values of a field as its shard's index says they are to be had, by whichever way."""
+"""Read a field's values at the places that its shard's index names, by bytes or by rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores for tests, all on the loopback interface: a directory behind a server with faults, and moto."""
+"""Stores for tests, all on the loopback interface: a directory served with planted faults, and moto."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def directory_store(root: Path, **sets: Path) -> Iterator[FaultyStore]:
 
 @contextlib.contextmanager
 def moto_store() -> Iterator[FaultyStore]:
-    """Serve an S3 of moto's with an empty bucket `bkt`, behind a server that may have faults."""
+    """Serve moto's S3 with an empty bucket `bkt` through a proxy that may plant faults."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -52,7 +52,7 @@ def test_damage_leads_to_a_result_or_an_error_of_ours(
 def test_the_driver_finds_what_it_is_for(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A reader with a fault at one input of fifty: it is named, kept, and the others are looked at all the same."""
+    """A reader that fails on one input of fifty: the input is named and kept, and the others are still tried."""
     culprit = input_of(TARGETS["header"], sound_files("header"), "header:5:17")
     seen = tmp_path / "seen"
     kept: list[bytes] = []

@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def python_s(self) -> float:
-        """Of the host in each step, beside launching."""
+        """Of the host in each step, in addition to launching."""
         return self.stall_ms * 1e-3 if self.place == "python" else 0.0
 
 

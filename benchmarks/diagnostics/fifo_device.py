@@ -111,4 +111,4 @@ class FifoDevice:
         mark.passed.wait()
 
     def release(self, mark: Mark) -> None:
-        """Marks are made anew."""
+        """Marks are made again."""

@@ -1,4 +1,4 @@
-"""What was found in each cell beside what is true, and what that comes to."""
+"""The findings of each cell compared with the truth, and their totals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A forecast beside what came of it, in seconds per step."""
+    """A forecast and the measured result, in seconds per step."""
 
     cell: Cell
     remedy: str

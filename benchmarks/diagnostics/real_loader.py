@@ -27,7 +27,7 @@ class Spender:
         self._spent = dict[Stage, float]()
 
     def spend(self, stage: Stage, seconds: float) -> None:
-        """`seconds` of CPU time; other threads may run meanwhile, as beside a decoder."""
+        """Use `seconds` of CPU time; other threads may run meanwhile, as during decoding."""
         if not self._computes:
             time.sleep(seconds)
             return
@@ -40,7 +40,7 @@ class Spender:
         self._add(CORES, max(0.0, time.perf_counter() - start - seconds))
 
     def spent(self) -> dict[Stage, float]:
-        """Since this was last asked for, by where it went."""
+        """The time since the last call, by stage."""
         spent, self._spent = self._spent, {}
         return spent
 

@@ -18,7 +18,7 @@ from datapipe.core.cores import num_usable_cores
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.attach.startup import attach_here
 from datapipe.diagnostics.attach.watching import Watch
-from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
 from datapipe.diagnostics.recorded import process_of
 
 NUM_BATCHES = 150
@@ -55,7 +55,7 @@ def run_real(
     """The cell under the attachment of `datapipe diagnose`; or with a remedy applied: another number of workers, a deeper
     buffer, cheaper batches, no syncs."""
     device = FifoDevice()
-    bracket = Bracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
+    bracket = ThreadBracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
     recording = Recording(bracket)
     try:
         loader = RealLoader(
@@ -81,9 +81,9 @@ def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Ru
     device = FifoDevice()
     try:
         loader = RealLoader(costs_of(cell, seed=0, num_batches=num_batches), num_batches=num_batches, num_workers=0, prefetch=1)
-        bracket = Bracket(device, hooks=Hooks(updates=True))
+        bracket = ThreadBracket(device, hooks=Hooks(updates=True))
         measured = _Controlled(name, loader, bracket)
-        outer = bracket if name != "inner loader in a thread" else Bracket(device)  # which nobody asks
+        outer = bracket if name != "inner loader in a thread" else ThreadBracket(device)  # not used
         for _ in loop(device, measured, outer):
             bracket.note_update()
         return finish(device, measured, bracket)
@@ -94,7 +94,7 @@ def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Ru
 class _Controlled:
     """A loader within another one."""
 
-    def __init__(self, name: str, inner: RealLoader, bracket: Bracket) -> None:
+    def __init__(self, name: str, inner: RealLoader, bracket: ThreadBracket) -> None:
         self.windows: list[tuple[float, float]] = []
         self._name, self._inner, self._bracket = name, inner, bracket
 

@@ -14,7 +14,7 @@ from benchmarks.diagnostics.device_log import Busy, DeviceLog
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import VirtualLoader
 from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
-from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
 from datapipe.diagnostics.clock import Clock
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.replay import Setup
@@ -78,7 +78,7 @@ class Run:
 
 
 def loop(
-    world: World, loader: Loader, bracket: Bracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
+    world: World, loader: Loader, bracket: ThreadBracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
 ) -> Iterator[None]:
     """The user's loop; yields where ranks meet, after the work of a step was launched."""
     watched = watch(loader, bracket, count_ready=loader.num_ready)
@@ -86,7 +86,13 @@ def loop(
 
 
 def loop_over(
-    batches: Iterable[Any], world: World, bracket: Bracket, *, python_s: float = 0.0, copy_s: float = 0.0, syncs: bool = False
+    batches: Iterable[Any],
+    world: World,
+    bracket: ThreadBracket,
+    *,
+    python_s: float = 0.0,
+    copy_s: float = 0.0,
+    syncs: bool = False,
 ) -> Iterator[None]:
     """The same over batches that are measured already."""
     for _ in batches:
@@ -104,7 +110,7 @@ def loop_over(
 
 
 def finish(
-    world: World, loader: Loader, bracket: Bracket, *, num_workers: int = 0, profiles: tuple[BatchProfile, ...] = ()
+    world: World, loader: Loader, bracket: ThreadBracket, *, num_workers: int = 0, profiles: tuple[BatchProfile, ...] = ()
 ) -> Run:
     """What came of a loop that is over."""
     bracket.finish()
@@ -144,7 +150,7 @@ def run_ranks(
     """All ranks of the cell; the first has the fault. `looks_inside`: with profiles of its batches."""
     num_ranks = 2 if cell.place == "rank" else 1
     worlds = [VirtualWorld() for _ in range(num_ranks)]
-    brackets = [Bracket(world, hooks=Hooks(syncs=True, copies=True, updates=True)) for world in worlds]
+    brackets = [ThreadBracket(world, hooks=Hooks(syncs=True, copies=True, updates=True)) for world in worlds]
     loaders, loops = [], []
     for rank, (world, bracket) in enumerate(zip(worlds, brackets, strict=True)):
         own = cell if rank == 0 else Cell("read", 0, cell.num_workers, cell.prefetch, cell.jitter, cell.num_cores)

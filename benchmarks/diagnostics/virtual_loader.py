@@ -104,7 +104,7 @@ class VirtualLoader:
         return self._setup.num_workers
 
     def num_ready(self) -> int:
-        """Batches that could be handed out now, in order."""
+        """Batches that are ready, in order."""
         self._advance(self._world.now, host=1.0)
         number = self._num_handed_out
         while number < self._num_issued and not self._left[number]:

@@ -29,7 +29,7 @@ def facts_of(num_workers: int) -> LoaderFacts:
 
 
 def profiles_of(loader: VirtualLoader) -> tuple[BatchProfile, ...]:
-    """One for each batch that was handed out; collating is the last of its work."""
+    """One for each batch that was returned; collating is the last of its work."""
     num_workers = loader.num_workers
     return tuple(
         _profile(number, num_workers, window, loader.profile.work[number]) for number, window in enumerate(loader.windows)

@@ -41,7 +41,7 @@ class Device(Protocol):
         """Put so much work on the current stream; returns at once on a GPU."""
 
     def compete(self, duration_ms: float) -> None:
-        """Put so much arithmetic on a stream of its own, beside the current one; returns at once on a GPU."""
+        """Put that much arithmetic on a stream of its own, parallel to the current one; returns at once on a GPU."""
 
     def capture(self, work: Callable[[], object], mode: str, wait_s: float) -> Callable[[], None]:
         """Capture `work` as a graph, in that error mode, waiting for so long in between; what replays it."""

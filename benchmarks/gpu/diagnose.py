@@ -28,7 +28,7 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
 
 
 def _accuracy(check: Check, report: Report, deadline: Deadline, *, is_synced: bool) -> None:
-    """Delays of several sizes beside a step of several milliseconds, diagnosed."""
+    """Delays of several sizes in steps of several milliseconds, diagnosed."""
     options = [*check.pick(["--steps", "150"], ["--steps", "60", "--width", "64", "--layers", "2"]), *["--sync"] * is_synced]
     mode = "loss waited for" if is_synced else "host ahead"
     undelayed = _ran(check, report, deadline, f"no delay, {mode}", options, is_diagnosed=False)

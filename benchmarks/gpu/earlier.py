@@ -12,7 +12,7 @@ _OF_ALL_CORES = ("first", "settings", "combined")
 
 
 def decodes_regions(check: Check) -> bool:
-    """Whether DALI decodes regions on this GPU; taken for true where `correct` did not run. Ours finds out by itself."""
+    """Whether DALI decodes regions on this GPU; assumed if `correct` did not run. Ours finds out by itself."""
     return bool(read_reports(check.out).get("correct", {}).get("decodes_regions", True))
 
 

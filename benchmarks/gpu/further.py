@@ -1,4 +1,4 @@
-"""Stage `further`: what matters less, for whoever has the time. Takes the best settings that `sweep` found.
+"""Stage `further`: less important measurements, if there is time. Uses the best settings that `sweep` found.
 
 capture   CUDA graphs captured beside a running loader, in both error modes
 cores     the best of `sweep` on 8 and on 4 cores

@@ -41,7 +41,7 @@ class Outcome:
     results: list[dict[str, Any]]
     problem: str | None  # how it ended, if not well, and its last words
     wall_s: float
-    log: str  # all it printed beside results
+    log: str  # all other output
 
     @property
     def last(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def run_job(
     environment: Mapping[str, str] | None = None,
     ends_normally: bool = False,
 ) -> Outcome:
-    """Run it, for `limit_s` at most, on `cores` (empty: all). Never raises for what becomes of the job.
+    """Run it, for `limit_s` at most, on `cores` (empty: all). Never raises, however the job ends.
 
     A dry run forks jobs off this process, which saves the imports, unless they need an `environment` of their own.
     `ends_normally`: let the interpreter end as it does after a script, in place of at once after the last result.
@@ -166,7 +166,7 @@ def _work_in_fork(job: Job, out: int) -> None:
     os.setsid()
     os.dup2(out, 1)
     os.dup2(out, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # whoever started us may have put others in their place
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # the parent process may have replaced them
     faulthandler.enable()
     warnings.simplefilter("ignore")
     try:

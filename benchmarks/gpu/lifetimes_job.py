@@ -81,7 +81,7 @@ def late(arguments: dict[str, Any], device: Device) -> dict[str, Any]:
 
 
 def ahead(arguments: dict[str, Any], device: Device) -> dict[str, Any]:
-    """How much memory the device lends while it cannot compute and the host goes on taking batches."""
+    """How much memory the device lends while it cannot compute and the host continues to take batches."""
     batches = _endlessly(_loader(arguments, device, is_float=True))
     for _ in range(5):
         next(batches)

@@ -49,7 +49,7 @@ def tell_decoders(check: Check, report: Report) -> None:
 
 
 def machine(check: Check) -> dict[str, Any]:
-    """Facts, each gathered for itself: what cannot be had is said in its place."""
+    """Facts, each gathered separately: an unavailable one is replaced by the reason."""
     import torch
 
     memory = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None

@@ -1,4 +1,4 @@
-"""Stage `overlap`: does loading go on beside computing, and for how long does the compute stream wait in `next()`?"""
+"""Stage `overlap`: does loading continue during computation, and how long does the compute stream wait in `next()`?"""
 
 from __future__ import annotations
 

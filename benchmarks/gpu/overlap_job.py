@@ -1,4 +1,4 @@
-"""One loader beside a busy device: what waits for what."""
+"""One loader on a busy device: what waits for what."""
 
 from __future__ import annotations
 

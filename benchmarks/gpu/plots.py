@@ -15,7 +15,7 @@ _DRY = " (dry run on a CPU: says nothing)"
 
 
 def plot_all(out: Path) -> list[Path]:
-    """The plots of whatever results are there, beside them. Raises SystemExit where there is nothing to plot."""
+    """Plot the results that exist, into files next to them. Raises SystemExit if there is nothing to plot."""
     reports = read_reports(out)
     made = []
     for stage, plot in (("sweep", _plot_rates), ("train", _plot_train), ("diagnose", _plot_diagnose)):

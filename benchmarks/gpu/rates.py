@@ -19,7 +19,7 @@ from benchmarks.gpu.settings import Check
 from benchmarks.measure import check as check_batch
 from benchmarks.task import Task
 
-_AHEAD = 4  # batches that the GPU may be behind the host: a training loop, too, does not run ahead for ever
+_AHEAD = 4  # batches that the GPU may lag the host: a training loop does not run ahead without limit either
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
             found = rate_of(variant, Path(arguments["data"]), device, float(arguments["seconds"]), float(arguments["warmup_s"]))
         except ImportError as exc:
             found = {"missing": str(exc)}
-        except Exception as exc:  # the others of this process can still be measured
+        except Exception as exc:  # the other paths of this process can still be measured
             found = {"error": f"{type(exc).__name__}: {str(exc)[:500]}"}
         yield {**variant.to_json(), **found}
         gc.collect()

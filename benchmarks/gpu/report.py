@@ -77,10 +77,10 @@ class Report:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Whatever is raised within becomes a failure, and the stage goes on."""
+        """An exception within becomes a failure, and the stage continues."""
         try:
             yield
-        except (Exception, SystemExit):  # benchmarks end with the latter where they cannot go on
+        except (Exception, SystemExit):  # benchmarks raise SystemExit if they cannot continue
             self.fail(what, traceback.format_exc())
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Stage `sweep`: images per second onto the GPU, ours beside what else one could do, over the settings that matter.
+"""Stage `sweep`: images per second onto the GPU, ours and the alternatives, over the settings that matter.
 
 Phases, the most telling first; what the time does not suffice for is named as skipped:
  first     everybody as they come, one after the other in one process
@@ -28,7 +28,7 @@ from benchmarks.gpu.settings import Check, Deadline, num_cores
 from benchmarks.ratios import ratio_of, rotated
 
 _START_S = 60  # a job may take so long to begin; the loader's own choice measures for 20 s
-_AROUND_S = 6  # what a job is expected to take beside measuring
+_AROUND_S = 6  # the expected time of a job in addition to measuring
 _NUM_ROUNDS = 3
 _LOADS = (0.0, 0.12, 0.65, 1.0)
 _HUFFMAN = (0, 250_000, 10_000_000)  # pixels from which on the GPU decodes Huffman codes; DALI's own is a million
@@ -91,7 +91,7 @@ class Sweep:
 
     @property
     def variant(self) -> Variant:
-        """What others are changes of."""
+        """The base settings, which the others vary."""
         return Variant("", batch_size=self.check.pick(256, 16), num_threads=num_cores())
 
     def own(self, contender: str) -> Variant:

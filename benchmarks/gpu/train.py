@@ -1,4 +1,4 @@
-"""Stage `train`: ResNet-50 and ResNet-18 in bf16, fed by each of the paths, beside data that is there already.
+"""Stage `train`: ResNet-50 and ResNet-18 in bf16, fed by each of the paths, and by resident data for comparison.
 
 Three figures matter: images/s end to end; the share of time in which the device stood still for data; and how much
 longer its computing took than over resident data (decoding on the GPU takes SMs and bandwidth from the network).

@@ -1,4 +1,4 @@
-"""Damaged files: what becomes of them by DALI, for each share of the JPEG engines, beside the CPU path.
+"""Damaged files: DALI's results, for each share of the JPEG engines, compared with the CPU path's.
 
 Without the engines every verdict must be the CPU path's. With them a damaged body may come out as pixels: how often it does
 is told, and no failure. At any share an undamaged image must come out as it is, and no process may end.

@@ -1,4 +1,4 @@
-"""Bad files by way of DALI, beside the CPU path over the same files."""
+"""Bad files through DALI, and through the CPU path for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
 
-_GARBLED = 8.0  # of 255, on average: a damaged image that was handed out with other pixels than the CPU path's
+_GARBLED = 8.0  # of 255, on average: a damaged image that was returned with other pixels than the CPU path's
 
 Ran = tuple[dict[int, torch.Tensor], set[int], list[int]]
 
@@ -44,7 +44,7 @@ def _compared(asked: dict[str, Any], dali: Dali, device: str) -> dict[str, Any]:
         "num_bad_on_cpu": len(expected_bad),
         "same_verdict": found_bad == expected_bad,
         "bad_though_whole": sorted(found_bad - damaged)[:10],
-        "num_missed": len(expected_bad - found_bad),  # bad by the CPU path, and handed out
+        "num_missed": len(expected_bad - found_bad),  # bad by the CPU path, but returned
         "num_garbled": sum(difference > _GARBLED for difference in of_damaged),
         "verdicts_differ": sorted(found_bad ^ expected_bad)[:10],
         "num_compared": len(of_whole),

@@ -70,7 +70,7 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class KeptColumn:
     """One column to keep."""
 
     name: str  # in the manifest
@@ -99,7 +99,7 @@ class _Draft:
         self.words = re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
 
 
-def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: bool) -> tuple[Column, ...]:
+def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: bool) -> tuple[KeptColumn, ...]:
     """Return the columns to keep. `is_typed`: the cells are JSON values, not texts.
 
     Raises OptionError if the roles of columns are not clear, or for a choice that is not possible.
@@ -157,7 +157,7 @@ def _guess_label(where: str, drafts: list[_Draft]) -> None:
             )
 
 
-def _named(where: str, drafts: list[_Draft]) -> tuple[Column, ...]:
+def _named(where: str, drafts: list[_Draft]) -> tuple[KeptColumn, ...]:
     images = [draft for draft in drafts if draft.kind is FieldKind.IMAGE]
     ranked = sorted((draft for draft in images if draft.words in _IMAGE_NAMES), key=lambda draft: _IMAGE_NAMES.index(draft.words))
     if len(images) > 1 and not ranked:
@@ -174,17 +174,17 @@ def _named(where: str, drafts: list[_Draft]) -> tuple[Column, ...]:
     return columns
 
 
-def _column(draft: _Draft, *, is_image: bool) -> Column:
+def _column(draft: _Draft, *, is_image: bool) -> KeptColumn:
     assert draft.kind is not None
     if draft.kind is FieldKind.LABEL:
-        return Column(draft.name, LABEL_FIELD)
+        return KeptColumn(draft.name, LABEL_FIELD)
     if is_image:
-        return Column(draft.name, IMAGE_FIELD, is_path=True)
+        return KeptColumn(draft.name, IMAGE_FIELD, is_path=True)
     name = field_name(_ENDING.sub("", draft.words) if draft.is_path else draft.words)
-    return Column(draft.name, FieldSpec(name, draft.kind), draft.is_path, draft.number)
+    return KeptColumn(draft.name, FieldSpec(name, draft.kind), draft.is_path, draft.number)
 
 
-def _by_field(columns: Iterable[Column]) -> dict[str, list[str]]:
+def _by_field(columns: Iterable[KeptColumn]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for column in columns:
         groups.setdefault(column.field.name, []).append(repr(column.name))

@@ -14,10 +14,10 @@ from typing import Any
 from converters.boxes import is_finite
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, divide
-from converters.sources.columns import Census, Column, assign
+from converters.sources.columns import Census, KeptColumn, assign
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
-from converters.sources.manifest_rows import Row, is_json_lines, read_header, read_rows
+from converters.sources.manifest_rows import ManifestRow, is_json_lines, read_header, read_rows
 from converters.sources.named_files import NamedFiles
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldKind
@@ -71,7 +71,7 @@ class ManifestSource:
             )
         return found
 
-    def _listed(self, place: int, row: Row) -> ListedSample:
+    def _listed(self, place: int, row: ManifestRow) -> ListedSample:
         origins: dict[str, Origin] = {}
         values: dict[str, str] = {}
         problems: list[str] = []
@@ -99,7 +99,7 @@ class ManifestSource:
         problem = f"line {row.line}: {'; '.join(problems)}" if problems else None
         return ListedSample(directory, file, place, label, origins, values, problem=problem)
 
-    def _find(self, column: Column, cell: Any) -> tuple[bytes, Origin]:
+    def _find(self, column: KeptColumn, cell: Any) -> tuple[bytes, Origin]:
         if not isinstance(cell, str) or not cell:
             raise _BadCell(f"{column.name!r} is {_shown(cell)}, not the name of a file")
         path, origin, problem = self._files.find(cell)
@@ -107,7 +107,7 @@ class ManifestSource:
             raise _BadCell(f"{column.name!r} is {cell!r}: {problem}", path)
         return path, origin
 
-    def _number(self, column: Column, row: Row) -> int:
+    def _number(self, column: KeptColumn, row: ManifestRow) -> int:
         cell = row.cells.get(column.name)
         if isinstance(cell, int) and not isinstance(cell, bool):
             cell = str(cell)
@@ -133,7 +133,7 @@ class _BadCell(Exception):  # noqa: N818  # never leaves this module
         self.path = path
 
 
-def _value(column: Column, cell: Any, *, is_typed: bool) -> str:
+def _value(column: KeptColumn, cell: Any, *, is_typed: bool) -> str:
     """Return the plan's form of a cell: text, or JSON text. Raises _BadCell."""
     if column.number and not _is_number(column.number, cell, is_typed=is_typed):
         raise _BadCell(f"{column.name!r} is {_shown(cell)}, not {'a whole' if column.number == 'int' else 'a'} number")

@@ -21,7 +21,7 @@ CSV_SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ManifestRow:
     """The row of one sample."""
 
     line: int  # in the file, from 1; the last line of a row of several lines
@@ -33,7 +33,7 @@ def is_json_lines(path: Path) -> bool:
     return path.suffix.lower() in JSON_SUFFIXES
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[ManifestRow]:
     """Yield the rows. Raises MissingDataError, StorageError or FormatError, which names the line."""
     return _json_rows(path) if is_json_lines(path) else _csv_rows(path)
 
@@ -47,7 +47,7 @@ def read_header(path: Path) -> list[str]:
         raise FormatError(f"{path}: is empty; its first line must name the columns, such as `path,label`") from None
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[ManifestRow]:
     rows = _parsed(path, _lines(path))
     columns = next(rows, (0, []))[1]
     _check_header(path, columns)
@@ -59,7 +59,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 f"{path}: line {line} has {len(cells)} cells, the header {len(columns)} columns ({', '.join(columns)});"
                 " repair it, or quote cells that hold commas"
             )
-        yield Row(line, dict(zip(columns, cells, strict=True)))
+        yield ManifestRow(line, dict(zip(columns, cells, strict=True)))
 
 
 def _check_header(path: Path, columns: list[str]) -> None:
@@ -91,7 +91,7 @@ def _parsed(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]
         raise FormatError(f"{path}: line {reader.line_num}: not CSV ({exc}); repair it, and check the quotes before it") from exc
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[ManifestRow]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -101,7 +101,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             raise FormatError(f"{path}: line {number}: not JSON ({exc}); every line must be one JSON object") from exc
         if not isinstance(value, dict):
             raise FormatError(f"{path}: line {number}: holds {type(value).__name__}, not an object; write one object per line")
-        yield Row(number, value)
+        yield ManifestRow(number, value)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

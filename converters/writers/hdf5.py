@@ -18,7 +18,7 @@ import numpy as np
 from crc32c import crc32c
 
 from converters.writers import LABEL_FIELD, StoredSample, WrittenShard, sample_key
-from converters.writers.hdf5_layout import Columns, Layout, Pixels, lay_out
+from converters.writers.hdf5_layout import Hdf5Layout, Pixels, ShardFields, lay_out
 from converters.writers.stream import ShardStream, write_all
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.hdf5 import layout as form
@@ -92,10 +92,10 @@ class Hdf5Shard:
             spool.close()
         self._stream.abandon()
 
-    def _as_columns(self) -> Columns:
+    def _as_columns(self) -> ShardFields:
         labels = [label for _, _, label, _ in self._samples]
         sizes = [size for _, _, _, size in self._samples]
-        return Columns(
+        return ShardFields(
             offsets={name: np.cumsum([0, *column.sizes], dtype=np.int64) for name, column in self._columns.items()},
             labels=np.array(labels, np.int64) if LABEL_FIELD.name in self._names else None,
             keys=[sample_key(number).encode() for number, _, _, _ in self._samples],
@@ -111,7 +111,7 @@ class Hdf5Shard:
         height, width = sizes[0]
         return {"image": Pixels((height, width, 3), image.sizes[0] - height * width * 3)}
 
-    def _rows(self, layout: Layout) -> SidecarRows:
+    def _rows(self, layout: Hdf5Layout) -> SidecarRows:
         rows = SidecarRows(self._names)
         ends = dict(layout.data_offsets)
         for row, (number, source, label, size) in enumerate(self._samples):

@@ -26,7 +26,7 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ShardFields:
     """The samples of a shard, field by field."""
 
     offsets: Mapping[str, NDArray[np.int64]]  # by field except the label: (n + 1,) where each sample's bytes begin in its data
@@ -37,7 +37,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Hdf5Layout:
     """An HDF5 file without the data of its fields."""
 
     nbytes: int  # of the whole file
@@ -46,7 +46,7 @@ class Layout:
     label_offset: int | None  # of the first label; None without labels
 
 
-def lay_out(columns: Columns) -> Layout:
+def lay_out(columns: ShardFields) -> Hdf5Layout:
     """Return the file that holds these columns; the data of the first field start at `hdf5_format.DATA_START`."""
     memory = _Remembered()
     options = {"alignment_threshold": form.LEAST_DATA, "alignment_interval": form.DATA_START}
@@ -62,7 +62,7 @@ def lay_out(columns: Columns) -> Layout:
         width = max(map(len, columns.keys), default=1)
         file.create_dataset(form.KEY, data=np.array(columns.keys, f"S{width}"))
         file.create_dataset(form.SIZE, data=columns.sizes)
-    return Layout(memory.nbytes, memory.pieces, data_offsets, label_offset)
+    return Hdf5Layout(memory.nbytes, memory.pieces, data_offsets, label_offset)
 
 
 def _allocate(file: h5py.File, name: str, nbytes: int) -> int:

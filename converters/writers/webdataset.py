@@ -25,7 +25,7 @@ from datapipe.containers.tar.layout import (
     DALI_INDEX_SUFFIX,
     END_OF_ARCHIVE,
     LABEL_SUFFIX,
-    Member,
+    IndexedMember,
     dali_index,
     member_header,
     padding,
@@ -54,7 +54,7 @@ class TarShard:
         self._stream = ShardStream(path, on_write=self._sha256.update)
         self._names = tuple(field.name for field in fields)
         self._rows = SidecarRows(self._names)
-        self._members: list[list[Member]] = []
+        self._members: list[list[IndexedMember]] = []
 
     def check(self, sample: StoredSample) -> None:
         for name, field in sample.fields.items():
@@ -71,7 +71,7 @@ class TarShard:
             field = sample.fields[name] if name != LABEL_FIELD.name else StoredField(_LABEL_ENCODING, b"%d" % sample.label)
             data, nbytes = field.data, len(field.data)
             suffix = _suffix(name, field.encoding)
-            member = Member(suffix, self._stream.position + BLOCK_NBYTES, nbytes, f"{key}.{suffix}")
+            member = IndexedMember(suffix, self._stream.position + BLOCK_NBYTES, nbytes, f"{key}.{suffix}")
             self._stream.put(member_header(member.name.encode(), nbytes), data, padding(nbytes))
             members.append(member)
             extents[name] = FieldExtent(field.encoding, member.offset, nbytes, crc32c(data))
@@ -100,12 +100,12 @@ def _suffix(name: str, encoding: str) -> str:
     return extension if name in (IMAGE_FIELD.name, extension) else f"{name}.{extension}"
 
 
-def _members(sidecar: Sidecar) -> Iterator[list[Member]]:
+def _members(sidecar: Sidecar) -> Iterator[list[IndexedMember]]:
     columns = [(name, sidecar.offsets(name).tolist(), sidecar.nbytes(name).tolist()) for name in sidecar.field_names]
     for row in range(sidecar.num_samples):
         key = sidecar.key(row).decode()
         members = []
         for name, offsets, sizes in columns:
             suffix = _suffix(name, sidecar.encoding(name, row))
-            members.append(Member(suffix, offsets[row], sizes[row], f"{key}.{suffix}"))
+            members.append(IndexedMember(suffix, offsets[row], sizes[row], f"{key}.{suffix}"))
         yield members

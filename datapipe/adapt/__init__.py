@@ -1,4 +1,4 @@
-"""torch's loaders made ours, as far as that goes."""
+"""Take over torch's loaders, as far as datapipe can see what they do."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What `explain` says of a loader that stays with torch's workers: who does what, and what would gain more."""
+"""Say for `explain` what torch's workers and datapipe each do for a loader, and what would make more of it fast."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from datapipe.adapt.behind import handed_over
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.introspection import handover_point
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.loader.parsing import default_num_workers
@@ -14,26 +14,26 @@ from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
 
-def lines_about(loader: TorchsLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
-    """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None where it does not decode.
+def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
+    """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None if datapipe does not decode.
 
-    `deferral`: what was deferred so far; None where nothing is.
+    `deferral`: what was deferred so far; None if nothing is.
     """
     dataset = type(loader.dataset).__qualname__
     lines = [f"workers   {_workers(loader)}"]
     if deferral is not None:
         lines += [
-            f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens by Pillow, in {_place(loader)}; "
+            f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
             "Pillow for the rest",
             *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral)],
         ]
     elif recipe is None:
         lines += [
-            f"decoder   what the code of {dataset} uses: datapipe does not see its files",
-            f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",
+            f"decoder   that of {dataset}'s code: datapipe does not see its files",
+            f"recipe    {dataset}'s code runs all transforms, in {_place(loader)}",
         ]
     else:
-        lines.append(f"decoder   datapipe's ({default_decoder_name()}), in {_place(loader)}; Pillow for what it does not take")
+        lines.append(f"decoder   datapipe's ({default_decoder_name()}), in {_place(loader)}; Pillow for what it does not decode")
         steps = _steps(recipe, _place(loader))
         lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"batches   {_batches(loader)}")
@@ -46,37 +46,37 @@ def lines_about_rows(rows: TensorRows) -> list[str]:
     shapes = ", ".join(f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.tensors)
     return [
         f"data      {len(rows)} rows of tensors in memory: {shapes}",
-        "workers   none: whole batches are gathered in the training process, which takes less than fetching them from a worker",
+        "workers   none: whole batches are gathered in the training process, which is cheaper than receiving them from a worker",
     ]
 
 
-def _workers(loader: TorchsLoader) -> str:
+def _workers(loader: TorchDataLoader) -> str:
     if not loader.num_workers:
         return "none: the training process makes each batch itself, while it waits (num_workers=0)"
     ahead = (loader.prefetch_factor or 2) * loader.num_workers
     return f"{loader.num_workers} process{'es' * (loader.num_workers != 1)} of torch's, {ahead} batches ahead in all"
 
 
-def _place(loader: TorchsLoader) -> str:
+def _place(loader: TorchDataLoader) -> str:
     return "torch's workers" if loader.num_workers else "the training process"
 
 
 def _steps(recipe: Recipe, place: str) -> list[str]:
-    """What is done to an image, a line for each step, and by whom."""
-    own = [op for op in recipe.rest if op is not handed_over]
-    steps = [f"by datapipe, {step}" for step in recipe.explain_own()] or ["by datapipe: nothing but the decoding"]
+    """Return what is done to an image, a line for each step, and by whom."""
+    own = [op for op in recipe.rest if op is not handover_point]
+    steps = [f"by datapipe, {step}" for step in recipe.explain_own()] or ["by datapipe: only the decoding"]
     if own:
-        return [*steps, f"by {place}, as they are: {', '.join(map(described, own))}", f"  since {recipe.rest_reason}"]
-    return [*steps, "handed over as the transforms would hand it over"]
+        return [*steps, f"by {place}, unchanged: {', '.join(map(described, own))}", f"  since {recipe.rest_reason}"]
+    return [*steps, "passed on as the transforms would pass it on"]
 
 
-def _batches(loader: TorchsLoader) -> str:
+def _batches(loader: TorchDataLoader) -> str:
     if loader.batch_size is None and loader.batch_sampler is None:
-        return f"none are made: single samples, or batches of the dataset's, in {_place(loader)}"
+        return f"not made by the loader: single samples, or the dataset's own batches, in {_place(loader)}"
     return f"by {_name(loader.collate_fn)}, in {_place(loader)}"
 
 
-def _gains_of_workers(loader: TorchsLoader) -> list[str]:
+def _gains_of_workers(loader: TorchDataLoader) -> list[str]:
     usable = default_num_workers()
     if loader.num_workers >= usable or (usable == 1 and loader.num_workers):
         return []
@@ -84,25 +84,25 @@ def _gains_of_workers(loader: TorchsLoader) -> list[str]:
     return [f"num_workers={usable} {instead}: this process may use {usable} core{'s' * (usable != 1)}"]
 
 
-def _gain_of_loader(loader: TorchsLoader, recipe: Recipe | None) -> str:
+def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:
     """Return what would let datapipe's threads make whole batches, or more of them."""
     if recipe is None:
         return (
-            "change what the first line gives as the reason (ImageFolder, Subset and ConcatDataset are seen through, say), or "
-            "take datapipe.DataLoader over what `datapipe convert` makes: datapipe then decodes, cuts and resizes"
+            "change what the first line gives as the reason (datapipe sees the files of ImageFolder, Subset and ConcatDataset), "
+            "or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and resizes"
         )
-    own = next((op for op in recipe.rest if op is not handed_over), None)
+    own = next((op for op in recipe.rest if op is not handover_point), None)
     if own is not None:
         return (
-            f"transforms that datapipe has (docs/transforms.md) in place of {described(own)} and what follows it; or move that "
-            "towards the end of the list: datapipe does what comes before it"
+            f"use transforms that datapipe has (docs/transforms.md) in place of {described(own)} and what follows it; or move "
+            "that towards the end of the list: datapipe does what comes before it"
         )
     if has_collate_fn(loader):
         return (
-            f"transforms that end in ToTensor(), and in place of {_name(loader.collate_fn)} a collate_fn that takes plain "
+            f"end the transforms in ToTensor(), and in place of {_name(loader.collate_fn)} use a collate_fn that takes plain "
             "tensors and needs no worker_init_fn: datapipe's threads then make the batches"
         )
-    return "transforms that end in ToTensor(): datapipe's threads then make the batches"
+    return "end the transforms in ToTensor(): datapipe's threads then make the batches"
 
 
 def _name(function: Any) -> str:

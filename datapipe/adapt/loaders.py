@@ -1,4 +1,4 @@
-"""Which loaders can be taken over: torch's own, and those of others that are known to do no more."""
+"""Decide which loaders can be taken over: torch's own, and those of other libraries that are known to add nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from datapipe.core.errors import OptionError
 
-TorchsLoader = torch.utils.data.DataLoader[Any]
+TorchDataLoader = torch.utils.data.DataLoader[Any]
 
-_DECIDES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")  # what batches come, and how many
+_DECIDES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")  # decide which batches come
 _REPEATS = "timm.data.loader.MultiEpochsDataLoader"
 _TAKEN_OVER = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -21,15 +21,15 @@ _TAKEN_OVER = (
 )  # fmt: skip
 
 
-def torchs_loader(loader: Any) -> TorchsLoader:
-    """The torch loader that `loader` is or stands for.
+def unwrap_torch_loader(loader: Any) -> TorchDataLoader:
+    """Return the torch loader that `loader` is or wraps.
 
-    Raises OptionError, with the remedy, for what is none, and for one whose class decides itself what batches it gives.
+    Raises OptionError, with the remedy, for any other object, and for a subclass that itself decides its batches.
     """
     kind = type(loader)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__.startswith("webdataset.") and kind.__name__ == "WebLoader":
-        return _behind_webloader(loader)
+        return _unwrap_webloader(loader)
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise OptionError(
             f"from_torch takes a torch.utils.data.DataLoader, got a {name}; "
@@ -40,44 +40,44 @@ def torchs_loader(loader: Any) -> TorchsLoader:
     own = [what for what in _DECIDES if getattr(kind, what) is not getattr(torch.utils.data.DataLoader, what)]
     if own:
         raise OptionError(
-            f"from_torch: {name} has a {own[0]} of its own, which datapipe would pass over; "
-            "pass a torch.utils.data.DataLoader, or call datapipe.prefetch(loader), which leaves it as it is"
+            f"from_torch: {name} has a {own[0]} of its own, which datapipe would ignore; "
+            "pass a torch.utils.data.DataLoader, or call datapipe.prefetch(loader), which leaves it unchanged"
         )
     return loader
 
 
-def arguments_kept(loader: TorchsLoader) -> dict[str, Any]:
-    """The arguments of a loader, but for what is read, in which order, and `in_order`: a place needs batches in order."""
+def arguments_kept(loader: TorchDataLoader) -> dict[str, Any]:
+    """Return the arguments of a loader, except the data, the order, and `in_order`: a saved place needs batches in order."""
     return {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
 
 
-def made_again(
-    loader: TorchsLoader, *, dataset: Any, batch_sampler: Any, changes: Mapping[str, Any] | None = None
-) -> TorchsLoader:
-    """Return a loader with the same arguments over these, but for `changes`. What torch had to say of them it has said."""
+def rebuilt_loader(
+    loader: TorchDataLoader, *, dataset: Any, batch_sampler: Any, changes: Mapping[str, Any] | None = None
+) -> TorchDataLoader:
+    """Return a loader with the same arguments over this dataset, but for `changes`. Silences warnings that torch gave before."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler, **{**arguments_kept(loader), **(changes or {})})
 
 
-def has_collate_fn(loader: TorchsLoader) -> bool:
-    """Whether a function of the user's puts batches together."""
+def has_collate_fn(loader: TorchDataLoader) -> bool:
+    """Return whether a function of the user's collates batches."""
     torchs = torch.utils.data.default_convert if loader.batch_size is None and loader.batch_sampler is None else None
     return loader.collate_fn is not (torchs or torch.utils.data.default_collate)
 
 
-def _behind_webloader(loader: Any) -> TorchsLoader:
+def _unwrap_webloader(loader: Any) -> TorchDataLoader:
     stages = loader.pipeline
     if len(stages) != 1 or loader.repetitions != 1 or loader.nsamples != -1:
         raise OptionError(
-            "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run behind its batches; pass "
+            "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run after its batches; pass "
             "torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...), with shuffle() and batched() in the dataset"
         )
-    return torchs_loader(stages[0])
+    return unwrap_torch_loader(stages[0])
 
 
-def _without_repeats(loader: TorchsLoader) -> TorchsLoader:
-    """timm's loader that keeps its workers from epoch to epoch by a sampler without end: the same with the sampler in it."""
+def _without_repeats(loader: TorchDataLoader) -> TorchDataLoader:
+    """Return timm's loader that keeps its workers by an endless sampler as a torch loader with the sampler inside."""
     kept = {**arguments_kept(loader), "persistent_workers": loader.num_workers > 0}
     if loader.batch_sampler is None:
         sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler.sampler  # type: ignore[attr-defined]

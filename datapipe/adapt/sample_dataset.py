@@ -1,4 +1,4 @@
-"""Samples as torch's workers read them where a chain of transforms ends in code of the user's: decoded and cut by us."""
+"""Samples for torch's workers, decoded and cut by datapipe, when the user's code ends the chain of transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datapipe.transforms import Recipe
 
 
 class Key(NamedTuple):
-    """A sample to be read, and what its random crop depends on."""
+    """A sample to read, and what its random crop depends on."""
 
     position: int
     seed: int
@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 
 def keys_of(picks: Picks, seed: int, *, repeats: Repeats | None) -> list[Key]:
-    """The keys of a batch."""
+    """Return the keys of a batch."""
     occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
     if repeats is not None:
         occurrences = repeats.occurrences(picks.positions, occurrences)
@@ -52,7 +52,7 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
         return len(self._index)
 
     def __getitem__(self, key: Key) -> tuple[Any, ...]:
-        """Raises DecodeError, IntegrityError, StorageError, and what the user's transforms raise."""
+        """Return a sample. Raises DecodeError, IntegrityError, StorageError, and what the user's transforms raise."""
         if self._worker is None:
             self._worker = BlockWorker(self.recipe, LocalFiles())
         ids = self._index.ids(np.array([key.position], np.int64))

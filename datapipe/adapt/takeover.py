@@ -1,4 +1,4 @@
-"""`from_torch`: a torch DataLoader taken over."""
+"""`from_torch`: take over a torch DataLoader."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch.utils.data
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
-from datapipe.adapt.behind import Behind, as_torch_gives, behind
 from datapipe.adapt.converted import converted_index
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
+from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
@@ -31,9 +31,9 @@ from datapipe.loader.choice import Backend, resolve_device
 from datapipe.loader.options import OnError
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
-from datapipe.loader.trail import Trail
 from datapipe.order.plan import Plan, Tail
 from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
@@ -56,44 +56,45 @@ def from_torch(
     defer: bool = True,
     reseed: bool = True,
 ) -> AnyLoader:
-    """The same batches as `loader` gives, made by datapipe as far as it can see what they are made of.
+    """Return a loader of the same batches as `loader`, made by datapipe as far as it can see how they are made.
 
     - A dataset whose files can be seen (torchvision's folders, `Subset` and `ConcatDataset` of them) with transforms that
       datapipe has: a `datapipe.DataLoader`. So too a `webdataset` pipeline over local shards that shuffles, decodes to PIL
       images, maps them by such transforms, and batches.
-    - Such a dataset with transforms of your own among them, or a collate_fn for what is no tensor: torch's workers, in which
-      datapipe decodes and does all that comes before.
+    - Such a dataset with transforms of your own among them, or a collate_fn for samples that are not tensors: torch's workers, in
+      which datapipe decodes and runs the transforms that come before.
     - A `TensorDataset`, or a `Subset` of one: whole batches gathered from its tensors, in the training process.
-    - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens by Pillow are decoded, cropped
-      and resized together when a worker's fetch ends, by datapipe's engine; what is not recorded Pillow computes as before.
+    - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens with Pillow are decoded,
+      cropped and resized together when a worker's fetch ends, by datapipe's engine; Pillow computes as before what is not
+      recorded.
       `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
       batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
 
-    In each case batches come on `device` ("auto": this process's GPU, or the CPU where there is none), and the loader has
-    `state_dict`, `load_state_dict` and `set_epoch`. Two are given back as they are, without these, and `seed` means nothing to
-    them: any other IterableDataset, whose place nobody knows, and batch_size=None. `explain` says which part is done by
-    whom, what was left out, and why.
+    In each case batches come on `device` ("auto": this process's GPU, or the CPU if there is none), and the loader has
+    `state_dict`, `load_state_dict` and `set_epoch`. Two kinds are returned unchanged, without these, and ignore `seed`:
+    any other IterableDataset, which has no place that could be saved, and batch_size=None. `explain` says which part runs
+    where, what was left out, and why.
 
-    What the sampler decides it goes on deciding, with one exception: a `RandomSampler`, of which torch promises no order, is
+    A sampler goes on deciding the order, with one exception: a `RandomSampler`, for which torch promises no order, is
     replaced by a shuffle by `seed` (None: drawn from the generator or torch.initial_seed() when the first pass begins), which
-    resumes exactly. Ranks are those of a
-    `DistributedSampler`; without one every rank takes all samples, as with torch, unless `share_among_ranks`: then they share
-    them as with such a sampler, which is what Lightning and Accelerate do to torch's loaders. `num_workers` becomes as
-    many threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format` there, and
-    worker_init_fn is not called, as there are no workers. `on_error` other than "raise" needs a loader of ours, as do
-    `data`, what `datapipe convert` made of the folder that the dataset reads, to be read in its place, and `cache` and
-    `cache_nbytes`, which are those of `DataLoader`.
+    resumes exactly. Ranks are those of a `DistributedSampler`; without one every rank takes all samples, as with torch, unless
+    `share_among_ranks`: then they share them as with such a sampler, as Lightning and Accelerate make torch's loaders do.
 
-    Raises OptionError for what is no loader, for a subclass of torch's with batches of its own, and for what such a loader
-    does not do.
+    If the result is a `datapipe.DataLoader`, `num_workers` becomes as many threads (0: the number of cores), images come in
+    `memory_format`, and worker_init_fn is not called, as there are no workers. Only then may `on_error` be other than "raise",
+    and `data`, `cache` and `cache_nbytes` be given. `data`: what `datapipe convert` made of the folder that the dataset reads,
+    to be read in its place. `cache` and `cache_nbytes` are those of `DataLoader`.
+
+    Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
+    that such a loader does not support.
     """
     if isinstance(loader, (DataLoader, TorchLoader, PrefetchedLoader)):
         return loader
-    taken = torchs_loader(loader)
+    taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    found = behind(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
-    if isinstance(found, Behind) and found.in_workers is None:
-        as_theirs = functools.partial(as_torch_gives, memory_format=memory_format)
+    found = introspect(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
+    if isinstance(found, Introspection) and found.in_workers is None:
+        as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
         ours = DataLoader(
             Dataset(
                 found.index if data is None else converted_index(taken.dataset, data),
@@ -112,7 +113,7 @@ def from_torch(
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
         ours.origin = _origin(taken, "seen through to its files", *found.notes, *notes)
         return ours
-    why = found.in_workers if isinstance(found, Behind) else found.reason
+    why = found.in_workers if isinstance(found, Introspection) else found.reason
     _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
     resolve = resolve_device(device)
     kept = _kept(taken, found, source, shares=share_among_ranks, defers=defer and not is_switched_off(), reseeds=reseed)
@@ -123,9 +124,9 @@ def from_torch(
 
 
 def _kept(
-    loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+    loader: TorchDataLoader, found: Introspection | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
 ) -> TorchLoader | Any:
-    if isinstance(found, Behind):
+    if isinstance(found, Introspection):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
         kept = TorchLoader(
             loader,
@@ -142,21 +143,21 @@ def _kept(
     rows = None if has_collate_fn(loader) or loader.batch_sampler is None else tensor_rows(loader.dataset)
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
-        open_rows(Trail())  # raises for what cannot be shared
+        open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
-        kept.origin = _origin(loader, "seen through to its tensors, of which whole batches are gathered")
+        kept.origin = _origin(loader, "seen through to its tensors, from which whole batches are gathered")
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        return _as_it_is(loader, found.reason, shares=shares)
-    open_source: Callable[[Trail], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
+        return _unchanged(loader, found.reason, shares=shares)
+    open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
         of_picks: KeyOf = request_of_picks if reseeds else places_of
         open_source = functools.partial(_picked, loader=loader, key_of=of_picks, shares=shares)
-        open_source(Trail())  # raises for what cannot be shared
+        open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
         warnings.warn(
-            f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not hold; save "
-            "and load it beside that",
+            f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not include; save "
+            "and load it in addition",
             stacklevel=3,
         )
     dataset = DeferringDataset(loader.dataset, defers=defers) if defers or reseeds else loader.dataset
@@ -172,51 +173,52 @@ def _kept(
     return kept
 
 
-def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoader:
+def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDataLoader:
     if shares:
         raise OptionError(
-            f"share_among_ranks=True: {reason}, so datapipe cannot say which samples are whose; "
+            f"share_among_ranks=True: {reason}, so datapipe cannot divide its samples among ranks; "
             "leave it out, and let the dataset itself give each rank a part"
         )
     name = type(loader.dataset).__qualname__
-    loader.origin = f"{name}: not seen through: {reason}; torch's loader as it is, without a place to save"
+    loader.origin = f"{name}: not seen through: {reason}; torch's loader unchanged, without a place to save"
     loader.explanation = lines_about(loader, None)
     return loader
 
 
-def _given(trail: Trail, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:
+def _given(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
     assert loader.batch_sampler is not None
-    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), trail, reseeds)
+    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), checksum, reseeds)
 
 
 def _picked(
-    trail: Trail,
+    checksum: SamplerChecksum,
     *,
-    loader: TorchsLoader,
+    loader: TorchDataLoader,
     key_of: KeyOf,
     shares: bool,
     original: Original | None = None,
     shuffled: Callable[[int, int], Order] = ShuffledOrder,
 ) -> PickedKeys:
-    """What a pass that begins now asks for; of a dataset that was seen through, if it is still as it was."""
+    """Return the keys of a pass that begins now. If the files of the dataset were seen, checks that it is unchanged."""
     if original is not None:
         original.check_unchanged()
     num_samples = length_of(loader.dataset) or 0
     arguments = arguments_of(loader, None, shares=shares)
     rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
     if "batch_sampler" in arguments:
-        listed = SampledSource(arguments["batch_sampler"], None, rank, drop_last=False, num_samples=num_samples, trail=trail)
+        batches = arguments["batch_sampler"]
+        listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)
         return PickedKeys(listed, "sampler", key_of)
     batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
     if "shuffle" in arguments:
         order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
         return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
     sampler = sampler_of(loader)
-    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, trail=trail)
+    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
     return PickedKeys(sampled, "sampler", key_of)
 
 
-def _global_batch(loader: TorchsLoader) -> int:
+def _global_batch(loader: TorchDataLoader) -> int:
     sampler = sampler_of(loader)
     replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
     return (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
@@ -228,21 +230,21 @@ def _name_of(dataset: Any) -> str:
 
 
 def _refuse(why: str | None, **arguments: tuple[object, object]) -> None:
-    """Raise OptionError for the first argument that is not what it is by default; both are given by name."""
+    """Raise OptionError for the first argument that is not its default; both are passed by name."""
     for name, (value, default) in arguments.items():
         if value != default:
             raise OptionError(
-                f"{name}={value!r}: the samples are made by torch's workers ({why}); "
+                f"{name}={value!r}: torch's workers make the samples ({why}); "
                 "leave it out, or use transforms and datasets that datapipe can see through"
             )
 
 
-def _origin(loader: TorchsLoader, *parts: str) -> str:
-    """What was taken over, and how."""
-    told = list(parts)
+def _origin(loader: TorchDataLoader, *parts: str) -> str:
+    """Return what was taken over, and how."""
+    facts = list(parts)
     if not isinstance(loader.dataset, IterableDataset):
         replaced = ", replaced by a shuffle that resumes exactly" if is_plain_shuffle(loader) else ""
-        told.append(f"{type(sampler_of(loader)).__qualname__}{replaced}")
+        facts.append(f"{type(sampler_of(loader)).__qualname__}{replaced}")
     if not getattr(loader, "in_order", True):
-        told.append("in_order=False is left out: batches come in order")
-    return f"{type(loader.dataset).__qualname__}: {'; '.join(told)}"
+        facts.append("in_order=False is left out: batches come in order")
+    return f"{type(loader.dataset).__qualname__}: {'; '.join(facts)}"

@@ -1,4 +1,4 @@
-"""`TensorDataset` seen through: its tensors, gathered a whole batch at a time instead of row by row."""
+"""Gather whole batches from the tensors of a `TensorDataset` instead of reading it row by row."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from datapipe.order.plan import Picks
 
 
 class TensorRows(torch.utils.data.Dataset[Any]):
-    """Rows of tensors in memory; `__getitems__` gives a finished batch, as default_collate makes it of a `TensorDataset`.
+    """Rows of tensors in memory; `__getitems__` returns a finished batch, as default_collate makes it of a `TensorDataset`.
 
-    `places`: (n,) int64, rows of the tensors, where a `Subset` chose some; None: all.
+    `places`: (n,) int64, the rows of the tensors that a `Subset` chose; None: all.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], places: torch.Tensor | None) -> None:
@@ -27,7 +27,7 @@ class TensorRows(torch.utils.data.Dataset[Any]):
         return len(self.tensors[0]) if self._places is None else len(self._places)
 
     def __getitems__(self, positions: NDArray[np.int64]) -> list[torch.Tensor]:
-        """The batch of the rows at `positions`. Raises IndexError where there is no such row."""
+        """Return the batch of the rows at `positions`. Raises IndexError for a row that does not exist."""
         rows = torch.from_numpy(positions)
         if self._places is not None:
             rows = self._places.index_select(0, rows)
@@ -39,7 +39,7 @@ class TensorRows(torch.utils.data.Dataset[Any]):
 
 
 def tensor_rows(dataset: object) -> TensorRows | None:
-    """The rows of a `TensorDataset`, or of a `Subset` of one, at any depth; None for anything else, subclasses included."""
+    """Return the rows of a `TensorDataset`, or of a `Subset` of one at any depth; None for all else, subclasses included."""
     places: torch.Tensor | None = None
     while type(dataset) is Subset:
         chosen = _places_of(dataset.indices, dataset.dataset)
@@ -57,7 +57,7 @@ def tensor_rows(dataset: object) -> TensorRows | None:
 
 
 def _places_of(indices: object, dataset: Any) -> torch.Tensor | None:
-    """A subset's indices, counted from the start; None where they are none of a plain list, or lead out of the dataset."""
+    """Return a subset's indices, counted from the start; None if they are not a plain list, or lead out of the dataset."""
     try:
         places = np.asarray(indices)
     except (TypeError, ValueError):
@@ -71,19 +71,19 @@ def _places_of(indices: object, dataset: Any) -> torch.Tensor | None:
     return torch.from_numpy(places)
 
 
-def finished(batch: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What stands where torch's loader has a collate_fn: batches come finished."""
+def identity_collate(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the batch unchanged. The `collate_fn` for batches that come finished."""
     return batch
 
 
 def picked_rows(picks: Picks, seed: int) -> NDArray[np.int64]:
-    """The positions of a batch, as the key of `TensorRows`."""
+    """Return the positions of a batch, as the key of `TensorRows`."""
     return picks.positions
 
 
-# What torch's loader is given in place of its arguments: a gather takes less than handing its result over from a worker.
+# Arguments that replace those of torch's loader: gathering is cheaper than receiving the result from a worker.
 WHOLE_BATCHES = {
-    "collate_fn": finished,
+    "collate_fn": identity_collate,
     "num_workers": 0,
     "prefetch_factor": None,
     "persistent_workers": False,

@@ -1,4 +1,4 @@
-"""One pass over a torch loader, with the place after each batch."""
+"""Iterate over a torch loader, recording the place after each batch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from datapipe.order.plan import Cursor
 class TorchIterator(Iterator[Any]):
     """The batches of one pass over torch's loader, in order. Nothing happens before the first `next()`.
 
-    A batch that fails raises, counts as done, and the next `next()` goes on after it. Not to be shared between threads.
+    A batch that fails raises, counts as done, and the next `next()` continues after it. Do not share it between threads.
     """
 
     def __init__(
-        self, begin: Callable[[], tuple[Iterator[Any], Walk]], num_steps: Callable[[], int], epochs: Epochs, tally: Tally
+        self, begin: Callable[[], tuple[Iterator[Any], KeyPass]], num_steps: Callable[[], int], epochs: Epochs, tally: Tally
     ) -> None:
         self._begin, self._num_steps, self._epochs, self._tally = begin, num_steps, epochs, tally
         self._one_thread = OneThread()
         self._batches: Iterator[Any] | None = None
-        self._walk: Walk | None = None
+        self._walk: KeyPass | None = None
         self._is_over = False
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, whatever is left of this one."""
+        """Return the steps of a whole epoch, whatever is left of this one."""
         return self._num_steps()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
             "an iterator over a loader cannot be copied or pickled, as it holds torch's workers and batches in the making; copy "
-            "the loader itself, or take its state_dict() and load it into a copy, which then goes on from that place"
+            "the loader itself, or take its state_dict() and load it into a copy, which then continues from that place"
         )
 
     def __next__(self) -> Any:
@@ -59,29 +59,29 @@ class TorchIterator(Iterator[Any]):
                 if walk.error is not None:
                     raise walk.error from None
             finally:
-                walk.error = None  # its traceback leads here
+                walk.error = None  # its traceback refers to this iterator
             self._epochs.end(walk.epoch)
             raise
         except Exception:
-            if num_received is None or num_received != self._num_received():  # else it is the wait that failed
+            if num_received is None or num_received != self._num_received():  # otherwise the wait itself failed
                 self._epochs.last = walk.after.popleft()
             raise
         self._epochs.last = walk.after.popleft()
         return self._tally.take(batch) if type(batch) is Delivered else batch
 
     def _num_received(self) -> int | None:
-        """How many batches have come from torch's workers, those that failed included; None where there are no workers."""
+        """Return how many batches have come from torch's workers, failed ones included; None if there are no workers."""
         return getattr(self._batches, "_rcvd_idx", None)
 
 
-class Walk:
-    """One pass over the keys: asked in the consumer's thread, as many batches ahead as torch likes."""
+class KeyPass:
+    """One pass over the keys: iterated in the consumer's thread, as many batches ahead as torch likes."""
 
     def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
         self._keys = keys
         self.epoch = epoch
-        self.after: deque[Cursor] = deque()  # places behind the batches that are asked for and not yet handed out
-        self.error: Exception | None = None  # of the sampler, raised once the batches before it are handed out
+        self.after: deque[Cursor] = deque()  # places after the batches that are requested and not yet delivered
+        self.error: Exception | None = None  # an error of the sampler, raised once the batches before it are delivered
 
     def __iter__(self) -> Iterator[Any]:
         try:

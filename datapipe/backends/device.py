@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
-from datapipe.backends.nests import map_nest, tensors_of
+from datapipe.backends.pytree import map_nest, tensors_of
 from datapipe.backends.slabs import SlabPool
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, Stage, StageEvent, null_observer
@@ -33,7 +33,7 @@ from datapipe.core.observe import Observer, Stage, StageEvent, null_observer
 _ALIGNMENT = 256  # bytes, of a tensor within a slab
 
 
-class Arrival:
+class DeviceTransfer:
     """A batch on its way to the device."""
 
     __slots__ = ("_event", "_nest", "_runtime", "_tensors")
@@ -91,7 +91,7 @@ class Uploader:
         keep: object = None,
         step: int = 0,
         num_samples: int = 0,
-    ) -> Arrival:
+    ) -> DeviceTransfer:
         """Start to move a batch; return once the copies are queued. `nest` may then be dropped.
 
         Tensors in host memory are copied, with their strides if they are dense, as `Tensor.to` would: page-locked ones directly
@@ -120,7 +120,7 @@ class Uploader:
             runtime.pending.add(event, passage.kept)
         self._remember(passage.staged_nbytes)
         tensors = [tensor for tensor in tensors_of(result) if tensor.device == runtime.device]
-        arrival = Arrival(result, [*tensors, *passage.made_by_others], event, runtime)
+        arrival = DeviceTransfer(result, [*tensors, *passage.made_by_others], event, runtime)
         duration_ns = time.perf_counter_ns() - start_ns
         self.observer(StageEvent(Stage.COPY, step, start_ns, duration_ns, num_samples, passage.nbytes))
         return arrival

@@ -31,7 +31,7 @@ class DeviceRuntime(Protocol):
         """The device, in the form that its tensors report."""
 
     @property
-    def pending(self) -> Pending:
+    def pending(self) -> KeepAlive:
         """The objects that must outlive running operations; shared by all users of this device."""
 
     def new_stream(self) -> Stream: ...
@@ -70,7 +70,7 @@ class DeviceRuntime(Protocol):
         """Return a pool of page-locked slabs."""
 
 
-class Pending:
+class KeepAlive:
     """Objects that must stay alive until events of a device complete. Thread-safe, without a lock.
 
     A garbage collection may run at any line here and end an iterator, which waits for its threads, and these may be adding.
@@ -104,14 +104,14 @@ class CudaRuntime:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pending = Pending(self)
+        self._pending = KeepAlive(self)
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     @property
-    def pending(self) -> Pending:
+    def pending(self) -> KeepAlive:
         return self._pending
 
     def new_stream(self) -> torch.cuda.Stream:

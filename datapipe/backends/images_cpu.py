@@ -26,7 +26,7 @@ from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import Row, RowCut, cut_through, refuse_large, row_cuts, rows_of
+from datapipe.transforms.execute import BlockRow, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
 
 MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are processed
@@ -65,7 +65,7 @@ Job = tuple[EncodedSample, tuple[RowCut, ...]]  # a sample and its row of every 
 
 
 @dataclass(slots=True)
-class Found:
+class CachedImages:
     """The cached images of a block."""
 
     samples: list[EncodedSample] = field(default_factory=list)  # as the recipe's front left them
@@ -89,7 +89,7 @@ class BlockWorker:
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
-        self._rows: list[Row] = []  # of the scratch memory
+        self._rows: list[BlockRow] = []  # of the scratch memory
 
     def load(self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor) -> BlockReport:
         """Load samples `rows` of `entries` into `out`.
@@ -188,7 +188,9 @@ class BlockWorker:
         for sample, steps in _jobs_of(samples, chain):
             self._decode(sample, steps, rows[sample.row], report)
 
-    def _decode(self, sample: EncodedSample, steps: Sequence[RowCut], out: NDArray[np.uint8] | Row, report: BlockReport) -> None:
+    def _decode(
+        self, sample: EncodedSample, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow, report: BlockReport
+    ) -> None:
         row, data, header = sample
         try:
             cut_through(self._decoder(data, header, steps[0].region), steps, out)
@@ -209,7 +211,7 @@ class BlockWorker:
                 yield range(first, stop), samples
                 first, held, samples = stop, 0, []
 
-    def _jobs(self, samples: list[EncodedSample], found: Found, part: range, draws: Draws) -> deque[Job]:
+    def _jobs(self, samples: list[EncodedSample], found: CachedImages, part: range, draws: Draws) -> deque[Job]:
         """Return the jobs for the rows of a part of the block, in order."""
         jobs: list[Job] = []
         shares = self._shares(samples, found, part)
@@ -219,9 +221,9 @@ class BlockWorker:
             jobs.sort(key=lambda job: job[0].row)
         return deque(jobs)
 
-    def _find(self, entries: Entries, rows: range, report: BlockReport) -> Found:
+    def _find(self, entries: Entries, rows: range, report: BlockReport) -> CachedImages:
         """Return the cached images of the block."""
-        found = Found()
+        found = CachedImages()
         if self._kept is None:
             return found
         start_ns = time.perf_counter_ns()
@@ -237,7 +239,7 @@ class BlockWorker:
         report.read_ns = time.perf_counter_ns() - start_ns
         return found
 
-    def _shares(self, samples: list[EncodedSample], found: Found, part: range) -> list[tuple[Recipe, list[EncodedSample]]]:
+    def _shares(self, samples: list[EncodedSample], found: CachedImages, part: range) -> list[tuple[Recipe, list[EncodedSample]]]:
         """Return the samples of a part, in order of rows, with the recipe for each share; caches images that the cache admits."""
         if self._kept is None:
             return [(self._recipe, samples)] if samples else []
@@ -252,7 +254,7 @@ class BlockWorker:
         shares = [(self._recipe, from_the_start), (self._behind_front, behind_front)]
         return [(recipe, share) for recipe, share in shares if share]
 
-    def _scratch_rows(self, shape: torch.Size) -> tuple[torch.Tensor, list[Row]]:
+    def _scratch_rows(self, shape: torch.Size) -> tuple[torch.Tensor, list[BlockRow]]:
         """Return uint8 memory of that shape, the same at every call, and its rows or more."""
         num, *size = shape
         if self._scratch.shape[1:] != shape[1:]:

@@ -1,7 +1,7 @@
 """The windows of a pass: memory for rows that are shuffled with each other, filled a row group at a time.
 
-Threads take row groups of the windows that are due, each group once; whoever needs a window takes what is left of its row groups
-and waits for the others. A window is forgotten once no step to come needs it, and its memory goes back to the pool when the last
+Threads take row groups of the windows that are due, each group once; a thread that needs a window takes its remaining row groups
+and waits for the others. A window is dropped once no later step needs it, and its memory returns to the pool when the last
 batch is gathered.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.order.draws import key64, mix64
-from datapipe.order.row_order import Piece, Run, RunOrder, Window
+from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
 W = TypeVar("W")  # what fills windows, one per thread
 
@@ -27,15 +27,15 @@ Bad = DecodeError | IntegrityError
 
 @dataclass(slots=True, eq=False)
 class LoadedWindow:
-    """A window in the making, then in memory."""
+    """A window that is being filled, then complete in memory."""
 
-    window: Window
-    step: int  # that first asked for it
+    window: ShuffleWindow
+    step: int  # the first step that needs it
     arrays: list[NDArray[Any]]  # (rows, width) of each matrix
     pending: list[Piece]
     num_left: int  # pieces not filled yet
     done: threading.Event = field(default_factory=threading.Event)
-    shuffled: NDArray[np.int64] | None = None  # (rows,) row at each shuffled place; None: as they lie
+    shuffled: NDArray[np.int64] | None = None  # (rows,) row at each shuffled place; None: in their own order
     bad: NDArray[np.bool_] | None = None  # (rows,) rows to be left out
     bad_pieces: list[Piece] = field(default_factory=list)
     error: BaseException | None = None
@@ -43,7 +43,7 @@ class LoadedWindow:
     def __len__(self) -> int:
         return len(self.window)
 
-    def rows_of(self, run: Run, start: int, stop: int) -> slice | NDArray[np.int64]:
+    def rows_of(self, run: RowRun, start: int, stop: int) -> slice | NDArray[np.int64]:
         """The window's rows at the places `start` to `stop` of a run."""
         places = slice(run.start + start, run.start + stop)
         return places if self.shuffled is None else self.shuffled[places]
@@ -53,7 +53,7 @@ class WindowStore(Generic[W]):
     """The windows of one pass. Thread-safe.
 
     `lease(num_rows)`: memory for a window. `fill(worker, piece, arrays)`: reads a piece into rows of the arrays; DecodeError and
-    IntegrityError from it make the piece bad, other errors are the window's. `on_bad(window, piece, error)`: told of a bad piece.
+    IntegrityError from it make the piece bad, other errors are the window's. `on_bad(window, piece, error)`: called for it.
     `on_error`: "raise", "skip" or "replace" bad pieces.
     """
 
@@ -75,12 +75,14 @@ class WindowStore(Generic[W]):
         self._on_bad = on_bad
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._windows: dict[Window, LoadedWindow] = {}
-        self._used: dict[int, set[Window]] = {}  # by step: those that it and what is read ahead for it need
+        self._windows: dict[ShuffleWindow, LoadedWindow] = {}
+        self._used: dict[int, set[ShuffleWindow]] = {}  # by step: the windows that it needs, and those read ahead for it
         self._floor = first_step  # all steps before it are prepared
 
-    def use(self, step: int, runs: Sequence[Run], ahead: Sequence[Window]) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
-        """The window of each of a step's runs, and those of `ahead` that nobody asked for before. Forgets what no step needs."""
+    def use(
+        self, step: int, runs: Sequence[RowRun], ahead: Sequence[ShuffleWindow]
+    ) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
+        """Return the window of each of a step's runs, and the windows of `ahead` that are new. Drops those that no step needs."""
         with self._lock:
             mine = [self._get(run.window, step) for run in runs]
             new = [window for window in dict.fromkeys(ahead) if window not in self._windows]
@@ -96,7 +98,7 @@ class WindowStore(Generic[W]):
         return mine, others
 
     def fill_one(self, window: LoadedWindow, worker: W) -> bool:
-        """Fill one piece of the window, if any is left for somebody to take. Returns whether there was one."""
+        """Fill one remaining piece of the window. Returns whether there was one."""
         with self._lock:
             if not window.pending:
                 return False
@@ -107,17 +109,17 @@ class WindowStore(Generic[W]):
             self._spoil(window, piece, exc)
         except Exception as exc:
             window.error = exc
-        except BaseException:  # Ctrl-C: the piece is filled by whoever comes next
+        except BaseException:  # Ctrl-C: another thread fills the piece
             with self._lock:
                 window.pending.insert(0, piece)
             raise
         self._filled(window)
         return True
 
-    def fill_ahead(self, window: Window, worker: W) -> None:
-        """Fill one piece of a window that is still needed, if any is left.
+    def fill_ahead(self, window: ShuffleWindow, worker: W) -> None:
+        """Fill one remaining piece of a window that is still needed.
 
-        It is named, not held: work that nobody had time for must not keep windows that are gone.
+        The window is named, not referenced: queued work must not keep dropped windows in memory.
         """
         loaded = self._windows.get(window)
         if loaded is not None:
@@ -136,7 +138,7 @@ class WindowStore(Generic[W]):
         """Windows that are kept."""
         return len(self._windows)
 
-    def _get(self, window: Window, step: int) -> LoadedWindow:
+    def _get(self, window: ShuffleWindow, step: int) -> LoadedWindow:
         loaded = self._windows.get(window)
         if loaded is None:
             pieces = self._order.pieces(window)

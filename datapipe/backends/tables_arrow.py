@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.columns.layout import Feature, Layout
-from datapipe.columns.values import Values, values_of
+from datapipe.columns.layout import MatrixColumn, MatrixLayout
+from datapipe.columns.values import ColumnValues, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import TableGroup
 
@@ -24,7 +24,7 @@ BLOCK = 8192  # rows packed at a time: a block of all columns stays in a core's 
 
 def pack(
     arrays: Mapping[str, pa.Array],
-    layout: Layout,
+    layout: MatrixLayout,
     *,
     rows: range,
     out: Sequence[NDArray[Any]],
@@ -46,7 +46,7 @@ def pack(
                 values(start, stop, block[:, number])
 
 
-def _bound(feature: Feature, dtype: str, arrays: Mapping[str, pa.Array], group: TableGroup) -> Write:
+def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], group: TableGroup) -> Write:
     """What writes rows of a feature into a column of a matrix."""
     array = arrays[feature.column.name]
     if feature.chain is None:
@@ -62,7 +62,7 @@ def _bound(feature: Feature, dtype: str, arrays: Mapping[str, pa.Array], group: 
     return write
 
 
-def _plain(feature: Feature, dtype: str, values: Values, group: TableGroup) -> Write:
+def _plain(feature: MatrixColumn, dtype: str, values: ColumnValues, group: TableGroup) -> Write:
     _check_nulls(feature, dtype, values, group)
     _check_range(feature, dtype, values, group)
     data, valid = values.data, values.valid
@@ -75,12 +75,12 @@ def _plain(feature: Feature, dtype: str, values: Values, group: TableGroup) -> W
     return write
 
 
-def _check_nulls(feature: Feature, dtype: str, values: Values, group: TableGroup) -> None:
+def _check_nulls(feature: MatrixColumn, dtype: str, values: ColumnValues, group: TableGroup) -> None:
     if values.valid is not None and not dtype.startswith("float"):
         raise nulls_error(feature.name, dtype, group, values.num_nulls)
 
 
-def _check_range(feature: Feature, dtype: str, values: Values, group: TableGroup) -> None:
+def _check_range(feature: MatrixColumn, dtype: str, values: ColumnValues, group: TableGroup) -> None:
     """Refuse integers that a narrower integer dtype, asked for by `dtypes`, does not hold."""
     wanted, data = np.dtype(dtype), values.data
     if wanted.kind not in "iu" or not len(data) or np.can_cast(data.dtype, wanted):

@@ -1,0 +1,1 @@
+"""Implement the commands of the command line, one module each."""

@@ -1,4 +1,4 @@
-"""`datapipe bench`: how fast the loader is on this data and this machine, and where its time goes."""
+"""`datapipe bench`: measure how fast the loader is on this data and this machine, and where its time goes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "bench",
         help="measure the loader alone on a dataset, against torch's if asked",
-        description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) and no model "
-        "behind it. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
+        description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) without a "
+        "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
         "rounds. The first round of each is a warm-up and does not count.",
         epilog="example: datapipe bench shards/train --against torch",
     )
     parser.add_argument("path", help="dataset")
-    parser.add_argument("--against", choices=["torch"], help="measure this loader beside ours")
+    parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
     parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
     parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
     parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
@@ -58,6 +59,7 @@ class StageTotals:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
     from datapipe.containers import open_index
     from datapipe.core.errors import OptionError
 
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of each loader, by round, and per-image stage times of ours."""
+    """Return images per second of each loader, by round, and per-image stage times of datapipe's."""
     import datapipe as dp
     from datapipe.cli.torch_baseline import torch_loader
     from datapipe.loader.parsing import default_num_workers
@@ -119,7 +121,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
-    """Images per second over at least `num_images`, whole batches, over as many epochs as it takes."""
+    """Return images per second over at least `num_images`, in whole batches, over as many epochs as needed."""
     import torch
 
     seen, start_s = 0, time.perf_counter()
@@ -129,7 +131,7 @@ def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> fl
             if seen >= num_images:
                 break
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # a batch is handed over before the GPU has made it
+        torch.cuda.synchronize(device)  # a batch is delivered before the GPU has made it
     return seen / (time.perf_counter() - start_s)
 
 
@@ -140,7 +142,7 @@ def _float32() -> Any:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Return the figures as text for people."""
     rates = result["images_per_s"]
     lines = [
         f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers, "

@@ -1,4 +1,4 @@
-"""A picture of a dataset: thumbnails of samples spread over it, with their labels."""
+"""Draw a contact sheet of a dataset: thumbnails of samples spread over it, with their labels."""
 
 from __future__ import annotations
 

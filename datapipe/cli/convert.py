@@ -1,4 +1,4 @@
-"""`datapipe convert`: small files to shards."""
+"""`datapipe convert`: repack small files into shards."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EPILOG = """\
 example:
   datapipe convert photos shards --to webdataset --resize shorter:256 --encode jpeg:90
 
-what SRC may be, with an example each (docs/convert.md tells more):
+what SRC may be, with an example each (docs/convert.md has the details):
   image-folder: a folder per class; deeper or without classes on request
     datapipe convert photos/train shards/train --to webdataset
     datapipe convert scans shards/scans --to webdataset --class-from none
   manifest: a .csv, .tsv or .jsonl that lists files, labels and other values
     datapipe convert list.csv shards/list --to webdataset --root photos
-  pairs: files of one name, as imgs/ and masks/, or a.jpg beside a.txt
+  pairs: files of one name, as imgs/ and masks/, or a.jpg next to a.txt
     datapipe convert roads shards/roads --to webdataset --from pairs
   coco: COCO's annotation file, with the folder of its images
     datapipe convert instances.json shards/coco --to webdataset --root val2017
@@ -40,9 +40,9 @@ what SRC may be, with an example each (docs/convert.md tells more):
   npy: .npy files
     datapipe convert arrays shards/arrays --to tfrecord --class-from none
 
---dry-run shows what SRC was taken for, its fields and its first samples. A
-killed or interrupted run is resumed by the same command; after a finished one it
-finds that there is nothing to do. Several machines share the work with --part 1/4,
+--dry-run shows which form SRC was recognised as, its fields and its first samples. The
+same command resumes a killed or interrupted run; after a finished one it
+finds nothing to do. Several machines share the work with --part 1/4,
 --part 2/4, ... into one destination. Sizes take MB, GB, MiB, GiB. With --resize,
 images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG)
 unless --encode says otherwise; shorter:N and longer:N also enlarge, as
@@ -75,47 +75,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--encode", default="keep", type=_encode, metavar="FORM", help="keep (default), jpeg:90, png or raw")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores this process may use)")
     order = parser.add_mutually_exclusive_group()
-    order.add_argument("--seed", type=int, default=0, help="of the order in which samples are written (0)")
+    order.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are written (0)")
     order.add_argument("--no-shuffle", action="store_true", help="write samples in the order of the listing")
     parser.add_argument(
         "--split", type=_split, default=(), metavar="train=0.9,val=0.1", help="divide into datasets DST/train, DST/val"
     )
     parser.add_argument(
-        "--check", default="header", choices=("header", "decode"), help="look at headers and ends, or decode all of it"
+        "--check", default="header", choices=("header", "decode"), help="check headers and ends, or decode everything"
     )
-    parser.add_argument("--on-error", default="fail", choices=("fail", "skip", "quarantine"), help="what becomes of a bad sample")
+    parser.add_argument("--on-error", default="fail", choices=("fail", "skip", "quarantine"), help="how to treat a bad sample")
     parser.add_argument("--max-errors", type=_limit, metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%")
     parser.add_argument("--part", type=_part, metavar="I/N", help="write only every N-th shard; other processes write the others")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset in DST")
     parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
     parser.set_defaults(run=run)
 
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
-    """What SRC is, and what is read of it."""
+    """Add the options that describe SRC and what is read from it."""
     group = parser.add_argument_group("what SRC is")
     forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")
     group.add_argument(
-        "--from", dest="form", default="auto", choices=forms, help="auto (default) tells it by a look, and says so"
+        "--from", dest="form", default="auto", choices=forms, help="auto (default) recognises the form, and prints it"
     )
     group.add_argument(
         "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
     )
     group.add_argument(
         "--field", action="append", default=[], type=_field, metavar="NAME=KIND",
-        help="what a column, suffix or annotation is: image, mask, boxes, text, json, array, bytes, label, int, float,"
+        help="the kind of a column, suffix or annotation: image, mask, boxes, text, json, array, bytes, label, int, float,"
         " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--class-from", choices=("folder", "parent", "path", "none"),
-        help="the class of a file: the folder of SRC that it lies in (default), its own folder, the path of that, or none",
+        help="the class of a file: the folder of SRC in which it lies (default), its own folder, the path of that, or none",
     )  # fmt: skip
     group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked; 0, or 130 when interrupted. Raises what `converters.convert` raises."""
+    """Convert, or show a preview. Returns 0, or 130 if interrupted. Raises what `converters.convert` raises."""
     import converters
 
     options = _recognised(_options(args))
@@ -172,13 +172,13 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
 
 
 def _recognised(options: ConvertOptions) -> ConvertOptions:
-    """Say what the source is taken for where the user did not."""
+    """Recognise the form of the source, and print it, unless the user gave one."""
     from converters import recognise
 
     if options.form != "auto":
         return options
     taken = recognise(options)
-    say(f"{options.source}: taken for {taken}", file=sys.stderr)
+    say(f"{options.source}: recognised as {taken}", file=sys.stderr)
     return dataclasses.replace(options, form=taken.form)
 
 
@@ -191,7 +191,7 @@ def _terminable() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: whoever called handles signals
+    except ValueError:  # not in the main thread: the caller handles signals
         yield
         return
     try:
@@ -229,7 +229,7 @@ class _Display:
 
 
 def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
-    """Print how it ended; `shown_as`: the URL that stands for the directory in the report, where there is one."""
+    """Print the outcome; `shown_as`: the URL to print in place of the report's directory, if there is one."""
 
     def shown(path: Path) -> str:
         return str(path).replace(str(report.destination), shown_as, 1) if shown_as else str(path)
@@ -244,7 +244,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
     if not report.is_finished:
         say(
             f"{report.destination}: this part is done ({report.num_written} shards written, {report.num_resumed} there before);"
-            f" {report.num_waiting} shards of other parts are missing; whoever comes last finishes the dataset"
+            f" {report.num_waiting} shards of other parts are missing; the last part to end finishes the dataset"
         )
         return
     if report.compared is not None:
@@ -258,7 +258,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
             f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
-    resumed = f", {report.num_resumed} shards were there already" if report.num_resumed else f", {rate:.0f} samples/s"
+    resumed = f", {report.num_resumed} shards existed already" if report.num_resumed else f", {rate:.0f} samples/s"
     say(f"done in {report.elapsed_s:.1f} s{resumed}")
 
 
@@ -281,7 +281,7 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
         for key, source in one.first:
             say(f"  {key}  {source}")
     say("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
-    needed = "unknown, as images are encoded anew" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
+    needed = "unknown, as images are encoded again" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
 
 
@@ -290,7 +290,7 @@ def _of_classes(num_classes: int | None) -> str:
 
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Let argparse report what a parser refuses as a usage error."""
+    """Parse an option's text, turning OptionError into a usage error of argparse."""
     try:
         return parse(text)
     except OptionError as exc:

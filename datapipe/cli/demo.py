@@ -1,8 +1,8 @@
-"""`datapipe demo`: the whole way in three minutes, from loose files to a trained network.
+"""`datapipe demo`: everything in three minutes, from loose files to a trained network.
 
 Generated photographs are converted and verified; then a small network trains for an epoch with torch's
-DataLoader on the files and once more, from the same weights, with datapipe's on the shards. Last, `datapipe diagnose`
-looks at a training script before and after its loader is replaced.
+DataLoader on the files and again, from the same weights, with datapipe's on the shards. Finally, `datapipe diagnose`
+examines a training script before and after its loader is replaced.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "demo",
-        help="see it work: photos to shards to a trained network, beside torch's DataLoader",
+        help="see it work: photos to shards to a trained network, compared with torch's DataLoader",
         description="Make photographs (or take yours), convert and verify them, and train a small network for an epoch: from the "
         "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
         "a training script before and after its loader is replaced.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where everything goes (demo-out)")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
     parser.add_argument("--images", type=int, metavar="N", help=f"photographs to generate ({DEFAULT_IMAGES})")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON; the account of it goes to standard error")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
     parser.set_defaults(run=run)
 
 
@@ -89,17 +89,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Teller:
-    """One line per step: what, the outcome, and how long it took."""
+    """Prints one line per step: its name, its outcome, and how long it took."""
 
     def __init__(self, *, to_stderr: bool) -> None:
         self._stream = sys.stderr if to_stderr else sys.stdout
 
     def line(self, text: str) -> None:
+        """Print a text."""
         say_text(text, file=self._stream)
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[list[str]]:
-        """The block puts its outcome, in words, into the list."""
+        """Time the block, which appends its outcome, in words, to the list."""
         words: list[str] = []
         started = time.perf_counter()
         yield words
@@ -107,7 +108,7 @@ class Teller:
 
 
 def _generated(photos: Path, num_images: int, tell: Teller) -> Path:
-    """The generated photographs; those of an earlier run are kept."""
+    """Return the folder of generated photographs; reuses those of an earlier run."""
     from datapipe.cli.progress import Progress
     from datapipe.core.errors import OptionError
     from datapipe.testing.synthetic_images import make_image_folder
@@ -153,13 +154,13 @@ def _verify(shards: Path, tell: Teller) -> None:
         report = verify(shards)
         if report.problems:
             raise IntegrityError(f"{report.problems[0]} ({len(report.problems)} problems in all); run the demo again")
-        words.append("every byte of the shards is what was written")
+        words.append("every byte of the shards is as written")
 
 
 def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> Comparison:
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from datapipe.cli.demo_training import TITLES, Comparison, Outcome, make_loaders, rates_alone, train
+    from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_loaders, rates_alone, train
     from datapipe.loader.parsing import default_num_workers
 
     loaders = make_loaders(photos, shards, num_workers=default_num_workers() if workers is None else workers)
@@ -167,7 +168,7 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
         alone = rates_alone(loaders)
         rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in alone.items())
         words.append(f"each loader alone, in turns: {rates} images/s")
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, DemoResult] = {}
     for name, title in TITLES.items():
         with tell.step("train") as words:
             outcomes[name] = train(loaders, name, alone[name])
@@ -188,7 +189,7 @@ def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[
 
 
 def compared(before: Document, after: Document) -> str:
-    """Both diagnoses for people."""
+    """Return both diagnoses as text for people."""
     from datapipe.diagnostics.report.compare import compare
     from datapipe.diagnostics.report.screen import screen
 
@@ -202,7 +203,7 @@ def _draw(comparison: Comparison, picture: Path) -> None:
 
 
 def as_result(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON-safe values."""
+    """Return the comparison as JSON-safe values."""
     return {
         "num_workers": comparison.num_workers,
         "batch_size": comparison.batch_size,
@@ -221,7 +222,7 @@ def as_result(comparison: Comparison) -> dict[str, Any]:
 
 
 def as_table(comparison: Comparison) -> str:
-    """The comparison for people."""
+    """Return the comparison as text for people."""
     torch, ours = comparison.outcomes["torch"], comparison.outcomes["datapipe"]
     rows = [
         ("", "torch DataLoader", "datapipe", ""),
@@ -233,7 +234,7 @@ def as_table(comparison: Comparison) -> str:
             f"{ours.images_per_s:,.0f}",
             f"{ours.images_per_s / torch.images_per_s:.1f} x",
         ),
-        ("of it waiting for data", f"{torch.waiting:.0%}", f"{ours.waiting:.0%}", ""),
+        ("of that waiting for data", f"{torch.waiting:.0%}", f"{ours.waiting:.0%}", ""),
         ("loss at the start", f"{torch.first_loss:.2f}", f"{ours.first_loss:.2f}", f"chance {comparison.chance_loss:.2f}"),
         ("loss at the end", f"{torch.last_loss:.2f}", f"{ours.last_loss:.2f}", ""),
     ]

@@ -1,4 +1,4 @@
-"""The demo's end: `datapipe diagnose` on a training script, before and after its loader is replaced."""
+"""The last part of the demo: `datapipe diagnose` on a training script, before and after its loader is replaced."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Diagnosed:
 
 
 class FailedScriptError(DatapipeError, RuntimeError):
-    """The demo's own script did not run to its end."""
+    """The demo's own script failed."""
 
 
 def diagnose_script(photos: Path, shards: Path | None, out: Path, *, num_workers: int) -> Diagnosed:
-    """Write `train.py` beside `out`, run it on the photographs, or where given on the shards, and write the reports to `out`.
+    """Write `train.py` next to `out`, run it on the photographs, or on the shards if given, and write the reports to `out`.
 
-    Raises FailedScriptError where it fails.
+    Raises FailedScriptError if it fails.
     """
     script = out.parent / "train.py"
     shutil.rmtree(out, ignore_errors=True)
@@ -39,7 +39,7 @@ def diagnose_script(photos: Path, shards: Path | None, out: Path, *, num_workers
         command += ["--shards", str(shards)]
     diagnosis, outcome = diagnose_command(command, out, trials_s=10.0, quiet=True)
     if outcome.exit_code:
-        raise FailedScriptError(f"{script}: ended with status {outcome.exit_code}; what it said is above")
+        raise FailedScriptError(f"{script}: ended with status {outcome.exit_code}; its output is above")
     page = write_reports(diagnosis.document, out, html=True, trace=False)
     assert page is not None
     return Diagnosed(diagnosis.document, page)

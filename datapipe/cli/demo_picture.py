@@ -1,4 +1,4 @@
-"""The demo's picture: two pairs of bars and two curves, drawn with Pillow alone."""
+"""Draw the demo's picture with Pillow: two pairs of bars and two curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 1200, 460
 _INK, _FAINT, _PAPER = "#222222", "#CCCCCC", "#FFFFFF"
-_COLORS = {"torch": "#999999", "datapipe": "#0072B2"}  # told apart by lightness too
+_COLORS = {"torch": "#999999", "datapipe": "#0072B2"}  # distinct in lightness too
 _NAMES = {"torch": "torch DataLoader, files", "datapipe": "datapipe, shards"}
 
 
@@ -80,7 +80,7 @@ def _curves(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int,
 
 
 def _smoothed(losses: list[float]) -> list[float]:
-    """Means over three steps."""
+    """Return means over three steps."""
     return [sum(losses[max(0, k - 1) : k + 2]) / len(losses[max(0, k - 1) : k + 2]) for k in range(len(losses))]
 
 

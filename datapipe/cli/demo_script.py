@@ -1,7 +1,7 @@
 """Train a small network on a folder of photographs, one directory per class.
 
-A training script like many others, which knows nothing of `datapipe diagnose`: the demo has it looked at, first as it is, with
-torch's DataLoader on the files, then with --shards, where another loader takes its place.
+An ordinary training script, which does not know `datapipe diagnose`: the demo diagnoses it, first unchanged, with
+torch's DataLoader on the files, then with --shards, where another loader replaces that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Photos(Dataset[tuple[torch.Tensor, int]]):
+    """The photographs of a folder, cropped at random: a (3, SIZE, SIZE) float32 tensor and a label each."""
+
     def __init__(self, root: str) -> None:
         self.files = sorted(Path(root).glob("*/*.jp*g"))
         self.classes = sorted({file.parent.name for file in self.files})
@@ -41,15 +43,18 @@ class Photos(Dataset[tuple[torch.Tensor, int]]):
 
 
 def network(num_classes: int) -> torch.nn.Module:
+    """Return a small network, so that it does not compete with the loader for cores."""
+
     def block(num_in: int, num_out: int) -> torch.nn.Module:
         convolution = torch.nn.Conv2d(num_in, num_out, 3, stride=2, padding=1)
         return torch.nn.Sequential(convolution, torch.nn.GroupNorm(4, num_out), torch.nn.ReLU())
 
     head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, num_classes))
-    return torch.nn.Sequential(torch.nn.AvgPool2d(8), block(3, 16), block(16, 32), *head)  # small: it shall not want for cores
+    return torch.nn.Sequential(torch.nn.AvgPool2d(8), block(3, 16), block(16, 32), *head)
 
 
 def loader_of_shards(path: str, workers: int) -> Any:
+    """Return datapipe's loader of the shards, for the same batches."""
     import datapipe as dp
 
     transform = [dp.RandomResizedCrop(SIZE), dp.ToDtype(torch.float32, scale=True), dp.Normalize(MEAN, STD)]
@@ -57,6 +62,7 @@ def loader_of_shards(path: str, workers: int) -> Any:
 
 
 def main() -> None:
+    """Train for one epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos")
     parser.add_argument("--shards")

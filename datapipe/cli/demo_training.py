@@ -1,4 +1,4 @@
-"""The demo's epoch, and the two loaders that feed it."""
+"""Train the demo's epoch, with either of two loaders."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from datapipe.training import TrainOptions, fit
 TITLES = {"torch": "torch's DataLoader on the files", "datapipe": "datapipe's on the shards"}
 CROP = 160  # pixels
 BATCH_SIZE = 64
-_ROUNDS = 3  # of each loader alone, after one to warm up
+_ROUNDS = 3  # per loader alone, after one to warm up
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one loader brought."""
+class DemoResult:
+    """The results with one loader."""
 
-    alone: float  # images/s with nobody to feed
+    alone: float  # images/s without training
     images_per_s: float  # of the training epoch
-    waiting: float  # share of the epoch that the loop stood in next()
+    waiting: float  # share of the epoch that the loop spent in next()
     losses: list[float]  # one per step
 
     @property
@@ -48,22 +48,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both outcomes, and under which conditions."""
+    """Both outcomes, and the conditions."""
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, DemoResult]
     batch_size: int
     num_workers: int
     num_classes: int
 
     @property
     def chance_loss(self) -> float:
-        """Cross-entropy, in nats, of guessing."""
+        """The cross-entropy of guessing, in nats."""
         return math.log(self.num_classes)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaders:
-    """Both loaders over the same photographs, and the weights that training starts from."""
+    """Both loaders over the same photographs, and the weights from which training starts."""
 
     by_name: dict[str, Any]  # of (images, labels) batches
     network: nn.Module
@@ -73,7 +73,7 @@ class Loaders:
 
 
 def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
-    """Raises OptionError for sets with fewer samples than one batch."""
+    """Return the loaders. Raises OptionError for data with fewer samples than one batch."""
     ours = dp.DataLoader(
         shards,
         batch_size=BATCH_SIZE,
@@ -91,16 +91,16 @@ def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
     )
     num_samples, num_classes = len(ours.dataset), len(ours.dataset.classes)
     if num_samples < BATCH_SIZE:
-        raise dp.OptionError(f"{photos}: {num_samples} images are fewer than one batch of {BATCH_SIZE}; bring more")
+        raise dp.OptionError(f"{photos}: {num_samples} images are fewer than one batch of {BATCH_SIZE}; add more")
     theirs = torch_loader(open_index(photos), size=CROP, batch_size=BATCH_SIZE, num_workers=num_workers)
     torch.manual_seed(_SEED)
-    network = small_network(num_classes)  # that of the script which is diagnosed, so that both tell of the same waiting
-    # Torch's worker processes must be forked before our threads run, so it goes first; they stay.
+    network = small_network(num_classes)  # the same as in the diagnosed script, so that both show the same waiting
+    # Torch's worker processes must be forked before our threads start, so its loader is first; the processes stay.
     return Loaders({"torch": theirs, "datapipe": ours}, network, BATCH_SIZE, num_workers, num_classes)
 
 
 def rates_alone(loaders: Loaders) -> dict[str, float]:
-    """Median images/s over epochs, in turns, in which batches are thrown away."""
+    """Return median images/s over epochs, in turns, without using the batches."""
     torch.manual_seed(_SEED)
     rates: dict[str, list[float]] = {name: [] for name in loaders.by_name}
     for number in range(_ROUNDS + 1):
@@ -112,8 +112,8 @@ def rates_alone(loaders: Loaders) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def train(loaders: Loaders, name: str, alone: float) -> Outcome:
-    """One epoch from the common weights."""
+def train(loaders: Loaders, name: str, alone: float) -> DemoResult:
+    """Train one epoch from the common weights."""
     losses: list[float] = []
     report = fit(
         copy.deepcopy(loaders.network),
@@ -126,4 +126,4 @@ def train(loaders: Loaders, name: str, alone: float) -> Outcome:
     epoch = report.epochs[0]
     assert epoch.images_per_s is not None
     assert epoch.starvation is not None
-    return Outcome(alone, epoch.images_per_s, epoch.starvation, losses)
+    return DemoResult(alone, epoch.images_per_s, epoch.starvation, losses)

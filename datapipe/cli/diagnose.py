@@ -1,4 +1,4 @@
-"""`datapipe diagnose`: runs a training script as it is, and says how long it waited for data, why, and what would help."""
+"""`datapipe diagnose`: run an unchanged training script, and report how long it waited for data, why, and what would help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.cli.say import say
 
 if TYPE_CHECKING:
-    from datapipe.diagnostics.attach.command import Outcome
+    from datapipe.diagnostics.attach.command import CommandResult
     from datapipe.diagnostics.attach.settings import Settings
     from datapipe.diagnostics.diagnosis import Diagnosis
     from datapipe.diagnostics.document import Document
@@ -34,15 +34,15 @@ examples:
   datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
 """
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
-_SNAPSHOT_S = 10.0  # and after twice as long, and so on
-_APPLIED_STEPS = 300  # at most, of the run with the remedy
+_SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
+_APPLIED_STEPS = 300  # limit of the run with the remedy
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "diagnose",
-        help="run a training script as it is: how long it waits for data, why, and what would help",
+        help="run an unchanged training script: how long it waits for data, why, and what would help",
         description="Run a training script, unmodified, and measure how long the GPU stands idle for data, which stage is at "
         "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first.",
         usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS...",
@@ -50,9 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after so many training steps; the script goes on")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after N training steps; the script goes on")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON; what the script prints goes to stderr")
-    parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write a page to look at (default)")
+    parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write an HTML page (default)")
     parser.add_argument("--trace", action="store_true", help="write trace.json, for chrome://tracing or ui.perfetto.dev")
     parser.add_argument(
         "--nvtx",
@@ -60,16 +60,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="put NVTX ranges around each next() and each step, and around what workers do, for Nsight Systems: "
         "nsys profile datapipe diagnose --nvtx SCRIPT",
     )
-    parser.add_argument(
-        "--profile", action="store_true", help="have torch.profiler look at 10 steps, which are not measured then"
-    )
+    parser.add_argument("--profile", action="store_true", help="have torch.profiler record 10 steps, which are then not measured")
     parser.add_argument(
         "--trials",
         type=float,
         metavar="SECONDS",
         default=15.0,
-        help="try datapipe's loader and converted data on up to 1,000 of the samples after the script has ended, where it waits "
-        "for data, for about so long; 0: do not (default: 15)",
+        help="after the script has ended, if it waits for data, try datapipe's loader and converted data on up to 1,000 of the "
+        "samples for about this long; 0: do not (default: 15)",
     )
     parser.add_argument(
         "--fail-if",
@@ -81,17 +79,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--apply",
         action="store_true",
-        help="carry out the best remedy that needs no edit and run the script again, from its start and for at most "
-        f"{_APPLIED_STEPS} steps, with all that it writes",
+        help="apply the best remedy that needs no edit and run the script again, from its start and for at most "
+        f"{_APPLIED_STEPS} steps, with everything that it writes",
     )
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="say what changed between two diagnoses")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="show what changed between two diagnoses")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script and its arguments")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Diagnose, or compare. Raises OptionError for options that do not go together."""
+    """Diagnose, or compare. Raises OptionError for options that exclude each other."""
     from datapipe.core.errors import OptionError
     from datapipe.diagnostics.fail_if import Condition
     from datapipe.diagnostics.torch_stages.ranges import open_recorder
@@ -106,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--steps is {args.steps}; it must be at least 1")
     if not 0 <= args.trials < float("inf"):
         raise OptionError(f"--trials is {args.trials}; it is a number of seconds, or 0")
-    if args.nvtx and command[0] != "--":  # another command may come with another Python, whose processes see for themselves
+    if args.nvtx and command[0] != "--":  # another command may use another Python, whose processes check for themselves
         open_recorder()
     out = _fresh_directory(args.out)
     diagnosis, outcome = diagnose_command(
@@ -132,7 +130,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _fresh_directory(wanted: Path | None) -> Path:
-    """Made now: a script of hours shall not run for nothing. Raises OptionError for one that holds a diagnosis."""
+    """Create the directory now, so that no script runs for hours in vain. Raises OptionError for one that holds a diagnosis."""
     from datapipe.core.atomic import refuse_to_replace
     from datapipe.core.errors import OptionError, StorageError
 
@@ -161,8 +159,8 @@ def diagnose_command(
     profile: bool = False,
     nvtx: bool = False,
     quiet: bool = False,
-) -> tuple[Diagnosis, Outcome]:
-    """Run a script or a command and diagnose it; `quiet`: what it prints goes to standard error."""
+) -> tuple[Diagnosis, CommandResult]:
+    """Run a script or a command and diagnose it; `quiet`: its output goes to standard error."""
     from datapipe.cli.diagnose_trying import Trying
     from datapipe.diagnostics.attach.settings import Settings
     from datapipe.diagnostics.diagnosis import Command, diagnose
@@ -183,12 +181,12 @@ def diagnose_command(
         if outcome.signal is not None:  # whoever ended it wants an end
             trials_s = 0
             name = signal.Signals(outcome.signal).name
-            notes = [*notes, f"{name} ended the script; this is about what it had done by half of its time, or more"]
+            notes = [*notes, f"{name} ended the script; this describes the first half of its time, or more"]
         return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=_tell), troubles=notes), outcome
 
 
 def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:
-    """`diagnosis.json` and what else is wanted; where the page lies."""
+    """Write `diagnosis.json` and the other requested files. Returns the path of the page, if written."""
     from datapipe.core.atomic import atomic_writer, write_json
     from datapipe.diagnostics.document import as_json
 
@@ -213,8 +211,8 @@ def _scratch(out: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> Outcome:
-    """`quiet`: what the command prints goes to standard error."""
+def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
+    """Run the command; `quiet`: its output goes to standard error."""
     from datapipe.diagnostics.attach.command import run_command, run_script
 
     sys.stdout.flush()
@@ -225,7 +223,7 @@ def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bo
 
 
 def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> Document:
-    """Run the script again with a remedy; return the document, with what came of that."""
+    """Run the script again with a remedy. Returns the document, with the outcome added."""
     import msgspec
 
     from datapipe.diagnostics.analysis import analyze
@@ -295,7 +293,7 @@ def _compare(before: Path, after: Path, *, as_json: bool) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A diagnosis, or the one in a directory."""
+    """Read a diagnosis, or the one in a directory."""
     from datapipe.core.errors import FormatError, MissingDataError
     from datapipe.core.regular_files import read_bytes
 

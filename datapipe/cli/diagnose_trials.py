@@ -1,7 +1,7 @@
-"""Tries remedies on a sample of a script's data: a process of its own, started by `datapipe diagnose` after the script.
+"""Try remedies on a sample of a script's data: a process of its own, started by `datapipe diagnose` after the script.
 
-`python -m datapipe.cli.diagnose_trials SAMPLE RESULT SECONDS EVICT`: writes what each trial gave as JSON, as soon as it
-is known, so that a process that is killed leaves what it had. Here because it converts, which only commands may.
+`python -m datapipe.cli.diagnose_trials SAMPLE RESULT SECONDS EVICT`: writes the result of each trial as JSON, as soon as it
+is known, so that a killed process leaves its results so far. In this room because it converts, which only commands may.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ import numpy as np
 from datapipe.core.atomic import write_json
 from datapipe.core.errors import DatapipeError
 from datapipe.core.regular_files import open_file
-from datapipe.diagnostics.trials.sample import Files, Sample
+from datapipe.diagnostics.trials.sample import Sample, SampledFiles
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
 from datapipe.index.entries import WHOLE_FILE, Entries
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
-_SHARE = 0.1  # of the time, for the passes of one trial
-_LARGER = 1.25  # an image is worth resizing if its shorter side is this many times as long
+_SHARE = 0.1  # share of the time, for the passes of one trial
+_LARGER = 1.25  # resizing pays if an image's shorter side is this many times as long
 
 
 def main(argv: list[str]) -> int:
+    """Try each remedy and write the results. Returns 0."""
     sample_path, result_path, seconds, evicts = Path(argv[0]), Path(argv[1]), float(argv[2]), argv[3] == "1"
     sample: Sample = pickle.loads(sample_path.read_bytes())
     facts = {"where": sample.where, "batch_size": sample.batch_size, "reads_shards": isinstance(sample.data, Shards)}
@@ -56,11 +57,11 @@ def main(argv: list[str]) -> int:
 
 
 class UnmeasurableError(Exception):
-    """Why a remedy cannot be tried on this data."""
+    """A remedy cannot be tried on this data; the text says why."""
 
 
 def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
-    """What is tried, in this order."""
+    """Return the trials by remedy, in the order in which they run."""
     data = sample.data
     paths = data.paths if evicts else ()
 
@@ -75,7 +76,7 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
         needed = stats.nbytes / max(1, stats.num_kept) * num_samples_of(sample, scratch)
         if needed > stats.capacity:
             raise UnmeasurableError(
-                f"the decoded images take {needed / 1e9:,.1f} GB, and {stats.capacity / 1e9:,.1f} GB of memory are to be had"
+                f"the decoded images take {needed / 1e9:,.1f} GB, and {stats.capacity / 1e9:,.1f} GB of memory are available"
             )
         return rate
 
@@ -83,7 +84,7 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
         if resize is None and isinstance(data, Shards):
             raise UnmeasurableError("it lies in WebDataset shards already")
         if sample.num_sources > 1:
-            raise UnmeasurableError(f"it consists of {sample.num_sources} folders, and one conversion stands for one of them")
+            raise UnmeasurableError(f"it consists of {sample.num_sources} folders, and a conversion can replace only one of them")
         shards = convert_sample(sample, scratch, "kept" if resize is None else "resized", resize)
         files = [str(path) for path in shards.iterdir()] if evicts else ()
         return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)
@@ -98,7 +99,7 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
 
 
 def convert_sample(sample: Sample, scratch: Path, name: str, resize: int | None) -> Path:
-    """The sample as WebDataset shards, made as `datapipe convert` makes them."""
+    """Convert the sample to WebDataset shards as `datapipe convert` would. Returns their directory."""
     from converters import ConvertOptions, Limit, OnError, Resize, convert
 
     paths, labels = files_of(sample, scratch)
@@ -124,8 +125,8 @@ def convert_sample(sample: Sample, scratch: Path, name: str, resize: int | None)
 
 
 def files_of(sample: Sample, scratch: Path) -> tuple[Sequence[str], Sequence[int]]:
-    """The sample's images as files, with their labels; those in shards are copied out of them."""
-    if isinstance(sample.data, Files):
+    """Return the sample's images as files, with their labels; images in shards are copied out."""
+    if isinstance(sample.data, SampledFiles):
         return sample.data.paths, sample.data.labels
     directory, entries = scratch / "members", _entries(sample, scratch)
     directory.mkdir()
@@ -136,8 +137,8 @@ def files_of(sample: Sample, scratch: Path) -> tuple[Sequence[str], Sequence[int
 
 
 def num_samples_of(sample: Sample, scratch: Path) -> int:
-    """Of the whole dataset; of shards as many as their sizes say."""
-    if isinstance(sample.data, Files):
+    """Return the samples of the whole dataset; for shards, estimated from their sizes."""
+    if isinstance(sample.data, SampledFiles):
         return sample.data.num_samples
     return round(index_of(sample, scratch).manifest.num_samples / max(sample.data.part, 1e-9))
 
@@ -148,7 +149,7 @@ def _entries(sample: Sample, scratch: Path, *, every: int = 1) -> Entries:
 
 
 def _places(entries: Entries) -> Iterable[tuple[str, int, int]]:
-    """Of each: file, offset, bytes."""
+    """Yield (file, offset, bytes) of each sample."""
     extents = entries.extents
     return zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
 
@@ -160,7 +161,7 @@ def _read(path: str, offset: int, nbytes: int) -> bytes:
 
 
 def resized_side(sample: Sample, scratch: Path) -> int | None:
-    """To which shorter side the images could be resized, in pixels, as 256 is usual for crops of 224; None: to none."""
+    """Return the shorter side, in pixels, to which images could be resized, like 256 for crops of 224; None: none."""
     from datapipe.codecs.probe import probe
 
     size = next((getattr(op, "size", None) for _, op in sample.recipe.geometry if type(op).__name__ == "RandomResizedCrop"), None)

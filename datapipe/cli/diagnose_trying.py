@@ -1,4 +1,4 @@
-"""Has remedies tried on a sample of a script's data, in a process of its own and for a limited time."""
+"""Try remedies on a sample of a script's data, in a process of its own and for a limited time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from datapipe.diagnostics.candidates import Trials
     from datapipe.diagnostics.recorded import Process
 
-_GRACE_S = 20.0  # beyond the time that trials are given: for imports, and for the one that is under way
+_GRACE_S = 20.0  # beyond the time for trials: for imports, and for the trial in progress
 
 
 class Trying:
-    """A `Try`. `results`: where the script's processes left what they noted; `seconds`: for all trials; 0: none.
+    """A `Try`. `results`: where the script's processes left their records; `seconds`: for all trials; 0: none.
 
-    One rank notes for all: loaders are numbered alike on each.
+    One rank records for all: loaders are numbered alike on each.
     """
 
     def __init__(self, results: Path, processes: Sequence[Process], seconds: float, *, tell: Callable[[str], None]) -> None:
@@ -38,9 +38,9 @@ class Trying:
         alike = (one for one in self._processes if key in one.loaders and one.loaders[key].dataset == dataset)
         source = next((one.sources[key] for one in alike if key in one.sources), None)
         if not self._seconds:
-            return Trials(reasons={"": "trials were not asked for (--trials 0)"})
+            return Trials(reasons={"": "trials were not requested (--trials 0)"})
         if source is None or source.file is None:
-            return Trials(reasons={"": (source.reason if source else None) or "what it reads was not noted"})
+            return Trials(reasons={"": (source.reason if source else None) or "its data was not recorded"})
         self._tell(f"trying datapipe's loader on some of its samples, for about {self._seconds:.0f} s")
         return self._try(self._results / source.file, evicts=_waits_for_storage(found))
 
@@ -48,7 +48,7 @@ class Trying:
         from datapipe.diagnostics.candidates import Trials
 
         result = sample.with_suffix(".json")
-        # -P and the path: folders of the user's in the working directory may have our names
+        # -P and the path: folders in the user's working directory may have our names
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         command = [
             sys.executable,
@@ -92,7 +92,7 @@ class Trying:
 
 
 def _waits_for_storage(found: Analysis) -> bool:
-    """Whether the script's files came from storage rather than from memory: then they shall in trials, too."""
+    """Return True if the script's files came from storage rather than memory, as they then must in trials."""
     nbytes = [profile.made.counters.storage_nbytes for profile in found.profiles]
     known = [one for one in nbytes if one is not None]
     read = [one for profile in found.profiles if (one := profile.made.counters.read_nbytes) is not None]

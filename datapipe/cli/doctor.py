@@ -1,4 +1,4 @@
-"""`datapipe doctor`: what this machine has, what the loader will use, and what would help."""
+"""`datapipe doctor`: show what this machine has, what the loader will use, and what would help."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _PACKAGES = (
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
     "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "torchvision", "timm",
 )  # fmt: skip
-_MADE_FOR_A_TORCH = ("torchvision", "timm")  # installed need not mean that they can be imported; the second imports the first
+_MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision
 
-_MUCH_NBYTES = 10e9  # of a cache: worth a line on how to be rid of it
+_ADVICE_NBYTES = 10e9  # size of a cache from which advice on how to remove it is given
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "doctor",
         help="show what this machine has, and what to install",
@@ -36,12 +37,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
-        "--empty-shard-caches", action="store_true", help="first remove the shards of object stores that are kept and not in use"
+        "--empty-shard-caches", action="store_true", help="first remove the cached shards of object stores that are not in use"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the facts of this machine. Returns 0."""
     if args.empty_shard_caches:
         _empty_shard_caches()
     facts = examine()
@@ -58,7 +60,7 @@ def _empty_shard_caches() -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The facts of this machine, JSON-safe."""
+    """Return the facts of this machine, JSON-safe."""
     import torch
 
     from datapipe.codecs.decode import default_decoder_name
@@ -93,16 +95,16 @@ def examine() -> dict[str, Any]:
 
 
 def _why_not(package: str) -> str | None:
-    """Why a package that is installed cannot be imported, in one line; None where it can."""
+    """Return why an installed package cannot be imported, in one line; None if it can."""
     try:
         importlib.import_module(package)
-    except Exception as exc:  # whatever its compiled parts make of another torch
+    except Exception as exc:  # its compiled parts may raise anything if they were built for another torch
         return f"{type(exc).__name__}: {next(iter(str(exc).splitlines()), '')}"[:200]
     return None
 
 
 def _kept(directory: Path) -> dict[str, Any] | None:
-    """What a directory of caches holds: entries, and bytes on the disk; None where there is none."""
+    """Return the entries of a cache directory and its size on disk; None if it does not exist."""
     if not directory.is_dir():
         return None
     nbytes = 0
@@ -127,9 +129,9 @@ def _advise(facts: dict[str, Any]) -> list[str]:
     if facts["decode_threads"] == 1:
         advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
     for kept in facts["caches"]:
-        if kept["nbytes"] > _MUCH_NBYTES:
+        if kept["nbytes"] > _ADVICE_NBYTES:
             advice.append(
-                f"rm -r {shlex.quote(kept['directory'])} frees {size_text(kept['nbytes'])}; what is used again is kept again"
+                f"rm -r {shlex.quote(kept['directory'])} frees {size_text(kept['nbytes'])}; what is needed again is cached again"
             )
     if importlib.util.find_spec("PIL._imagingft") is None:
         advice.append("Pillow lacks FreeType: contact sheets will use a coarse font")
@@ -137,17 +139,17 @@ def _advise(facts: dict[str, Any]) -> list[str]:
 
 
 def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
-    """What to install in place of packages that were built for another torch."""
+    """Return which packages to install in place of those that were built for another torch."""
     broken, packages = facts["not_importable"], facts["packages"]
     torch, _, build = packages["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-    told = "; ".join(f"{name} {packages[name]} ({reason})" for name, reason in broken.items())
+    listed = "; ".join(f"{name} {packages[name]} ({reason})" for name, reason in broken.items())
     if "torchvision" in broken:
-        remedy = f"install the two that belong together, pip install --force-reinstall torch=={torch} torchvision{index}"
+        remedy = f"install the two in matching versions, pip install --force-reinstall torch=={torch} torchvision{index}"
     else:
         remedy = " and ".join(f"pip install --upgrade {name}" for name in broken)
-    beside = f"cannot be imported beside torch {packages['torch']}, and their datasets, transforms and models are out of reach"
-    return [f"{told} {beside}: {remedy}"] if broken else []
+    effect = f"cannot be imported with torch {packages['torch']}, so their datasets, transforms and models are unavailable"
+    return [f"{listed} {effect}: {remedy}"] if broken else []
 
 
 def _advise_about_dali(num_gpus: int) -> list[str]:
@@ -164,7 +166,7 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
         return [problem]
     problems = [region_problem(number, hw_decoder_load=0.0) for number in range(num_gpus)]
     return [
-        f"GPU {number} decodes whole JPEGs, not the crop's region alone: {problem}; another release of nvJPEG (13.2 or newer) or "
+        f"GPU {number} decodes whole JPEGs, not only the crop's region: {problem}; another release of nvJPEG (13.2 or newer) or "
         "nvImageCodec may change that"
         for number, problem in enumerate(problems)
         if problem is not None
@@ -172,7 +174,7 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The facts for people."""
+    """Return the facts as text for people."""
     from datapipe.loader.caching import size_text
 
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"

@@ -1,4 +1,4 @@
-"""`datapipe fit`: find what the operations of a recipe for columns depend on."""
+"""`datapipe fit`: find the statistics that the operations of a recipe for columns need."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, and say what was found. Raises what `Columns.load`, `fit` and `save` raise."""
+    """Fit, and print the findings. Raises what `Columns.load`, `fit` and `save` raise."""
     from datapipe.columns.recipe import Columns
 
     recipe = Columns.load(args.recipe)

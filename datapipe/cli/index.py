@@ -1,4 +1,4 @@
-"""`datapipe index`: make the index of foreign data now rather than on first use."""
+"""`datapipe index`: index data that datapipe did not write, ahead of its first use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from datapipe.cli.say import say
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "index",
-        help="index shards of others or an image folder ahead of first use",
-        description="Make, or bring up to date, the index of data that datapipe did not write: a directory, file or glob "
+        help="index shards of other tools or an image folder ahead of first use",
+        description="Create or update the index of data that datapipe did not write: a directory, file or glob "
         "pattern of WebDataset, TFRecord, HDF5 or Parquet shards, or an image folder. Loading does this by itself on first use.",
         epilog="example: datapipe index 'shards/train-*.tar'",
     )
@@ -24,6 +25,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Index the data and print the result. Returns 0. Raises what `open_index` raises."""
     from datapipe.containers import open_index
 
     start_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`datapipe inspect`: what a dataset holds, in words and as a contact sheet."""
+"""`datapipe inspect`: describe a dataset, in words and as a contact sheet."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the command to the program's parser."""
     parser = subparsers.add_parser(
         "inspect",
-        help="show what a dataset holds; --grid draws a contact sheet",
-        description="Describe a converted dataset, shards of others (WebDataset, TFRecord, HDF5, Parquet) or an image folder: "
-        f"samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
+        help="describe a dataset; --grid draws a contact sheet",
+        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet) or an image "
+        f"folder: samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")
@@ -33,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_index` raises."""
     from datapipe.containers import open_index
     from datapipe.core.atomic import refuse_to_replace
     from datapipe.core.errors import OptionError
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         from datapipe.cli.contact_sheet import draw_sheet
 
         if not index.has_images:
-            raise OptionError(f"--grid: {args.path} holds no images")
+            raise OptionError(f"--grid: {args.path} holds no images; leave it out")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(index: SampleIndex) -> dict[str, Any]:
-    """The facts of a dataset, JSON-safe."""
+    """Return the facts of a dataset, JSON-safe."""
     import numpy as np
 
     from datapipe.backends.images_cpu import checked_header
@@ -104,7 +106,7 @@ def describe(index: SampleIndex) -> dict[str, Any]:
 
 
 def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
-    """The facts for people."""
+    """Return the facts as text for people."""
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())

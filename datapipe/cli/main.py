@@ -1,4 +1,4 @@
-"""The `datapipe` command: parses, dispatches, and turns errors into one line and an exit status.
+"""The `datapipe` command: parse, dispatch, and turn errors into one line and an exit status.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -21,11 +21,11 @@ COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command. Returns its exit status."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding has not
+            stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
     args = parse(argv)
     try:
         status: int = args.run(args)
@@ -36,18 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(exc), 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader of our output is gone, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as exc:
-        if exc.filename is None:  # no file's doing
+        if exc.filename is None:  # not about a file
             raise
         return _fail(f"{os.fsdecode(exc.filename)}: {exc.strerror}", 1)
     return status
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of one command. Unknown ones are an error of that command, which then shows its own usage, not ours."""
+    """Return the arguments of one command. Unknown ones are an error of that command, which then prints its own usage."""
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -56,7 +56,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Return the parser of all commands."""
     parser = Parser(
         prog="datapipe",
         description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",

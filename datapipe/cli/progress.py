@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a line every ten seconds anywhere else; on standard error."""
+"""Show progress to people on standard error: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIXES = ("", "k", "M", "G", "T")
 class Progress:
     """A context manager that shows rate, time left and errors so far.
 
-    `total`: in `unit`s, None where it is not known. `unit` "B" is shown with SI prefixes. Not thread-safe.
+    `total`: in `unit`s, None if unknown. `unit` "B" is shown with SI prefixes. Not thread-safe.
     """
 
     def __init__(self, total: int | None, unit: str, label: str, *, stream: TextIO | None = None) -> None:
@@ -47,7 +47,7 @@ class Progress:
             self._bar.close()
 
     def update(self, num: int, *, errors: int = 0) -> None:
-        """`num` more units are done; `errors` more things went wrong."""
+        """Record that `num` more units are done, and `errors` more have failed."""
         self._done += num
         self._errors += errors
         if self._bar is not None:
@@ -61,7 +61,7 @@ class Progress:
             print(self.line(now - self._started), file=self._stream, flush=True)
 
     def line(self, elapsed_s: float) -> str:
-        """The state as a line of text."""
+        """Return the state as a line of text."""
         rate = self._done / max(elapsed_s, 1e-9)
         if self._total:
             share = f" ({100 * self._done / self._total:.0f}%)"

@@ -1,4 +1,4 @@
-"""What commands print, and how they refuse what was typed: names that it holds cannot reach the terminal as they are."""
+"""Print output of commands, and refuse arguments, with file names made safe for the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say_text(text: str, *, file: TextIO | None = None) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose refusals are printable, whatever arguments they quote."""
+    """An argument parser whose error messages are printable, whatever arguments they quote."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

@@ -1,6 +1,6 @@
-"""The loader most training scripts start with: torch's DataLoader over Pillow, over the same samples.
+"""Build the loader that most training scripts start with: torch's DataLoader over Pillow, over the same samples.
 
-The same work as torchvision's ImageNet recipe on PIL images (crop, BILINEAR resize, flip, tensor,
+It does the same work as torchvision's ImageNet recipe on PIL images (crop, BILINEAR resize, flip, tensor,
 normalise), written out here so that a comparison needs no torchvision.
 """
 
@@ -22,7 +22,7 @@ from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 
 class PillowDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Sample by sample: read, decode, random resized crop, flip, (3, size, size) float32 normalised."""
+    """A dataset that reads, decodes, crops and flips sample by sample, into (3, size, size) float32, normalised, and a label."""
 
     def __init__(self, index: SampleIndex, *, size: int) -> None:
         self._index, self._size = index, size
@@ -48,7 +48,7 @@ class PillowDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def torch_loader(index: SampleIndex, *, size: int, batch_size: int, num_workers: int) -> torch.utils.data.DataLoader[Any]:
-    """torch's DataLoader with worker processes that persist over epochs."""
+    """Return torch's DataLoader with worker processes that persist over epochs."""
     return torch.utils.data.DataLoader(
         PillowDataset(index, size=size),
         batch_size=batch_size,
@@ -66,7 +66,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop.get_params: (left, top, width, height)."""
+    """Return (left, top, width, height) as torchvision's RandomResizedCrop.get_params does."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))

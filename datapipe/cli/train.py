@@ -1,4 +1,4 @@
-"""`datapipe train`: a classifier from a dataset, on one process or many, going on after a stop."""
+"""`datapipe train`: train a classifier on a dataset, on one process or many, resuming after a stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ examples:
   torchrun --nproc-per-node 8 -m datapipe train shards/train --model resnet50 --optimizer sgd --lr 1.6
 """
 _DEFAULT_OUT = Path("train-out")
-_SIZES = {"cnn": 128, "vit": 128}  # pixels; of other models 224
+_SIZES = {"cnn": 128, "vit": 128}  # pixels; other models take 224
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "train",
         help="train a classifier, and see whether it starves for data",
         description="Train an image classifier on a converted dataset, shards or an image folder. Checkpoints, metrics.jsonl and "
-        "run.json go to --out; after Ctrl-C, SIGTERM or a crash, --resume auto goes on exactly where it stopped.",
+        "run.json go to --out; after Ctrl-C, SIGTERM or a crash, --resume auto continues exactly where it stopped.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,7 +58,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default="cnn",
         help="cnn, vit, or a network of torchvision or timm by its name there, as resnet50 or timm:convnext_tiny (default: cnn)",
     )
-    group.add_argument("--pretrained", type=Path, metavar="FILE", help="weights to begin with; the head may be another one")
+    group.add_argument("--pretrained", type=Path, metavar="FILE", help="weights to begin with; the head may differ")
     group.add_argument("--num-classes", type=int, metavar="N", help="outputs of the head (default: the dataset's classes)")
     group.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help="torch.compile (backend: inductor)")
     group.add_argument("--activation-checkpointing", action="store_true", help="compute activations twice to save memory")
@@ -99,8 +99,8 @@ def _add_steps(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     group, default = parser.add_argument_group("run"), TrainOptions()
     group.add_argument("--out", type=Path, metavar="DIR", default=_DEFAULT_OUT, help=f"(default: {_DEFAULT_OUT})")
-    group.add_argument("--resume", metavar="auto|FILE", help="go on with the run in --out, if there is one, or with a checkpoint")
-    group.add_argument("--save-every-steps", type=int, metavar="N", help="checkpoints beside those of every epoch")
+    group.add_argument("--resume", metavar="auto|FILE", help="continue the run in --out, if there is one, or from a checkpoint")
+    group.add_argument("--save-every-steps", type=int, metavar="N", help="checkpoints in addition to those of every epoch")
     group.add_argument(
         "--save-every-minutes", type=float, metavar="X", default=default.save_every_minutes, help="likewise (default: 15)"
     )
@@ -110,7 +110,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train. Raises what `datapipe.training.fit` raises, and OptionError for data that a classifier cannot be made from."""
+    """Train. Raises what `datapipe.training.fit` raises, and OptionError for data that a classifier cannot be trained on."""
     from datapipe.core.errors import OptionError
 
     for name in ("batch_size", "size", "num_classes"):
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
     from datapipe.loader.choice import resolve_device
 
-    # Under torchrun every rank is told the same "cuda", and means its own GPU.
+    # Under torchrun every rank gets the same "cuda", which means its own GPU.
     device = resolve_device("auto" if args.device == "cuda" and torch.cuda.is_available() else args.device)()
     with process_group(device) as leads:
         report = train(args, options, device, leads=leads)
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace, options: TrainOptions, device: torch.device, *, leads: bool) -> Report:
-    """The run that the arguments describe."""
+    """Train as the arguments say. Returns the report."""
     import torch
 
     from datapipe.training.checkpoint import load_pretrained
@@ -176,7 +176,7 @@ def _loader(args: argparse.Namespace, dataset: Dataset, device: torch.device, *,
         dataset,
         batch_size=args.batch_size,
         shuffle=training,
-        # Validation counts each sample once; a set smaller than a batch is trained on all the same.
+        # Validation counts each sample once; training also accepts a set smaller than a batch.
         tail=("drop" if len(dataset) >= full else "pad") if training else "mask",
         fields=("image", "label"),
         num_workers=args.num_workers,
@@ -190,9 +190,9 @@ def _loader(args: argparse.Namespace, dataset: Dataset, device: torch.device, *,
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[bool]:
-    """Join the processes that torchrun started, if it did; whether this one leads.
+    """Join the processes that torchrun started, if it did. Yields whether this one leads.
 
-    After an error nobody waits for the others: the launcher ends them.
+    After an error no process waits for the others: the launcher ends them.
     """
     import torch
     from torch import distributed
@@ -205,8 +205,8 @@ def process_group(device: torch.device) -> Iterator[bool]:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield distributed.get_rank() == 0
-        distributed.barrier()  # nobody leaves while another still talks to it
-    except (SystemExit, KeyboardInterrupt):  # a stop that all ranks have agreed to
+        distributed.barrier()  # no process leaves while another still communicates with it
+    except (SystemExit, KeyboardInterrupt):  # a stop on which all ranks have agreed
         _leave_group()
         raise
     _leave_group()
@@ -217,12 +217,12 @@ def _leave_group() -> None:
 
     from torch import distributed
 
-    gc.collect()  # what is left of the model holds the group, whose threads must be gone before the interpreter is
+    gc.collect()  # the rest of the model holds the group, whose threads must end before the interpreter does
     distributed.destroy_process_group()
 
 
 def as_text(report: Report) -> str:
-    """The end of a run for people."""
+    """Return the summary of a run as text for people."""
     lines = [f"{report.status} after {len(report.epochs)} epochs, {report.step:,} steps"]
     if report.best.epoch is not None:
         lines.append(f"best: epoch {report.best.epoch + 1}, {report.best.value:.4f}")

@@ -1,4 +1,4 @@
-"""`datapipe verify`: is a converted dataset what was written?"""
+"""`datapipe verify`: check that a converted dataset is as it was written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ example:
   datapipe verify shards/train
   datapipe verify s3://bucket/train
 
-Reads every byte; of a dataset in a store, each shard is fetched to a temporary directory.
-Names missing, truncated and foreign files, and the samples whose bytes differ.
+Reads every byte; each shard of a dataset in a store is downloaded to a temporary directory.
+Lists missing, truncated and foreign files, and the samples whose bytes differ.
 """
 
 
@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; 0 intact, 1 damaged. Raises what `converters.verify.verify` raises."""
+    """Check. Returns 0 if intact, 1 if damaged. Raises what `converters.verify.verify` raises."""
     from converters.verify import verify
     from converters.verify_remote import verify_remote
     from datapipe.stores.location import is_url, parse_location

@@ -1,1 +1,1 @@
-"""Bytes to values: image headers and pixels, NumPy arrays, masks, typed fields."""
+"""Decode bytes into values: image headers and pixels, NumPy arrays, masks, typed fields."""

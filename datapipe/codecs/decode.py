@@ -1,9 +1,9 @@
-"""Bytes, and a region of them, to pixels: HWC uint8 RGB, on the CPU.
+"""Decode an image, or a region of it, to HWC uint8 RGB pixels on the CPU.
 
-Three decoders behind one function: nvImageCodec where it is installed (decodes only the region of a
-JPEG), `simplejpeg` elsewhere, Pillow for whatever neither takes. All three give what
+There are three decoders: nvImageCodec if it is installed (decodes only the region of a
+JPEG), `simplejpeg` otherwise, Pillow for images that neither decodes. All three give what
 `PIL.Image.open(...).convert("RGB")` gives; EXIF orientation is not applied, as in torchvision's loaders.
-Knows no torch.
+Does not depend on torch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Region = Sequence[int]  # top, left, height, width of a box of an image, in pixe
 
 
 class Decoder(Protocol):
-    """One thread's decoder: not to be shared between threads."""
+    """A decoder for one thread; do not share it between threads."""
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
-        """(h, w, 3) uint8 RGB of the whole image or of the region.
+        """Return (h, w, 3) uint8 RGB of the whole image or of the region.
 
-        The array may be a view of memory that the decoder uses again at its next call.
-        Raises DecodeError, with the reason, if the pixels cannot be had.
+        The array may be a view of memory that the decoder reuses at its next call.
+        Raises DecodeError, with the reason, if there are no pixels.
         """
 
 
@@ -46,9 +46,9 @@ DECODER_NAMES = ("nvimgcodec", "simplejpeg", "pillow")
 
 
 def open_decoder(name: str = "auto") -> Decoder:
-    """A decoder for the calling thread.
+    """Return a decoder for the calling thread.
 
-    `name`: "auto" (the fastest installed), or one of DECODER_NAMES. Raises DependencyError where that one
+    `name`: "auto" (the fastest installed), or one of DECODER_NAMES. Raises DependencyError if that one
     is not installed, OptionError for an unknown name.
     """
     if name == "auto":
@@ -60,7 +60,7 @@ def open_decoder(name: str = "auto") -> Decoder:
 
 @functools.cache
 def default_decoder_name() -> str:
-    """The name of the fastest decoder that is installed and works."""
+    """Return the name of the fastest decoder that is installed and works."""
     try:
         NvImageCodecDecoder()
     except DependencyError:
@@ -69,7 +69,7 @@ def default_decoder_name() -> str:
 
 
 class PillowDecoder:
-    """Decodes whatever Pillow reads; the arbiter of what is bad where a faster decoder fails."""
+    """Decodes everything that Pillow reads, and decides what is bad when a faster decoder fails."""
 
     name = "pillow"
 
@@ -87,7 +87,7 @@ class PillowDecoder:
 
 
 class SimpleJpegDecoder:
-    """libjpeg-turbo without the interpreter lock; whole images."""
+    """libjpeg-turbo without the interpreter lock; decodes whole images."""
 
     name = "simplejpeg"
 
@@ -105,7 +105,7 @@ class SimpleJpegDecoder:
 
 
 class NvImageCodecDecoder:
-    """nvImageCodec on the CPU: decodes the region alone. Arrays handed out are overwritten by the next call."""
+    """nvImageCodec on the CPU: decodes only the region. The next call overwrites the arrays that it returned."""
 
     name = "nvimgcodec"
 
@@ -138,19 +138,19 @@ class NvImageCodecDecoder:
 
 
 class _ReusedImage:
-    """An image of nvImageCodec's whose memory serves one decode after another.
+    """An image of nvImageCodec's whose memory is reused by one decode after another.
 
-    nvImageCodec leaks 32 bytes whenever it says where the memory of an image lies. So it is asked only when the image
-    has other memory than before: it moves to have more, and never otherwise.
+    nvImageCodec leaks 32 bytes whenever it reports where the memory of an image lies. So it is asked only when the image
+    has other memory than before, which happens only when it grows.
     """
 
     def __init__(self) -> None:
-        self.image: Any = None  # to be handed to the next decode
+        self.image: Any = None  # passed to the next decode
         self._capacity = -1
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def pixels_of(self, image: Any) -> NDArray[np.uint8]:
-        """(h, w, 3) view of what was decoded into `image`, good until the next decode."""
+        """Return a (h, w, 3) view of what was decoded into `image`, valid until the next decode."""
         if image is not self.image or image.capacity != self._capacity:
             self._memory = np.asarray(_Memory(image))
             self.image, self._capacity = image, image.capacity
@@ -158,7 +158,7 @@ class _ReusedImage:
 
 
 class _Memory:
-    """All of an image's memory, for numpy; keeps the image."""
+    """All of an image's memory, for numpy; keeps the image alive."""
 
     def __init__(self, image: Any) -> None:
         self._image = image
@@ -176,11 +176,11 @@ _import_lock = threading.Lock()
 
 @functools.cache
 def import_nvimgcodec() -> Any:
-    """nvImageCodec, told not to print a line for every image that does not decode: Pillow gives the reason.
+    """Import nvImageCodec, set not to print a line for every image that does not decode: Pillow gives the reason.
 
-    Raises DependencyError where it is not installed.
+    Raises DependencyError if it is not installed.
     """
-    with _import_lock:  # decode threads start together, and the environment is everybody's
+    with _import_lock:  # decode threads start together, and all share the environment
         unset = "PYNVIMGCODEC_VERBOSITY" not in os.environ
         if unset:
             os.environ["PYNVIMGCODEC_VERBOSITY"] = "0"
@@ -206,14 +206,14 @@ _PILLOW_ERRORS = (
 
 
 def _is_common_jpeg(header: ImageHeader) -> bool:
-    """JPEGs that all three decoders turn into the same RGB; CMYK and 12-bit ones are left to Pillow."""
+    """Return True for a JPEG that all three decoders turn into the same RGB; CMYK and 12-bit ones are left to Pillow."""
     return header.encoding == "jpeg" and header.num_channels in (1, 3) and header.bit_depth == 8
 
 
 def _view_npy(data: bytes, header: ImageHeader) -> NDArray[np.uint8]:
     nbytes, start = header.height * header.width * header.num_channels, npy_pixels_offset(data)
     if len(data) - start < nbytes:
-        raise DecodeError(f"npy image is cut: {len(data) - start} bytes of pixels, its header says {nbytes}")
+        raise DecodeError(f"npy image is cut off: {len(data) - start} bytes of pixels, its header says {nbytes}")
     return np.frombuffer(data, np.uint8, nbytes, start).reshape(header.height, header.width, header.num_channels)
 
 

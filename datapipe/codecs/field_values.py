@@ -1,6 +1,6 @@
-"""Kinds of fields, and the values of those that are not images: masks, arrays, captions, JSON.
+"""Define the kinds of fields, and parse the values of those that are not images: masks, arrays, captions, JSON.
 
-Values are numpy arrays, str and what JSON gives. Knows no torch. Nothing is ever unpickled.
+Values are numpy arrays, str and JSON values. Does not depend on torch. Never unpickles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datapipe.core.errors import DecodeError
 
 
 class FieldKind(enum.Enum):
-    """What a field's bytes mean."""
+    """The meaning of a field's bytes."""
 
     IMAGE = "image"
     MASK = "mask"
@@ -40,16 +40,16 @@ class FieldSpec:
 
 
 def value_of(kind: FieldKind, data: bytes) -> Any:
-    """What the bytes of a field of that kind mean. Raises DecodeError, with the reason, if they mean nothing.
+    """Return the value of a field of that kind. Raises DecodeError, with the reason, if the bytes have none.
 
-    MASK: (h, w) labels, see `mask_labels`. ARRAY: the array of an .npy file. TEXT: str. JSON: what the document holds.
-    BYTES: themselves.
+    MASK: (h, w) labels, see `mask_labels`. ARRAY: the array of an .npy file. TEXT: str. JSON: the parsed document.
+    BYTES: the bytes themselves.
     """
     return _VALUES[kind](data)
 
 
 def _array(data: bytes) -> NDArray[Any]:
-    """A read-only view of the bytes."""
+    """Return a read-only view of the bytes."""
     try:
         return read_npy_array(data)
     except DecodeError as exc:

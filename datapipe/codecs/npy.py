@@ -1,4 +1,4 @@
-"""`.npy` files, from bytes that nobody vouches for. Nothing is ever unpickled."""
+"""Parse `.npy` files from untrusted bytes. Never unpickles."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ERRORS = (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, Recur
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a header says of the values behind it."""
+    """The header of a `.npy` file, which describes the values after it."""
 
     shape: tuple[int, ...]
     is_fortran: bool
     dtype: np.dtype[Any]
-    start: int  # of the values, bytes from the beginning
+    start: int  # of the values, in bytes from the beginning
 
     @property
     def nbytes(self) -> int:
-        """Of the values."""
+        """The size of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_npy_header(data: bytes) -> NpyHeader:
-    """The header of a `.npy` file of plain values. Whether they are all there is left to the caller.
+    """Return the header of a `.npy` file of plain values. The caller checks that the values are complete.
 
-    Raises DecodeError for anything else, Python objects in particular: reading them could run code.
+    Raises DecodeError for anything else, in particular Python objects: reading them could run code.
     """
     if data[:6] != NPY_MAGIC:
         shown = "empty file" if not data else f"{len(data)} bytes starting with {data[:8]!r}"
@@ -58,10 +58,10 @@ def read_npy_header(data: bytes) -> NpyHeader:
 
 @lru_cache(maxsize=256)  # the files of one field have few headers
 def _parse(version: tuple[int, int], header: bytes) -> NpyHeader:
-    """The header behind the magic bytes, from the field of its length on. Raises one of `_ERRORS`, or DecodeError.
+    """Return the header after the magic bytes, from the field of its length on. Raises one of `_ERRORS`, or DecodeError.
 
-    Before Python 3.13, threads that parse at the same time may upset each other's count of nested brackets, which ends in a
-    SystemError ("recursion depth mismatch").
+    Before Python 3.13, threads that parse at the same time may disturb each other's count of nested brackets, which ends in a
+    SystemError ("recursion depth mismatch"); so parsing is repeated.
     """
     for number in range(_NUM_TRIES):
         stream = io.BytesIO(header)
@@ -79,18 +79,18 @@ def _parse(version: tuple[int, int], header: bytes) -> NpyHeader:
 
 
 def check_npy(data: bytes) -> NpyHeader:
-    """The header of a `.npy` file that holds its values, all of them and nothing else. Raises DecodeError otherwise."""
+    """Return the header of a `.npy` file that holds all of its values and nothing else. Raises DecodeError otherwise."""
     header = read_npy_header(data)
     found, what = len(data) - header.start, f".npy of {header.dtype} {header.shape}"
     if found < header.nbytes:
         raise DecodeError(f"{what} is cut off: {found} bytes of values, expected {header.nbytes}")
     if found > header.nbytes:
-        raise DecodeError(f"{what} has {found - header.nbytes} bytes too many behind its values")
+        raise DecodeError(f"{what} has {found - header.nbytes} bytes too many after its values")
     return header
 
 
 def read_npy_array(data: bytes) -> NDArray[Any]:
-    """The array of a `.npy` file: a read-only view of the bytes. Raises DecodeError as `check_npy` does."""
+    """Return the array of a `.npy` file, a read-only view of the bytes. Raises DecodeError as `check_npy` does."""
     header = check_npy(data)
     if not header.nbytes:
         return np.empty(header.shape, header.dtype)

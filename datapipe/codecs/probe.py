@@ -1,8 +1,8 @@
-"""What bytes are, from their header: kind, size, orientation, complete or cut.
+"""Read image headers: kind, size, whether the image is complete.
 
-Content decides, not the file's name. A sample is *bad* if its header does not parse here, if its end
-marker is missing, or if the whole image does not decode (`datapipe.codecs.decode`); no crop and no backend
-has a say in that. Pure functions over bytes; a JPEG costs about 2 us.
+The content decides, not the file's name. A sample is *bad* if its header does not parse here, if its end
+marker is missing, or if the whole image does not decode (`datapipe.codecs.decode`); crops and backends
+have no influence on that. Pure functions over bytes; a JPEG costs about 2 us.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 
 from datapipe.core.errors import DecodeError
 
-MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; above it a sample is bad, and not read
-MAX_PIXELS = 178_956_970  # PIL's bomb limit: above it an image is refused before it is decoded
+MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; a larger one is bad and not read
+MAX_PIXELS = 178_956_970  # PIL's bomb limit: a larger image is refused before it is decoded
 
 _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}
 
 
 class ImageHeader(NamedTuple):
-    """What the header of an encoded image says."""
+    """The header of an encoded image."""
 
     encoding: str  # "jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", or "npy" for raw pixels
     height: int  # pixels, before any EXIF orientation
     width: int
     num_channels: int  # as stored
     bit_depth: int  # per channel
-    complete: bool  # the end marker is there; True where the encoding has none
+    complete: bool  # the end marker is present; True if the encoding has none
     animated: bool = False
 
     @property
@@ -38,7 +38,7 @@ class ImageHeader(NamedTuple):
 
 
 def encoding_of(data: bytes) -> str | None:
-    """The encoding that the first bytes announce, or None."""
+    """Return the encoding that the first bytes announce, or None."""
     if data[:3] == b"\xff\xd8\xff":
         return "jpeg"
     if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -62,7 +62,7 @@ def probe(data: bytes) -> ImageHeader:
     """Read an image's header.
 
     `data`: the whole encoded image. Raises DecodeError, with the reason but not the place, which the
-    caller knows, if the bytes are no image, the header does not parse, or the image is too large.
+    caller knows, if the bytes are not an image, the header does not parse, or the image is too large.
     """
     if data[:3] == b"\xff\xd8\xff":
         header = _probe_jpeg(data)
@@ -197,7 +197,7 @@ _NPY_HEADER = re.compile(rb"\{'descr': '\|u1', 'fortran_order': False, 'shape': 
 
 
 def npy_pixels_offset(data: bytes) -> int:
-    """Where the pixels of a version 1 .npy file start, in bytes."""
+    """Return where the pixels of a version 1 .npy file start, in bytes."""
     return 10 + (data[8] | data[9] << 8)
 
 
@@ -208,12 +208,12 @@ def _probe_npy(data: bytes) -> ImageHeader:
         raise DecodeError("npy header is not that of a (height, width) or (height, width, channels) uint8 image")
     height, width, channels = (int(group) for group in match.groups(default=b"1"))
     if channels not in (1, 3):
-        raise DecodeError(f"npy image has {channels} channels, expected 3, or 1 where it is grey")
+        raise DecodeError(f"npy image has {channels} channels, expected 3, or 1 for a grey image")
     return ImageHeader("npy", height, width, channels, 8, len(data) - start >= height * width * channels)
 
 
 def _ends_with(data: bytes, marker: bytes) -> bool:
-    return data.rfind(marker) >= 0  # whatever may lie behind it
+    return data.rfind(marker) >= 0  # anything may follow it
 
 
 _PROBES = {

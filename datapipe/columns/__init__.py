@@ -1,1 +1,1 @@
-"""Columns of tables: which of them make up which matrix of a batch, and what is done to their values before."""
+"""Choose which columns of a table make up which matrix of a batch, and transform their values."""

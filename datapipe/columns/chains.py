@@ -1,4 +1,4 @@
-"""Chains of operations bound to a column: from Arrow's array of a row group to blocks of finished values."""
+"""Bind chains of operations to columns: from Arrow's array of a row group to blocks of finished values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from datapipe.columns.operations import (
     Normalize,
     Operation,
 )
-from datapipe.columns.values import Values, values_of
+from datapipe.columns.values import ColumnValues, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
@@ -37,7 +37,7 @@ Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their v
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """The values of a `Categorify`, in the order of their ids from FIRST on. `digest`: of the file that holds them."""
+    """The values of a `Categorify`, in the order of their ids from FIRST on. `digest`: that of the file that holds them."""
 
     values: pa.Array
     digest: str
@@ -45,6 +45,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, values: pa.Array, digest: str) -> Vocabulary:
+        """Return the vocabulary of these values."""
         return cls(values, digest, IdTable.of(keys_of_values(values)))
 
     def __len__(self) -> int:
@@ -53,7 +54,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What fitting found for one column."""
+    """The statistics that fitting found for one column."""
 
     fill: float | None = None
     mean: float | None = None
@@ -63,7 +64,10 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The operations of one column with what fitting found. `indicator`: gives whether there was a value, not the value."""
+    """The operations of one column, with the results of fitting.
+
+    `indicator`: the chain gives whether a value was missing, instead of the value.
+    """
 
     operations: tuple[Operation, ...]
     fitted: Fitted = field(default_factory=Fitted)
@@ -71,14 +75,14 @@ class Chain:
 
     @property
     def fingerprint(self) -> str:
-        """Tells apart chains that give other values."""
+        """A hash that differs for chains that give other values."""
         found = self.fitted
         parts = [[type(one).__name__, asdict(one)] for one in self.operations]
         words = [parts, found.fill, found.mean, found.std, found.vocabulary and found.vocabulary.digest, self.indicator]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
     def dtype_of(self, column: TableColumn) -> str:
-        """The dtype of what it makes of a column. Raises OptionError, with the remedy, where it takes no such column."""
+        """Return the dtype of the chain's results for a column. Raises OptionError, with the remedy, for an unsuitable column."""
         if self.indicator:
             return "uint8"
         dtype = _stored_dtype(column, self.operations)
@@ -101,7 +105,7 @@ class Chain:
         return dtype
 
     def bind(self, array: pa.Array, column: TableColumn) -> Block:
-        """What gives blocks of finished values of a row group's column. Raises OptionError for values that are refused."""
+        """Return a function that gives blocks of finished values of a row group. Raises OptionError for invalid values."""
         if self.indicator:
             mask = missing_of(numbers_of(array, column))
             return lambda start, stop: mask[start:stop]
@@ -109,22 +113,22 @@ class Chain:
         if operations and isinstance(operations[0], (Categorify, HashBucket)):
             ids = _ids(array, column, operations[0], self.fitted)
             rest = operations[1:]
-            return lambda start, stop: _applied(Values(ids[start:stop], None), rest, self.fitted, column)
+            return lambda start, stop: _applied(ColumnValues(ids[start:stop], None), rest, self.fitted, column)
         values = numbers_of(array, column)
 
         def block(start: int, stop: int) -> NDArray[Any]:
             valid = None if values.valid is None else values.valid[start:stop]
-            return _applied(Values(values.data[start:stop], valid), operations, self.fitted, column)
+            return _applied(ColumnValues(values.data[start:stop], valid), operations, self.fitted, column)
 
         return block
 
-    def block_of(self, values: Values, column: TableColumn) -> NDArray[Any]:
-        """The operations over some values of the column."""
+    def block_of(self, values: ColumnValues, column: TableColumn) -> NDArray[Any]:
+        """Return some values of the column after the operations."""
         return _applied(values, self.operations, self.fitted, column)
 
 
-def values_through(values: Values, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
-    """Some values of the column through operations that need no fitting."""
+def values_through(values: ColumnValues, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
+    """Return some values of the column after operations that need no fitting."""
     return _applied(values, tuple(operations), Fitted(), column)
 
 
@@ -133,7 +137,7 @@ def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str
     if column.kind is ColumnKind.NUMBER or isinstance(first, (Categorify, HashBucket)):
         if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD, ColumnKind.DECIMAL):
             raise OptionError(
-                f"column {column.name!r} is {column.type}, of which {type(first).__name__} makes no ids; leave it out"
+                f"column {column.name!r} is {column.type}, of which {type(first).__name__} cannot make ids; leave it out"
             )
         return column.dtype or "int32"
     if column.kind is ColumnKind.DECIMAL and isinstance(first, Cast) and first.dtype.startswith("float"):
@@ -142,24 +146,24 @@ def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str
     if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD):
         remedy = "leave it out"
     what = type(first).__name__ if first is not None else "nothing"
-    raise OptionError(f"column {column.name!r} is {column.type}, and {what} takes no such values; {remedy}")
+    raise OptionError(f"column {column.name!r} is {column.type}, and {what} does not accept such values; {remedy}")
 
 
-def numbers_of(array: pa.Array, column: TableColumn) -> Values:
-    """The values of a column of numbers or decimals."""
+def numbers_of(array: pa.Array, column: TableColumn) -> ColumnValues:
+    """Return the values of a column of numbers or decimals."""
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     return values_of(array, column)
 
 
-def missing_of(values: Values) -> NDArray[np.bool_]:
-    """(n,) where there is no value, or NaN."""
+def missing_of(values: ColumnValues) -> NDArray[np.bool_]:
+    """Return (n,) True where there is no value, or NaN."""
     missing = np.zeros(len(values.data), np.bool_) if values.valid is None else ~values.valid
     return missing | np.isnan(values.data) if values.data.dtype.kind == "f" else missing
 
 
 def keys_of_values(values: pa.Array) -> NDArray[np.uint64]:
-    """(n,) stable keys of numbers or texts."""
+    """Return (n,) stable keys of numbers or texts."""
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return keys_of_texts(values)
@@ -167,7 +171,7 @@ def keys_of_values(values: pa.Array) -> NDArray[np.uint64]:
 
 
 def _ids(array: pa.Array, column: TableColumn, operation: Categorify | HashBucket, fitted: Fitted) -> NDArray[np.int32]:
-    """(n,) ids of a row group. Texts are looked up once for each different one."""
+    """Return (n,) ids of a row group. Each distinct text is looked up once."""
     if column.kind is not ColumnKind.TEXT:
         values = numbers_of(array, column)
         return _looked_up(keys_of_numbers(values.data), missing_of(values), operation, fitted)
@@ -203,8 +207,8 @@ def _looked_up(
     return ids
 
 
-def _applied(values: Values, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
-    """The chain over one block. Nulls that nothing fills are NaN, or a DecodeError where the result is no floating number."""
+def _applied(values: ColumnValues, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
+    """Apply the chain to one block. Nulls that nothing fills become NaN, or a DecodeError if the result is not floating."""
     data, valid = values.data, values.valid
     if valid is not None and not (operations and isinstance(operations[0], FillMissing)):
         if data.dtype.kind != "f":
@@ -268,6 +272,6 @@ def _cast(data: NDArray[Any], dtype: str, column: TableColumn) -> NDArray[Any]:
         low, high = data.min(), data.max()
         if not (float(low) >= limits.min and float(high) <= limits.max):  # NaN too
             raise OptionError(
-                f"column {column.name!r} holds {low} to {high}, which {dtype} does not; Clip or fill it before Cast"
+                f"column {column.name!r} holds {low} to {high}, which {dtype} cannot hold; Clip or fill it before Cast"
             )
     return data.astype(wanted)

@@ -1,4 +1,4 @@
-"""Fitting: one pass over a table that finds what the operations of a recipe depend on."""
+"""Fit a recipe: find in one pass over a table the statistics that its operations need."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from datapipe.columns.chains import Chain, Fitted, Vocabulary, keys_of_values, missing_of, numbers_of, values_through
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
-from datapipe.columns.statistics import Counts, Histogram, Moments
-from datapipe.columns.values import Values
+from datapipe.columns.statistics import Histogram, Moments, ValueCounts
+from datapipe.columns.values import ColumnValues
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
@@ -25,7 +25,7 @@ from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one row group adds to the statistics of one column."""
+    """The contribution of one row group to the statistics of one column."""
 
     num_missing: int = 0
     stored: Moments = field(default_factory=Moments)  # of the values as they are stored
@@ -41,7 +41,7 @@ class _Whole:
         self.num_missing = 0
         self.stored, self.reached = Moments(), Moments()
         self.histogram = Histogram() if _fill_of(operations) == "median" else None
-        self.counts = Counts()
+        self.counts = ValueCounts()
 
     def add(self, part: _Part) -> None:
         self.num_missing += part.num_missing
@@ -60,9 +60,9 @@ def fit_columns(
     num_workers: int,
     on_rows: Callable[[int], None] = lambda num: None,
 ) -> dict[str, Fitted]:
-    """What each column's operations depend on, from one pass over the table. `chains`: the operations by column.
+    """Return the statistics that each column's operations need, from one pass over the table. `chains`: operations by column.
 
-    The result is the same for any number of workers. Raises OptionError for a column without a value to fit to, and what
+    The result is the same for any number of workers. Raises OptionError for a column without a value to fit, and what
     the reader raises for row groups that do not decode.
     """
     wanted = {name: tuple(operations) for name, operations in chains.items() if any(map(needs_fitting, operations))}
@@ -89,7 +89,7 @@ def fit_columns(
 
 
 def _in_order(look: Callable[[int], Any], num: int, num_workers: int) -> Any:
-    """The results for 0 to num - 1 in order, a few ahead."""
+    """Yield the results for 0 to num - 1 in order, computing a few ahead."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         try:
@@ -112,7 +112,7 @@ def _fill_of(operations: Sequence[Operation]) -> str | None:
 
 
 def _before_normalize(operations: Sequence[Operation]) -> tuple[Operation, ...] | None:
-    """The operations before Normalize; None where there is none."""
+    """Return the operations before Normalize; None if it is absent."""
     for place, operation in enumerate(operations):
         if isinstance(operation, Normalize):
             return tuple(operations[:place])
@@ -129,7 +129,7 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
     reached = Moments()
     if before is not None:
         through = [one for one in before if not isinstance(one, FillMissing)]
-        transformed = values_through(Values(data, None), through, column)
+        transformed = values_through(ColumnValues(data, None), through, column)
         reached = Moments.of(transformed[~np.isnan(transformed)] if transformed.dtype.kind == "f" else transformed)
     fill = _fill_of(operations)
     return _Part(
@@ -141,21 +141,21 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
 
 
 def _different(array: pa.Array, column: TableColumn) -> pa.Table:
-    """The different values of a row group and how often each comes; nulls and NaN left out."""
+    """Return the distinct values of a row group and how often each comes; nulls and NaN are left out."""
     if column.kind is not ColumnKind.TEXT:
         values = numbers_of(array, column)
         missing = missing_of(values)
         data = values.data[~missing] if missing.any() else values.data
         wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
         different, counts = np.unique(wide, return_counts=True)
-        return Counts.of(pa.array(different), counts)
+        return ValueCounts.of(pa.array(different), counts)
     if not pa.types.is_dictionary(array.type):
         array = pc.dictionary_encode(array)
     array.validate(full=True)
     codes = array.indices.drop_null().to_numpy(zero_copy_only=False)
     counts = np.bincount(codes, minlength=len(array.dictionary))
     used = np.flatnonzero((counts > 0) & array.dictionary.is_valid().to_numpy(zero_copy_only=False))
-    return Counts.of(array.dictionary.take(pa.array(used)), counts[used])
+    return ValueCounts.of(array.dictionary.take(pa.array(used)), counts[used])
 
 
 def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whole) -> Fitted:
@@ -165,14 +165,14 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
         return Fitted(vocabulary=vocabulary_of(values))
     fill = _fill_of(operations)
     if fill is not None and not whole.stored.num:
-        raise OptionError(f"column {column.name!r} has no value, so there is no {fill} to fill it with; pass a number")
+        raise OptionError(f"column {column.name!r} has no value, so there is no {fill} with which to fill it; pass a number")
     value = None if fill is None else whole.stored.mean if fill == "mean" else whole.histogram.median()  # type: ignore[union-attr]
     before = _before_normalize(operations)
     if before is None:
         return Fitted(fill=value)
     reached = whole.reached
     if whole.num_missing and any(isinstance(one, FillMissing) for one in before):
-        filled = Chain(before, Fitted(fill=value)).block_of(Values(np.array([np.nan]), None), column)
+        filled = Chain(before, Fitted(fill=value)).block_of(ColumnValues(np.array([np.nan]), None), column)
         reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
     if not reached.num:
         raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")
@@ -180,7 +180,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
 
 
 def vocabulary_of(values: pa.Array) -> Vocabulary:
-    """A vocabulary of these values; its digest depends on the values and their order alone."""
+    """Return a vocabulary of these values; its digest depends only on the values and their order."""
     digest = hashlib.sha256(f"{values.type} {len(values)}\n".encode())
     digest.update(keys_of_values(values).astype("<u8").tobytes())
     return Vocabulary.of(values, digest.hexdigest())

@@ -1,6 +1,6 @@
-"""Stable 64-bit keys of values, and the table that finds ids by them.
+"""Hash values to stable 64-bit keys, and look ids up by them.
 
-Keys depend on values alone: not on the process, the platform or a library's version.
+Keys depend only on values: not on the process, the platform or a library's version.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SEED = np.uint64(0x243F6A8885A308D3)
 
 
 def keys_of_numbers(values: NDArray[Any]) -> Words:
-    """(n,) a bijection of int64 values to 64-bit words. Floating values are told apart by their bits, -0.0 being 0.0."""
+    """Return (n,) keys, a bijection of int64 values. Floating values are distinguished by their bits, -0.0 being 0.0."""
     if values.dtype.kind == "f":
         return mix64((values.astype(np.float64) + 0.0).view(np.uint64) ^ _SEED)
     return mix64(values.astype(np.int64).view(np.uint64) ^ _SEED)
 
 
 def keys_of_texts(texts: pa.Array) -> Words:
-    """(n,) hashes of the bytes of strings or binary values; anything for nulls.
+    """Return (n,) hashes of the bytes of strings or binary values; anything for nulls.
 
     Each value's words of 8 bytes, the last padded with zeros, go through `mix64` one after another, starting from its length.
     """
@@ -38,7 +38,7 @@ def keys_of_texts(texts: pa.Array) -> Words:
         width: Any = np.int32
     else:
         width = np.int64
-    texts.validate(full=True)  # where each value lies
+    texts.validate(full=True)  # checks where each value lies
     _, ends, data = texts.buffers()
     num = len(texts)
     if not num:
@@ -60,9 +60,9 @@ def keys_of_texts(texts: pa.Array) -> Words:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdTable:
-    """Finds the ids of keys: a hash table with linear probing, at most half full. Thread-safe.
+    """A hash table from keys to ids, with linear probing, at most half full. Thread-safe.
 
-    `slots`: (2^k,) keys; `ids`: (2^k,) int32, -1 where the slot is empty.
+    `slots`: (2^k,) keys; `ids`: (2^k,) int32, -1 for empty slots.
     """
 
     slots: Words
@@ -70,7 +70,7 @@ class IdTable:
 
     @classmethod
     def of(cls, keys: Words) -> IdTable:
-        """The id of a key is its place. Raises FormatError where two keys are equal."""
+        """Return the table in which the id of a key is its position. Raises FormatError if two keys are equal."""
         size = 1 << max(4, (2 * len(keys)).bit_length())
         slots, ids = np.zeros(size, np.uint64), np.full(size, -1, np.int32)
         mask = np.int64(size - 1)
@@ -91,7 +91,7 @@ class IdTable:
         return cls(slots, ids)
 
     def find(self, keys: Words, *, otherwise: int) -> NDArray[np.int32]:
-        """(n,) int32 ids; `otherwise` for keys that are not in the table."""
+        """Return (n,) int32 ids; `otherwise` for keys that are not in the table."""
         mask = np.int64(len(self.slots) - 1)
         places = (keys & np.uint64(len(self.slots) - 1)).astype(np.int64)
         found = self.ids[places]

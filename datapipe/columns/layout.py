@@ -1,4 +1,4 @@
-"""Which columns make up which matrix of a batch, and of which dtype."""
+"""Lay out the columns of a table in the matrices of a batch, with their dtypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 LABEL = "label"
-_EXACT_BITS = {"float16": 11, "float32": 24, "float64": 53}  # integers of so many bits are exact
+_EXACT_BITS = {"float16": 11, "float32": 24, "float64": 53}  # integers of this many bits are exact
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 Patterns = Sequence[str]
@@ -21,12 +21,12 @@ Columns = Patterns | Mapping[str, Patterns] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class MatrixColumn:
     """One column of a matrix."""
 
     column: TableColumn  # of the table
-    dtype: str  # numpy's name, of the values before they are put into the matrix
-    chain: Chain | None = None  # what is done to the values; None: nothing
+    dtype: str  # numpy's name of the values' dtype before they are put into the matrix
+    chain: Chain | None = None  # the operations on the values; None: none
 
     @property
     def name(self) -> str:
@@ -34,16 +34,16 @@ class Feature:
 
     @property
     def fingerprint(self) -> str:
-        """Tells apart features with other values."""
+        """A hash that differs for features with other values."""
         return self.name if self.chain is None else f"{self.name} {self.chain.fingerprint}"
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Features side by side, (rows, features) row-major in one dtype; a vector has one feature and is handed out as (rows,)."""
+    """Features side by side, (rows, features) row-major in one dtype; a vector has one feature and is delivered as (rows,)."""
 
     name: str
-    features: tuple[Feature, ...]
+    features: tuple[MatrixColumn, ...]
     dtype: str  # numpy's name
     is_vector: bool = False
 
@@ -57,8 +57,8 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The matrices of a batch: the groups of columns in order, then the label where there is one."""
+class MatrixLayout:
+    """The matrices of a batch: the groups of columns in order, then the label if there is one."""
 
     groups: tuple[Matrix, ...]
     label: Matrix | None
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def row_nbytes(self) -> int:
-        """Of a row in memory, over all matrices."""
+        """The size of a row in memory, over all matrices."""
         return sum(matrix.row_nbytes for matrix in self.matrices)
 
     @property
@@ -80,7 +80,7 @@ class Layout:
 
     @property
     def fingerprint(self) -> str:
-        """Tells apart layouts that give other batches of the same rows."""
+        """A hash that differs for layouts that give other batches of the same rows."""
         parts = [(one.name, one.dtype, one.is_vector, [feature.fingerprint for feature in one.features]) for one in self.matrices]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -92,19 +92,19 @@ def layout_of(
     label: str | Patterns | None,
     dtypes: Mapping[str, str] | str | None,
     chains_of: Callable[[TableColumn], tuple[Chain, ...]] = lambda column: (),
-) -> Layout:
-    """The layout that a loader's arguments describe. Raises OptionError for those that cannot be, with the remedy.
+) -> MatrixLayout:
+    """Return the layout that a loader's arguments describe. Raises OptionError for invalid ones, with the remedy.
 
     `columns`: shell patterns; a mapping of names to patterns for several groups; None: all but the label. `label`: a column,
-    handed out as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one. `chains_of`: what is
-    made of a column, one feature for each chain; (): as it is.
+    delivered as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one. `chains_of`: returns the
+    chains of a column, one feature for each; (): the column unchanged.
     """
     label_columns = _label_columns(index, label)
     names = {column.name for column in label_columns}
     if columns is None:
         named = {"x": [column for column in index.columns if column.name not in names]}
         if not named["x"]:
-            raise OptionError("the table has no column beside the label; pass columns=")
+            raise OptionError("the table has no column besides the label; pass columns=")
     elif isinstance(columns, Mapping):
         named = {str(name): _matching(index, patterns, names, str(name)) for name, patterns in columns.items()}
     else:
@@ -112,14 +112,14 @@ def layout_of(
     if not named:
         raise OptionError("columns is empty; name groups of columns, or leave it out for all")
     if LABEL in named and label is not None:
-        raise OptionError(f"columns: a group is called {LABEL!r}, as the label's matrix is; call it otherwise")
+        raise OptionError(f"columns: a group is named {LABEL!r}, like the label's matrix; rename it")
     wanted = _dtypes(dtypes, [*named, *([LABEL] if label_columns else [])])
     groups = tuple(_matrix(name, _features(found, name, chains_of), wanted.get(name)) for name, found in named.items())
     vector = isinstance(label, str) and len(label_columns) == 1
     answer = (
         _matrix(LABEL, _features(label_columns, LABEL, chains_of), wanted.get(LABEL), is_vector=vector) if label_columns else None
     )
-    layout = Layout(groups, answer)
+    layout = MatrixLayout(groups, answer)
     index.check_present(column.name for column in layout.columns)
     return layout
 
@@ -145,7 +145,7 @@ def _patterns(value: object, what: str) -> list[str]:
 
 
 def _dtypes(dtypes: Mapping[str, str] | str | None, names: Sequence[str]) -> dict[str, str]:
-    """The dtype asked for, by group."""
+    """Return the requested dtype by group."""
     if dtypes is None:
         return {}
     if not isinstance(dtypes, Mapping):
@@ -159,24 +159,24 @@ def _dtypes(dtypes: Mapping[str, str] | str | None, names: Sequence[str]) -> dic
 def _dtype(value: object) -> str:
     name = str(value).removeprefix("torch.").replace("half", "float16") if not isinstance(value, type) else np.dtype(value).name
     if name not in DTYPES:
-        raise OptionError(f"dtypes: {value!r:.60} is none of {', '.join(DTYPES)}")
+        raise OptionError(f"dtypes: {value!r:.60} is not one of {', '.join(DTYPES)}")
     return name
 
 
 def _features(
     columns: Sequence[TableColumn], group: str, chains_of: Callable[[TableColumn], tuple[Chain, ...]]
-) -> tuple[Feature, ...]:
-    found: list[Feature] = []
+) -> tuple[MatrixColumn, ...]:
+    found: list[MatrixColumn] = []
     for column in columns:
         chains = chains_of(column)
         if not chains:
             _check_numeric(column, group)
-            found.append(Feature(column, column.dtype))
-        found += [Feature(column, chain.dtype_of(column), chain) for chain in chains]
+            found.append(MatrixColumn(column, column.dtype))
+        found += [MatrixColumn(column, chain.dtype_of(column), chain) for chain in chains]
     return tuple(found)
 
 
-def _matrix(name: str, features: tuple[Feature, ...], dtype: str | None, *, is_vector: bool = False) -> Matrix:
+def _matrix(name: str, features: tuple[MatrixColumn, ...], dtype: str | None, *, is_vector: bool = False) -> Matrix:
     if not features:
         raise OptionError(f"columns: the group {name!r} is empty; name a column or a pattern in it")
     if dtype is None:
@@ -191,19 +191,19 @@ def _check_numeric(column: TableColumn, group: str) -> None:
     if column.kind is ColumnKind.NUMBER:
         return
     remedy = {
-        ColumnKind.TEXT: "strings are no numbers: leave it out of columns=, or make ids of it by "
+        ColumnKind.TEXT: "strings are not numbers: leave it out of columns=, or make ids of it by "
         "transform=dp.Columns({NAME: dp.Columns.Categorify()})",
         ColumnKind.LIST: "lists have no fixed width: leave it out of columns=",
-        ColumnKind.DECIMAL: "no tensor holds decimals: leave it out of columns=, or pass "
+        ColumnKind.DECIMAL: "tensors cannot hold decimals: leave it out of columns=, or pass "
         "transform=dp.Columns({NAME: dp.Columns.Cast('float64')})",
-        ColumnKind.UNREAD: "no tensor is made of it: leave it out of columns=",
+        ColumnKind.UNREAD: "tensors cannot hold it: leave it out of columns=",
     }[column.kind]
-    told = remedy.replace("NAME", repr(column.name))
-    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {told}")
+    advice = remedy.replace("NAME", repr(column.name))
+    raise OptionError(f"column {column.name!r} of the group {group!r} is {column.type}: {advice}")
 
 
-def _common_dtype(name: str, features: Sequence[Feature]) -> str:
-    """The smallest dtype that holds all of them exactly; never a float that does not."""
+def _common_dtype(name: str, features: Sequence[MatrixColumn]) -> str:
+    """Return the smallest dtype that holds all of them exactly; never a float that does not."""
     common = np.result_type(*(feature.dtype for feature in features))
     floats = [feature for feature in features if feature.dtype.startswith("float")]
     if not floats:
@@ -213,8 +213,8 @@ def _common_dtype(name: str, features: Sequence[Feature]) -> str:
         kind = np.dtype(feature.dtype)
         if kind.kind in "iu" and 8 * kind.itemsize > _EXACT_BITS[widest]:
             raise OptionError(
-                f"columns: the group {name!r} has {feature.name} ({feature.dtype}) beside {floats[0].name} ({floats[0].dtype}), "
-                f"and {widest} does not hold every {feature.dtype}; give each kind a group of its own, or say "
+                f"columns: the group {name!r} has {feature.name} ({feature.dtype}) and {floats[0].name} ({floats[0].dtype}), "
+                f"and {widest} does not hold every {feature.dtype}; give each kind a group of its own, or pass "
                 f"dtypes={{{name!r}: 'float32'}}"
             )
     return widest

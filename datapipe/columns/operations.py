@@ -1,7 +1,7 @@
-"""Operations on the values of a column, as they are written in a recipe and as they are carried out.
+"""Define the operations on the values of a column, as a recipe lists them.
 
-An operation is a frozen dataclass; what fitting finds is kept beside it (`Fitted`). Carrying out works on blocks of rows:
-floating values in float32, or float64 where the column is, ids in int32.
+An operation is a frozen dataclass; the results of fitting are kept apart (`Fitted`). Operations run on blocks of rows:
+floating values in float32, or float64 if the column is, ids in int32.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _CASTS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 
 @dataclass(frozen=True, slots=True)
 class FillMissing:
-    """Nulls, and NaN, become `value`: a number, "mean" or "median" of the other values, which fitting finds.
+    """Replace nulls and NaN by `value`: a number, "mean" or "median" of the other values, which fitting finds.
 
-    `indicator`: adds a feature `NAME.missing` to the matrix, 1 where there was none. A median is found to 12 bits of mantissa,
+    `indicator`: adds a feature `NAME.missing` to the matrix, 1 where there was none. A median has 12 bits of mantissa,
     which is exact for whole numbers up to 4,095.
     """
 
@@ -39,17 +39,17 @@ class FillMissing:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """(x - mean) / std, both found by fitting over values as they come here, filled ones included; a std of 0 counts as 1."""
+    """Compute (x - mean) / std, both fitted over values as they arrive here, filled ones included; a std of 0 counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log1p:
-    """log(1 + x), and NaN below -1; clip before where that may come."""
+    """Compute log(1 + x), NaN below -1; put Clip before it if such values may come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Values below `min` become it, values above `max` likewise; NaN stays."""
+    """Limit values to `min` and `max`; NaN stays."""
 
     min: float | None = None
     max: float | None = None
@@ -61,12 +61,12 @@ class Clip:
         if self.min is None and self.max is None:
             raise OptionError("Clip(): pass min, max or both")
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise OptionError(f"Clip({self.min}, {self.max}): min is above max")
+            raise OptionError(f"Clip({self.min}, {self.max}): min is above max; swap them")
 
 
 @dataclass(frozen=True, slots=True)
 class Bucketize:
-    """The number of boundaries that are at most the value: 0 to len(boundaries). NaN is refused: fill it before."""
+    """Replace a value by the number of boundaries at or below it: 0 to len(boundaries). NaN is refused: fill it before."""
 
     boundaries: tuple[float, ...]
 
@@ -82,7 +82,7 @@ class Bucketize:
 
 @dataclass(frozen=True, slots=True)
 class HashBucket:
-    """A hash of the value modulo `size`, the same everywhere and in every version. Null is 0, values are 1 to size - 1."""
+    """Hash the value modulo `size`, the same everywhere and in every version. Null is 0, values are 1 to size - 1."""
 
     size: int
 
@@ -93,7 +93,7 @@ class HashBucket:
 
 @dataclass(frozen=True, slots=True)
 class Categorify:
-    """The value's place in a vocabulary that fitting makes: 0 padding, 1 null, 2 unseen, then by count descending, then by value.
+    """Replace a value by its place in a fitted vocabulary: 0 padding, 1 null, 2 unseen, then by count descending, then by value.
 
     Values that come fewer than `min_count` times are unseen, as are those beyond the `max_size` most frequent.
     """
@@ -110,7 +110,7 @@ class Categorify:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The value in another dtype. What an integer dtype does not hold is an error; decimals are cast to floating numbers."""
+    """Convert the value to another dtype. Values that an integer dtype cannot hold are an error; decimals become floats."""
 
     dtype: str
 
@@ -129,14 +129,14 @@ MAKES_IDS = (Bucketize, HashBucket, Categorify)
 
 
 def needs_fitting(operation: Operation) -> bool:
-    """Whether the operation has no meaning before a recipe is fitted."""
+    """Return True if the operation needs statistics from fitting."""
     return isinstance(operation, (Normalize, Categorify)) or (
         isinstance(operation, FillMissing) and isinstance(operation.value, str)
     )
 
 
 def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
-    """The operations of a column, in order. Raises OptionError for what is no chain of them, and for orders that mean nothing."""
+    """Return the operations of a column, in order. Raises OptionError for other objects, and for meaningless orders."""
     listed = list(operations) if isinstance(operations, (list, tuple)) else [operations]
     where = f"Columns: {pattern!r}"
     for operation in listed:
@@ -147,9 +147,9 @@ def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
         if isinstance(operation, (HashBucket, Categorify)) and before:
             raise OptionError(f"{where}: {type(operation).__name__} takes the stored values; put it first")
         if any(isinstance(one, MAKES_IDS) for one in before) and not isinstance(operation, Cast):
-            raise OptionError(f"{where}: {type(operation).__name__} after ids, which are no amounts; leave it out")
+            raise OptionError(f"{where}: {type(operation).__name__} after ids, which are not quantities; leave it out")
         if isinstance(operation, FillMissing) and any(not isinstance(one, Cast) for one in before):
-            raise OptionError(f"{where}: FillMissing fills what is stored; put it first")
+            raise OptionError(f"{where}: FillMissing fills stored values; put it first")
     for kind in (FillMissing, Normalize):
         if sum(isinstance(operation, kind) for operation in listed) > 1:
             raise OptionError(f"{where} has {kind.__name__} twice; once is enough")

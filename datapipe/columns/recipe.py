@@ -1,4 +1,4 @@
-"""`Columns`: which operations are done to which columns, fitted to a table, kept in a file."""
+"""`Columns`: assign operations to columns, fit them to a table, keep them in a file."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _DIRECTORY_SUFFIX = ".vocabularies"
 
 
 class Columns:
-    """A recipe: shell patterns of column names, and the operations done to the columns that they match, in order.
+    """A recipe: shell patterns of column names, and the operations on the columns that they match, in order.
 
     `operations`: `{"I*": [dp.Columns.FillMissing("median"), dp.Columns.Normalize()], "C*": dp.Columns.Categorify()}`. A column
-    that several patterns match goes by the first of them; one that none matches is left as it is. FillMissing("mean") and
-    "median", Normalize and Categorify need fitting: `fit` gives a recipe that is fitted, `save` and `load` keep it. Immutable.
-    Raises OptionError for what is no recipe.
+    that several patterns match follows the first of them; one that none matches is unchanged. FillMissing("mean") and
+    "median", Normalize and Categorify need fitting: `fit` returns a fitted recipe, `save` and `load` keep it. Immutable.
+    Raises OptionError for an invalid recipe.
     """
 
     FillMissing = ops.FillMissing
@@ -60,7 +60,7 @@ class Columns:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether all that needs fitting is fitted."""
+        """True if everything that needs fitting is fitted."""
         return self._fitted is not None or not any(needs_fitting(one) for chain in self._operations.values() for one in chain)
 
     @property
@@ -70,7 +70,7 @@ class Columns:
         return {name: fitted.vocabulary.values for name, fitted in found if fitted.vocabulary is not None}
 
     def num_ids(self, name: str) -> int:
-        """How many ids a column has: rows of an embedding table for it. Raises OptionError for a column without ids."""
+        """Return how many ids a column has: the rows of its embedding table. Raises OptionError for a column without ids."""
         chain = self._operations_of(name)
         for operation in chain or ():
             if isinstance(operation, ops.HashBucket):
@@ -90,15 +90,15 @@ class Columns:
         num_workers: int | None = None,
         on_rows: Callable[[int], None] = lambda num: None,
     ) -> Columns:
-        """This recipe, fitted to a table in one pass over it; the same for any number of threads.
+        """Return this recipe, fitted to a table in one pass over it; the same for any number of threads.
 
-        `on_rows`: told of each row group's rows. Raises what `open_table` and the reading of row groups raise, and OptionError
-        where an operation does not go with a column.
+        `on_rows`: called with each row group's number of rows. Raises what `open_table` and the reading of row groups raise, and
+        OptionError if an operation is unsuitable for a column.
         """
         index = open_table(source)
         chains = {column.name: chain for column in index.columns if (chain := self._operations_of(column.name)) is not None}
         for name, chain in chains.items():
-            Chain(chain).dtype_of(index.column(name))  # raises for what does not go together
+            Chain(chain).dtype_of(index.column(name))  # raises for unsuitable operations
         self._check_patterns(index)
         fitted = Columns(self._operations)
         workers = num_usable_cores() if num_workers is None else num_workers
@@ -106,9 +106,9 @@ class Columns:
         return fitted
 
     def chains_of(self, column: TableColumn) -> tuple[Chain, ...]:
-        """What is made of a column: one chain, and a second where missing values are indicated; () where nothing is said of it.
+        """Return the chains of a column: one, and a second if missing values are indicated; () if the recipe does not name it.
 
-        Raises OptionError for a column that needs fitting and is not among those the recipe was fitted to.
+        Raises OptionError for a column that needs fitting and is not among those to which the recipe was fitted.
         """
         operations = self._operations_of(column.name)
         if operations is None:
@@ -118,7 +118,7 @@ class Columns:
         return (chain, Chain(operations, chain.fitted, indicator=True)) if indicates else (chain,)
 
     def describe(self) -> list[str]:
-        """What fitting found, a line for each column, for people."""
+        """Return the results of fitting, a line for each column, for people."""
         lines = []
         for name, fitted in (self._fitted or {}).items():
             numbers = [f"{what} {value:.6g}" for what in ("fill", "mean", "std") if (value := getattr(fitted, what)) is not None]
@@ -132,7 +132,7 @@ class Columns:
     # -- files ----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recipe to a JSON file, and its vocabularies to Arrow files in a directory beside it. Atomic."""
+        """Write the recipe to a JSON file, and its vocabularies to Arrow files in a directory next to it. Atomic."""
         target = Path(path)
         document: dict[str, Any] = {
             "version": _VERSION,
@@ -145,9 +145,9 @@ class Columns:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Columns:
-        """The recipe of a file that `save` wrote, or that was written by hand.
+        """Return the recipe in a file that `save` wrote, or that was written by hand.
 
-        Raises FormatError for what is no recipe, IntegrityError for another vocabulary than it names, MissingDataError.
+        Raises FormatError for an invalid recipe, IntegrityError for another vocabulary than it names, MissingDataError.
         """
         where = os.fspath(path)
         try:
@@ -189,7 +189,7 @@ class Columns:
     def _check_patterns(self, index: TableIndex) -> None:
         for pattern in self._operations:
             if not any(fnmatch.fnmatchcase(column.name, pattern) for column in index.columns):
-                index.matching([pattern])  # raises, naming the columns that there are
+                index.matching([pattern])  # raises, listing the columns
 
 
 def _to_json(operation: Operation) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _from_json(value: Mapping[str, Any]) -> Operation:
     arguments = dict(value)
     name = arguments.pop("operation")
     if name not in KINDS:
-        raise ValueError(f"no operation is called {name!r:.30}")
+        raise ValueError(f"no operation is named {name!r:.30}")
     if "boundaries" in arguments:
         arguments["boundaries"] = tuple(arguments["boundaries"])
     made: Operation = KINDS[name](**arguments)
@@ -211,7 +211,7 @@ def _fitted_to_json(fitted: Fitted, directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: value for name in ("fill", "mean", "std") if (value := getattr(fitted, name)) is not None}
     if fitted.vocabulary is not None:
         directory.mkdir(exist_ok=True)
-        name = f"{fitted.vocabulary.digest[:32]}.arrow"  # of its contents: an older recipe's files are never replaced by others
+        name = f"{fitted.vocabulary.digest[:32]}.arrow"  # named by its contents, so that other recipes never replace it
         table = pa.table({"value": fitted.vocabulary.values})
         with atomic_writer(directory / name) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
@@ -229,7 +229,7 @@ def _fitted_from_json(value: Mapping[str, Any], directory: Path) -> Fitted:
 def _read_vocabulary(value: Mapping[str, Any], directory: Path) -> Vocabulary:
     digest = str(value["digest"])
     if len(digest) != hashlib.sha256().digest_size * 2 or not all(letter in "0123456789abcdef" for letter in digest):
-        raise ValueError("a vocabulary's digest is none")
+        raise ValueError("a vocabulary's digest is not a sha256")
     path = directory / f"{digest[:32]}.arrow"
     try:
         with pa.ipc.open_file(arrow_maps.map_file(path)) as reader:

@@ -1,6 +1,6 @@
-"""Arrow's arrays as numpy's.
+"""Convert Arrow's arrays to numpy's.
 
-Arrow leaves anything beneath nulls, so values are never looked at where the mask says that there is none.
+Arrow leaves arbitrary data beneath nulls, so values are never read where the mask says that there is none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """The values of a column. `data`: (n,), anything where `valid`, (n,) bool, is False; None: all are valid."""
+class ColumnValues:
+    """The values of a column. `data`: (n,), arbitrary where `valid`, (n,) bool, is False; None: all are valid."""
 
     data: NDArray[Any]
     valid: NDArray[np.bool_] | None
@@ -30,19 +30,19 @@ class Values:
         return 0 if self.valid is None else int(len(self.valid) - np.count_nonzero(self.valid))
 
 
-def values_of(array: pa.Array, column: TableColumn) -> Values:
-    """The values of a column of numbers, in its dtype or a narrower one that the matrix widens.
+def values_of(array: pa.Array, column: TableColumn) -> ColumnValues:
+    """Return the values of a column of numbers, in its dtype or a narrower one that the matrix widens.
 
     Raises DecodeError for unsigned values beyond int64, and times beyond it in the column's unit.
     """
     kind = array.type
     if pa.types.is_dictionary(kind):
-        array.validate(full=True)  # codes beyond the dictionary
+        array.validate(full=True)  # checks for codes beyond the dictionary
         array = array.dictionary_decode()
         kind = array.type
     valid = _mask(array)
     if pa.types.is_boolean(kind):
-        return Values(_bits(array, array.buffers()[1]).view(np.uint8), valid)
+        return ColumnValues(_bits(array, array.buffers()[1]).view(np.uint8), valid)
     data = _numbers(array)
     if data.dtype == np.uint64:
         signed = data.view(np.int64)
@@ -51,11 +51,11 @@ def values_of(array: pa.Array, column: TableColumn) -> Values:
         data = signed
     unit = getattr(kind, "unit", "ms" if pa.types.is_date64(kind) else column.unit)
     if unit != column.unit and unit in _PER_SECOND:
-        data = _in_unit(Values(data, valid), _PER_SECOND[column.unit] // _PER_SECOND[unit], column)
-    return Values(data, valid)
+        data = _in_unit(ColumnValues(data, valid), _PER_SECOND[column.unit] // _PER_SECOND[unit], column)
+    return ColumnValues(data, valid)
 
 
-def _in_unit(values: Values, factor: int, column: TableColumn) -> NDArray[np.int64]:
+def _in_unit(values: ColumnValues, factor: int, column: TableColumn) -> NDArray[np.int64]:
     data = values.data if values.valid is None else np.where(values.valid, values.data, 0)
     limit = np.iinfo(np.int64).max // factor
     if len(data) and (int(data.max()) > limit or int(data.min()) < -limit):
@@ -65,7 +65,7 @@ def _in_unit(values: Values, factor: int, column: TableColumn) -> NDArray[np.int
 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:
-    """The values as they lie in Arrow's memory, without a copy."""
+    """Return the values in Arrow's memory, without a copy."""
     kind, buffer = array.type, array.buffers()[1]
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         dtype = np.dtype(kind.to_pandas_dtype())

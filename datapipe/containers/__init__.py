@@ -1,4 +1,4 @@
-"""Containers: a path to samples becomes a `SampleIndex`. Nothing later knows formats."""
+"""Turn a path to samples into a `SampleIndex`. Code that uses the index does not depend on formats."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _FORMATS = {
     "parquet": re.compile(r".+\.parquet"),
     "arrow": re.compile(r"(?!.+\.index\.).+\.arrow"),
 }
-_OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
+_OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # files that lie next to shards
 
 
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:
-    """The samples at `path`: a converted dataset, on disk or in an object store; shards that others wrote; an image folder.
+    """Open the samples at `path`: a converted dataset, on disk or in an object store; shards of other tools; an image folder.
 
     Shards are WebDataset tars, TFRecord, HDF5, Parquet or Arrow files, given as a file, a directory or a glob pattern.
     Data that datapipe did not write is indexed on first use, which may take minutes for millions of
-    samples. Raises MissingDataError where nothing is there, UnfinishedError for a half-made dataset,
-    FormatError where the contents are not understood.
+    samples. Raises MissingDataError if the path does not exist, UnfinishedError for an unfinished dataset,
+    FormatError if the contents are not recognised.
     """
     text = path_name(path, "the path to the dataset")
     if not text:
@@ -53,7 +53,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
         raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
     if (here / MANIFEST_NAME).exists():
         manifest = read_manifest(here)
-        if manifest.container == "folder":  # of loose files there is an index, but no dataset: its paths may lead anywhere
+        if manifest.container == "folder":  # an index of loose files, but no dataset: its paths may lead anywhere
             raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
         return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
@@ -73,14 +73,14 @@ def _open_remote(location: Location) -> SampleIndex:
 
 
 def _remedy(text: str) -> str:
-    """For ways to name data that other libraries have."""
+    """Return advice for notations of paths that other libraries have."""
     if re.search(r"\{[^{}]*\.\.[^{}]*\}", text):
         return f"; braces are not expanded: write a pattern, such as {re.sub(r'{[^{}]*}', '*', text)}"
     return ""
 
 
 def _shards(paths: list[Path], text: str) -> ForeignSet:
-    """Shards of one format in one directory."""
+    """Check that these are shards of one format in one directory, and return them as a set."""
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
     for path in paths:
@@ -102,7 +102,7 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
 
 
 def _refuse_several_sets(shards: list[Path], directory: Path) -> None:
-    """`train-*` beside `test-*` are sets of their own, as on Hugging Face's hub."""
+    """Raise FormatError if `train-*` lies next to `test-*`, as on Hugging Face's hub: these are separate sets."""
     names = _grouped(shards, lambda path: re.split(r"[^A-Za-z]", path.name, maxsplit=1)[0])
     sets = held_apart_names(names)
     if sets:
@@ -119,7 +119,7 @@ def _grouped(paths: list[Path], name_of: Callable[[Path], str]) -> dict[str, lis
 
 
 def _container_of(name: str) -> str | None:
-    """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
+    """Return the format of a file of that name, or None if it is not a shard; hidden files, as macOS's `._x.tar`, are not."""
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None
     return next((container for container, pattern in _FORMATS.items() if pattern.fullmatch(name)), None)

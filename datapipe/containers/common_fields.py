@@ -1,7 +1,7 @@
-"""Which fields a set of shards has, where not every shard has the same: those that all samples have.
+"""Find the fields that all samples of a set of shards have.
 
-Without an image or a label in some shards a set is refused, as it would be trained on otherwise than meant; any other
-field that some samples lack is left out, and said once for the whole set.
+If some shards lack the image or the label, the set is refused, as training on it would not be what was meant; any other
+field that some samples lack is left out, which is reported once for the whole set.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
 from datapipe.index.sidecar import SidecarRows
 
-_NUM_NAMED = 8  # fields, in a message
+_NUM_NAMED = 8  # fields in a message
 _NEEDED = frozenset((IMAGE, LABEL))
 
 logger = get_logger(__name__)
 
 
 class CommonFields:
-    """Takes in one shard after the other. Not thread-safe."""
+    """Collects the fields of one shard after the other. Not thread-safe."""
 
     def __init__(self) -> None:
         self._num_samples = self._num_shards = 0
@@ -29,13 +29,13 @@ class CommonFields:
         self._unread: dict[str, str] = {}
 
     def add(self, rows: SidecarRows, fields: tuple[FieldSpec, ...], where: str) -> None:
-        """A shard, called `where`. Raises FormatError if it lacks the image or the label that others have, or the other way."""
+        """Add a shard named `where`. Raises FormatError if only it, or only the others, have the image or the label."""
         needed = {spec.name for spec in fields} & _NEEDED
         before = self._kinds.keys() & _NEEDED
         if self._num_shards and needed != before:
             had = ", ".join(self._kinds)
             has = ", ".join(spec.name for spec in fields)
-            raise FormatError(f"{where}: has fields {has}, the shards before it {had}; open them apart")
+            raise FormatError(f"{where}: has fields {has}, the shards before it {had}; open them separately")
         self._num_shards += 1
         self._num_samples += len(rows)
         self._unread |= rows.unread
@@ -48,11 +48,11 @@ class CommonFields:
             self._num_having[name] = self._num_having.get(name, 0) + len(rows) - num
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Those of every sample, in the order in which they came."""
+        """Return the fields of every sample, in the order in which they came."""
         return tuple(FieldSpec(name, next(iter(kinds))) for name, kinds in self._kinds.items() if self._is_common(name))
 
     def say_what_is_left_out(self, where: str) -> None:
-        """One warning for the fields that are left out, and one note of what is no field at all."""
+        """Log one warning of the fields that are left out, and one note of columns that cannot be fields."""
         left_out = [
             f"{name!r}, which {self._num_samples - self._num_having[name]} of {self._num_samples} samples lack"
             if self._num_having[name] < self._num_samples

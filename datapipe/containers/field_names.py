@@ -1,4 +1,4 @@
-"""Names of fields, and the kinds that names and first bytes suggest."""
+"""Name fields, and guess kinds from names and first bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from datapipe.core.errors import DecodeError
 IMAGE = "image"
 LABEL = "label"
 
-# What the tables of others, in Parquet and Arrow files, call the column of images, that of labels, and that of names.
+# Names of columns of images, labels and keys in Parquet and Arrow files of other tools.
 IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
 LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MAX_LENGTH = 32
-_OURS = frozenset(("cls", "id", "key", "size", "source"))  # names that one of the formats gives to something else
+_OURS = frozenset(("cls", "id", "key", "size", "source"))  # names to which one of the formats gives another meaning
 _SUFFIXES = frozenset(("jpg", "png", "webp", "bmp", "gif", "tif", "ppm", "npy"))  # of `datapipe.codecs.probe`'s encodings
 _MASK_WORDS = frozenset(
     ("mask", "masks", "seg", "segmentation", "segmentations", "segmentationclass", "trimap", "trimaps", "matte")
@@ -30,15 +30,15 @@ _TEXT_WORDS = frozenset(
 
 
 def is_field_name(name: str) -> bool:
-    """Whether every format can hold a field of that name: lower-case letters, digits and `_`, at most 32, a letter first.
+    """Return True if every format can hold a field of that name: lower-case letters, digits and `_`, at most 32, a letter first.
 
-    Names that a format gives to something else (`key`, `cls`, the suffixes of images) are none.
+    Names to which a format gives another meaning (`key`, `cls`, the suffixes of images) are excluded.
     """
     return bool(_NAME.fullmatch(name)) and name not in _OURS and name not in _SUFFIXES
 
 
 def field_name(text: str) -> str:
-    """A field's name made of what a source calls it; `_` behind a name that the formats keep for themselves."""
+    """Return a field's name for a source's name of it; appends `_` to a name that the formats reserve."""
     if _is_free(text):
         return text
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
@@ -53,17 +53,17 @@ def _is_free(name: str) -> bool:
 
 
 def is_mask_name(text: str) -> bool:
-    """Whether one of the words in it means a mask."""
+    """Return True if one of its words means a mask."""
     return not _MASK_WORDS.isdisjoint(_words(text))
 
 
 def is_text_name(text: str) -> bool:
-    """Whether one of the words in it means a text."""
+    """Return True if one of its words means a text."""
     return not _TEXT_WORDS.isdisjoint(_words(text))
 
 
 def kind_of_array(name: str, head: bytes) -> FieldKind:
-    """Whether a `.npy` file that begins with `head` is an array or, by its name, its shape and its type, a mask."""
+    """Return the kind of a `.npy` file that begins with `head`: an array, or by name, shape and dtype a mask."""
     try:
         header = read_npy_header(head)
     except DecodeError:
@@ -76,12 +76,12 @@ def _words(text: str) -> list[str]:
     return re.split(r"[^a-z]+", text.lower())
 
 
-HEAD_NBYTES = 256  # of a value: enough to tell what it is
-_UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin as the other encodings do
+HEAD_NBYTES = 256  # of a value: enough to recognise it
+_UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin like the other encodings
 
 
 def kind_of_bytes(name: str, head: bytes) -> FieldKind:
-    """`name`: what the shard calls the field; `head`: the first HEAD_NBYTES of a value."""
+    """Return the kind of a field. `name`: its name in the shard; `head`: the first HEAD_NBYTES of a value."""
     encoding = encoding_of(head)
     if is_text_name(name) and encoding not in _UNMISTAKABLE:
         return FieldKind.TEXT
@@ -95,7 +95,7 @@ def kind_of_bytes(name: str, head: bytes) -> FieldKind:
 
 
 def kind_of_text(name: str) -> FieldKind:
-    """Of a field that is declared to be text."""
+    """Return the kind of a field that is declared to be text."""
     return FieldKind.JSON if _is_json_name(name) else FieldKind.TEXT
 
 

@@ -1,4 +1,4 @@
-"""Image folders: one folder per class, one file per sample, as torchvision's `ImageFolder` reads them."""
+"""Index image folders: one folder per class, one file per sample, as torchvision's `ImageFolder` reads them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def refuse_several_sets(root: Path) -> None:
 
 
 def class_names(root: Path) -> list[str]:
-    """Class names in label order."""
+    """Return class names in label order."""
     return [os.fsdecode(name) for name in list_classes(root)]
 
 
 def index_folder(root: Path, notes: ScanNotes) -> Iterator[SidecarRows]:
-    """List the folder; sidecar rows of up to ROWS_PER_SIDECAR samples, in the order of ids.
+    """List the folder. Yields sidecar rows of up to ROWS_PER_SIDECAR samples, in the order of ids.
 
-    `notes` is told which directories were read.
+    `notes` receives the directories that were read.
 
     Files are not opened, so sizes and checksums are unknown and extents are whole files. Raises
-    MissingDataError or StorageError where a directory cannot be read.
+    MissingDataError or StorageError if a directory cannot be read.
     """
     rows, number = SidecarRows(("image",)), 0
     for label, name in enumerate(list_classes(root)):
@@ -52,16 +52,16 @@ FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABE
 
 
 def directory_times(root: Path, notes: ScanNotes) -> dict[str, int]:
-    """The modification times (ns) of the root and all directories read: they change when files come or go."""
+    """Return the modification times (ns) of the root and all directories read: they change when files come or go."""
     times = {os.fsdecode(directory): mtime_ns for directory, mtime_ns in notes.directories.items()}
     return {".": os.stat(root).st_mtime_ns, **times}
 
 
 def is_unchanged(root: Path, times: dict[str, int]) -> bool:
-    """Whether every directory still has its time."""
+    """Return True if every directory still has its time."""
     try:
         return all(os.stat(os.path.join(root, directory)).st_mtime_ns == mtime_ns for directory, mtime_ns in times.items())
-    except (OSError, ValueError):  # a name that no directory has
+    except (OSError, ValueError):  # a name that no directory can have
         return False
 
 
@@ -71,7 +71,7 @@ def _sorted_class(root: Path, name: bytes, notes: ScanNotes) -> list[ListedFile]
         problem = notes.problems[0]
         raise StorageError(f"{root}: {os.fsdecode(problem.source)}: {problem.reason}")
     for file in files:
-        if file.problem is not None:  # said now rather than in mid-epoch, and no link out of the root is ever read
+        if file.problem is not None:  # raised now rather than in mid-epoch, and so that no link out of the root is ever read
             source = os.fsdecode(file.source)
             raise StorageError(f"{root}: {source}: {file.problem}; remove it, or `datapipe convert` with --on-error skip")
     return files

@@ -1,9 +1,9 @@
-"""The index of data that datapipe did not write, made on first use and kept.
+"""Make and keep the index of data that datapipe did not write, on first use.
 
-For shards it is kept in `.datapipe-index/` beside them, so that every rank and node finds it; for image
-folders, where a further directory would pass for a class, and wherever the place is read-only, in the
-user's cache directory. It is made under a lock, and again when the data has changed: shards are known
-by size and modification time, folders by the times of their directories.
+The index of shards is kept in `.datapipe-index/` next to them, so that every rank and node finds it; that of image
+folders, where another directory would count as a class, and that of read-only places, in the
+user's cache directory. It is made under a lock, and made again when the data has changed: changes are detected by size and
+modification time of shards, and by the times of directories.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
-_STAMP_NAME = "source.json"  # what the data looked like when the index was made
-_INDEX_VERSION = 3  # of what is indexed: an index of another version is made again
+_STAMP_NAME = "source.json"  # the state of the data when the index was made
+_INDEX_VERSION = 3  # of the contents of an index: one of another version is made again
 
 logger = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class ForeignSet:
 
 
 def open_foreign(data: ForeignSet) -> SampleIndex:
-    """The index of `data`, from where it is kept if it is still true, else made now."""
+    """Return the index of `data`: the kept one if it is still valid, else one made now."""
     homes = _index_homes(data)
     for home in homes:
         if _is_true(_read_stamp(home), data):
@@ -70,7 +70,7 @@ def open_foreign(data: ForeignSet) -> SampleIndex:
 
 
 def _opened(data: ForeignSet, home: Path) -> SampleIndex:
-    """Raises FormatError for an index that is not of this data, whoever put it there."""
+    """Open a kept index. Raises FormatError if it is not of this data."""
     manifest = read_manifest(home)
     of_shards = data.container != "folder"
     if manifest.container != data.container or (of_shards and tuple(shard.name for shard in manifest.shards) != data.names):
@@ -79,23 +79,23 @@ def _opened(data: ForeignSet, home: Path) -> SampleIndex:
 
 
 def _index_homes(data: ForeignSet) -> list[Path]:
-    """Where the index of `data` may be kept, best first."""
+    """Return the places where the index of `data` may be kept, best first."""
     parts = (data.container, os.path.realpath(data.directory), *data.names)
     name = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
     cached = user_cache(INDEXES) / name[:24]
     if data.container == "folder":
         return [cached]
-    beside = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
-    home = data.directory / INDEX_DIRECTORY_NAME / beside[:8]
+    names_digest = hashlib.sha256("\0".join(data.names).encode(errors="surrogateescape")).hexdigest()
+    home = data.directory / INDEX_DIRECTORY_NAME / names_digest[:8]
     if any(os.path.islink(path) and leads_out(data.directory, path) for path in map(data.directory.joinpath, data.names)):
-        return [cached]  # what somebody put beside links is not believed about the files that they lead to
+        return [cached]  # do not trust an index next to links about the files to which they lead
     if leads_out(data.directory, home):
-        return [cached]  # nothing is written where a link in somebody's data leads
+        return [cached]  # never write to where a link in the data leads
     return [home, cached]
 
 
 def _first_writable(homes: list[Path]) -> Path:
-    """Make and return the first of `homes` that can be written. Raises StorageError where none can."""
+    """Create and return the first of `homes` that can be written. Raises StorageError if none can."""
     for home in homes:
         with contextlib.suppress(OSError):
             if home.is_relative_to(user_cache(INDEXES)):
@@ -108,7 +108,7 @@ def _first_writable(homes: list[Path]) -> Path:
 
 
 def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:
-    """Whether the data still looks as it did when its index was made, by a program that would index the same of it."""
+    """Return True if the data still looks as when its index was made, by a version that would make the same index."""
     if stamp.get("version") != _INDEX_VERSION:
         return False
     if data.container == "folder":
@@ -118,7 +118,7 @@ def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:
 
 
 def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
-    """Size (bytes) and modification time (ns) of every shard."""
+    """Return size (bytes) and modification time (ns) of every shard."""
     stats = {}
     for name in data.names:
         try:
@@ -130,7 +130,7 @@ def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
 
 
 def _read_stamp(home: Path) -> dict[str, Any]:
-    """What was noted when the index was made; nothing where there is none, or it does not parse."""
+    """Return the state of the data when the index was made; empty if there is none, or it does not parse."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         text = regular_files.read_bytes(home / _STAMP_NAME)
         with contextlib.suppress(ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _read_stamp(home: Path) -> dict[str, Any]:
 
 
 def _make_index(data: ForeignSet, home: Path) -> None:
-    """Write sidecars, then the manifest, then the stamp that makes them count."""
+    """Write sidecars, then the manifest, then the stamp that makes them valid."""
     with contextlib.suppress(FileNotFoundError):
         (home / _STAMP_NAME).unlink()
     stamp: dict[str, Any]
@@ -189,7 +189,7 @@ def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardI
 def _index_shards(
     data: ForeignSet, home: Path, stats: dict[str, list[int]]
 ) -> tuple[list[ShardInfo], tuple[FieldSpec, ...], tuple[str, ...] | None]:
-    """Scan every shard and write its sidecar; what there is, its fields, and its classes where shards name them."""
+    """Scan every shard and write its sidecar. Returns the shards, their fields, and their classes if shards name them."""
     index_shard = _scanner(data.container)
     shards: list[ShardInfo] = []
     fields = CommonFields()
@@ -199,7 +199,7 @@ def _index_shards(
         rows, found = index_shard(data.directory / name)
         fields.add(rows, found, str(data.directory / name))
         if shards and rows.classes != classes:
-            raise FormatError(f"{data.directory / name}: names other classes than the shards before it; open them apart")
+            raise FormatError(f"{data.directory / name}: names other classes than the shards before it; open them separately")
         classes = rows.classes
         digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
         nbytes, mtime_ns = stats[name]
@@ -220,14 +220,14 @@ def _index_shards(
 
 
 def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
-    """What indexes a shard of that format; imported here, as not all of them are light."""
+    """Return the function that indexes a shard of that format; imported here, as some formats need large libraries."""
     index_shard: Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
     index_shard = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard
     return index_shard
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:
-    """A bar on a terminal, after a second; nothing elsewhere."""
+    """Show a bar on a terminal, after a second; nothing elsewhere."""
     yield from tqdm(
         steps, total=total, desc=f"indexing {printable(data.where)}", unit="shard", disable=None, delay=1, leave=False
     )

@@ -1,4 +1,4 @@
-"""What Hugging Face's `datasets` writes about the columns of its Parquet and Arrow files: a document in the schema's metadata."""
+"""Read the metadata that Hugging Face's `datasets` writes into the schemas of its Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from datapipe.core.printable import get_logger
 
-FEATURES = b"huggingface"  # its key; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
+FEATURES = b"huggingface"  # the key; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What is said of the columns."""
+    """What the metadata says about the columns."""
 
     images: frozenset[str] = frozenset()
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by column of labels, their names
 
 
 def read_features(metadata: Mapping[bytes, bytes] | None, where: str) -> Features:
-    """Nothing where there is no such document, or it does not parse; the latter is worth a warning."""
+    """Return the features; none if there is no such document, or with a warning if it does not parse."""
     text = (metadata or {}).get(FEATURES)
     if text is None:
         return Features()

@@ -1,12 +1,12 @@
-"""The listing of an image folder: which files are samples, and in which order.
+"""List an image folder: which files are samples, and in which order.
 
 A folder of class folders is read in the order of torchvision's `ImageFolder`: classes by name; within
 a class by (path of the directory, file name), all compared as bytes. A sample's id is its place in
-that listing, so the folder itself and whatever was converted from it agree on ids.
+that listing, so the folder and everything converted from it agree on ids.
 
-What differs from `ImageFolder`, each for safety: hidden files and folders, `Thumbs.db` and macOS's
-`._*` are no samples; a symbolic link that leads out of the root is not followed; a link to a
-directory that it lies in, at any depth, is not descended into; a file with an image's name that cannot be a sample (a
+The differences from `ImageFolder`, each for safety: hidden files and folders, `Thumbs.db` and macOS's
+`._*` are not samples; a symbolic link that leads out of the root is not followed; a link to a
+directory that contains it, at any depth, is not descended into; a file with an image's name that cannot be a sample (a
 named pipe, a dangling link) keeps its place in the listing, with a `problem` instead of contents.
 """
 
@@ -37,7 +37,7 @@ class ListedFile:
     name: bytes
     nbytes: int
     mtime_ns: int
-    problem: str | None = None  # why it cannot be read, known without opening it
+    problem: str | None = None  # why it cannot be read, if known without opening it
 
     @property
     def source(self) -> bytes:
@@ -46,13 +46,13 @@ class ListedFile:
 
     @property
     def sort_key(self) -> tuple[bytes, bytes, bytes]:
-        """Sorting by this gives the listing's order."""
+        """The key by which sorting gives the listing's order."""
         return self.class_name, self.directory, self.name
 
 
 @dataclass(frozen=True, slots=True)
 class ScanProblem:
-    """A directory whose files are not in the listing though they should be."""
+    """A directory whose files are missing from the listing."""
 
     source: bytes  # relative to the root
     reason: str
@@ -60,35 +60,35 @@ class ScanProblem:
 
 @dataclass(slots=True)
 class ScanNotes:
-    """What a scan saw beside samples; filled while `scan_class` runs."""
+    """What a scan found besides samples; filled while `scan_class` runs."""
 
     num_ignored: int = 0  # files that are neither images by name nor junk
     num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
-    loops: list[bytes] = field(default_factory=list)  # links to a directory around them, not descended into
+    loops: list[bytes] = field(default_factory=list)  # links to a directory that contains them, not descended into
     problems: list[ScanProblem] = field(default_factory=list)
     directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
 
 
 def told_of_loops(loops: Sequence[str]) -> str:
-    """What to say of `loops`, the paths of links, of which there are some."""
+    """Return a message about `loops`, the paths of links, of which there is at least one."""
     shown = ", ".join(loops[:_MAX_SHOWN]) + (", ..." if len(loops) > _MAX_SHOWN else "")
     return f"{len(loops)} symbolic links to a folder around them not followed: {shown}"
 
 
 def is_junk(name: bytes) -> bool:
-    """Whether a file or folder of this name is left behind by a desktop, not put there as data."""
+    """Return True for the name of a file or folder that a desktop leaves behind, not data."""
     return name.startswith(b".") or name.lower() in _JUNK
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether the name ends like an image's; what the bytes are is another question (`datapipe.codecs.probe`)."""
+    """Return True if the name ends like an image's; `datapipe.codecs.probe` decides by content."""
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def list_classes(root: Path) -> list[bytes]:
-    """The class folders under `root`, in order.
+    """Return the class folders under `root`, in order.
 
-    Raises MissingDataError where `root` is no directory or holds none, StorageError where it cannot be read.
+    Raises MissingDataError if `root` is not a directory or holds none, StorageError if it cannot be read.
     """
     classes = list_folders(root, otherwise="pass a folder that holds one folder per class")
     if not classes:
@@ -97,9 +97,9 @@ def list_classes(root: Path) -> list[bytes]:
 
 
 def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
-    """The folders directly under `root`, hidden ones left out, sorted.
+    """Return the folders directly under `root`, sorted, without hidden ones.
 
-    Raises MissingDataError, for what is no directory with the remedy `otherwise`, or StorageError.
+    Raises MissingDataError, with the remedy `otherwise` if it is not a directory, or StorageError.
     """
     try:
         with os.scandir(os.fsencode(root)) as entries:
@@ -113,14 +113,14 @@ def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
 
 
 def held_apart(root: Path, classes: list[bytes]) -> tuple[bytes, ...]:
-    """The names of `classes` that are whole sets, as in a folder of `train/` and `val/`; empty if it is one set."""
+    """Return the names among `classes` that are whole sets, as in a folder of `train/` and `val/`; empty if it is one set."""
     top = os.fsencode(root)
     found = held_apart_names(os.fsdecode(name) for name in classes if _has_folders(os.path.join(top, name)))
     return tuple(map(os.fsencode, found))
 
 
 def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that are called as sets for training and for testing are; empty unless there are both."""
+    """Return those of `names` that name sets for training and for testing; empty unless there are both."""
     lowered = {name.lower(): name for name in names}
     train = [lowered[name] for name in _TRAIN_NAMES if name in lowered]
     held_out = [lowered[name] for name in _HELD_OUT_NAMES if name in lowered]
@@ -128,7 +128,7 @@ def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-    """The samples of one class, as the file system hands them out: sort by `sort_key`."""
+    """Yield the samples of one class, in the order of the file system: sort by `sort_key`."""
     seen = notes.directories.__setitem__
     return walk(root, class_name, notes, is_image_name, class_name=class_name, on_directory=seen)
 
@@ -142,10 +142,10 @@ def walk(
     class_name: bytes = b"",
     on_directory: Callable[[bytes, int], None] | None = None,
 ) -> Iterator[ListedFile]:
-    """The files below `start` (relative to `root`; b"" for all of it) whose names are wanted, as the file system has them.
+    """Yield the files below `start` (relative to `root`; b"" for all of it) whose names are wanted, in the file system's order.
 
-    Hidden files and folders are left out, links that lead out of the root or up not followed; `notes` hears of them and
-    of folders that cannot be read. `on_directory` hears of each directory and its mtime in ns. Streams: memory grows
+    Hidden files and folders are left out, links that lead out of the root or up are not followed; `notes` records them and
+    folders that cannot be read. `on_directory` is called with each directory and its mtime in ns. Streams: memory grows
     with the number of directories waiting to be read, not with the number of files.
     """
     top = os.fsencode(os.path.realpath(root))
@@ -179,7 +179,7 @@ def walk(
 
 
 def is_folder(entry: os.DirEntry[bytes]) -> bool:
-    """Whether it is a directory or leads to one; a link that leads to itself does not."""
+    """Return True for a directory or a link to one; False for a link that leads to itself."""
     try:
         return entry.is_dir()
     except OSError:
@@ -187,7 +187,7 @@ def is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _directories_around(start: bytes, top: bytes) -> Iterator[bytes]:
-    """`top`, and the directories between it and `start`; none for `start` of b"", which is `top`."""
+    """Yield `top`, and the directories between it and `start`; nothing if `start` is b"", which means `top`."""
     path = top
     for part in filter(None, start.split(b"/")):
         yield path
@@ -202,7 +202,7 @@ def _identity(path: bytes) -> tuple[int, int]:
 def _may_descend(
     path: bytes, top: bytes, parents: tuple[tuple[int, int], ...], source: bytes, notes: ScanNotes, *, is_link: bool
 ) -> bool:
-    """Whether the walk enters a directory: always, unless a link leads out of the root or back up."""
+    """Return True if the walk enters a directory: always, unless a link leads out of the root or back up."""
     if not is_link:
         return True
     if _identity(path) in parents:
@@ -235,7 +235,7 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
 
 def _leads_out(target: bytes) -> str:
     shown = target.decode(errors="backslashreplace")
-    return f"symbolic link leads out of the source, to {shown}; copy or bind-mount what it points to"
+    return f"symbolic link leads out of the source, to {shown}; copy or bind-mount its target"
 
 
 def _file_type(mode: int) -> str:

@@ -1,4 +1,4 @@
-"""A shard's bytes, mapped for being looked at here and there."""
+"""Map a shard's bytes for random access."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from datapipe.core.errors import FormatError, MissingDataError, StorageError
 
 @contextlib.contextmanager
 def mapped(path: Path, form: str) -> Iterator[mmap.mmap]:
-    """The bytes of `path`, a file of that form; nothing is read ahead, as headers and lengths are small beside the images.
+    """Yield the bytes of `path`, a file of that form. Nothing is read ahead, as headers are small compared with images.
 
-    Raises MissingDataError, StorageError, or FormatError for an empty file or what is none; also for an OSError within the block.
+    Raises MissingDataError, StorageError, or FormatError for an empty or irregular file; also for an OSError in the block.
     """
     try:
         with regular_files.open_file(path) as plain:

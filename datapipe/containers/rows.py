@@ -1,6 +1,6 @@
-"""Row groups of any container, read: values as the bytes that decoders and `field_values` take.
+"""Read row groups of any container: values as the bytes that decoders and `field_values` take.
 
-Numbers are `.npy` files, texts UTF-8, what is nested JSON; images as they are stored, or `.npy` files of pixels.
+Numbers are `.npy` files, texts UTF-8, nested values JSON; images are as stored, or `.npy` files of pixels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datapipe.index.row_groups import RowGroup, Rows
 def read_rows(group: RowGroup) -> Rows:
     """Read one field of a row group. Thread-safe.
 
-    Raises MissingDataError, StorageError, or IntegrityError where the shard is damaged or no longer what was indexed.
+    Raises MissingDataError, StorageError, or IntegrityError if the shard is damaged or has changed since it was indexed.
     """
     reader = importlib.import_module(f"datapipe.containers.{group.container}.rows")
     damage: tuple[type[Exception], ...] = reader.DAMAGE
@@ -41,7 +41,7 @@ def read_rows(group: RowGroup) -> Rows:
 
 @functools.lru_cache(maxsize=256)
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What a version 1 `.npy` file of such values in C order begins with."""
+    """Return the header of a version 1 `.npy` file of such values in C order."""
     sink = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(sink, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -49,10 +49,10 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The array as a `.npy` file."""
+    """Return the array as a `.npy` file."""
     return npy_header(array.shape, array.dtype) + array.tobytes()
 
 
 def json_bytes(value: object) -> bytes:
-    """The value as JSON. Raises TypeError or ValueError for what JSON does not have."""
+    """Return the value as JSON. Raises TypeError or ValueError for values that JSON does not have."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,1 +1,1 @@
-"""What every other room may use: errors, checks of arguments, files written atomically, observers."""
+"""Shared by every other room: errors, argument checks, atomic files, observers."""

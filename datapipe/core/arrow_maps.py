@@ -1,8 +1,8 @@
-"""Arrow files, mapped into memory without trust: no descriptor is kept, and nothing in them is decompressed.
+"""Map Arrow files into memory without trusting them: no descriptor stays open, and nothing is decompressed.
 
-Arrow's reader checks the messages of a file, but not the values in its buffers, and it decompresses what says to be
-compressed, to a size that the file tells. So compressed messages are refused here, before any of them is read; values
-are checked by who knows what they mean, with `RecordBatch.validate(full=True)`.
+Arrow's reader checks the messages of a file, but not the values in its buffers, and it decompresses compressed buffers
+to a size that the file states. So compressed messages are refused here, before any of them is read; the caller checks
+values with `RecordBatch.validate(full=True)`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from datapipe.core.regular_files import AnyPath
 
 MAGIC = b"ARROW1"  # a file of batches and a footer; a stream has neither
 
-# what pyarrow raises for damaged files, from its own checks and from what is built on them
+# The exceptions that pyarrow raises for damaged files, from its own checks and from those of Python.
 DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, struct.error)
 
 _STREAM_START = 8  # bytes of a file before its stream: the magic, padded
 _DICTIONARY, _BATCH = 2, 3  # MessageHeader of Arrow's Message.fbs
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # how compression was told before it had a field
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # marked compression before there was a field for it
 
 
 def map_file(path: AnyPath) -> pa.Buffer:
-    """Map a file; the map goes with the last buffer that is cut out of it. No descriptor stays open.
+    """Map a file. The map is freed with the last buffer cut out of it. No descriptor stays open.
 
-    Raises FormatError for what is no regular file, OSError as `os.open` does, or without a number where it is empty.
+    Raises FormatError if it is not a regular file, OSError as `os.open` does, or without a number if it is empty.
     """
     with regular_files.opened_by_name(path) as name, pa.memory_map(name) as opened:
         return opened.read_buffer()
 
 
 def is_file(data: pa.Buffer) -> bool:
-    """Whether it begins and ends as a file with a footer does."""
+    """Return True if the data begins and ends as an Arrow file with a footer does."""
     ends = (data.slice(0, len(MAGIC)), data.slice(max(0, data.size - len(MAGIC))))
     return data.size > 2 * _STREAM_START and all(end.to_pybytes() == MAGIC for end in ends)
 
 
 def stream_of(data: pa.Buffer) -> pa.Buffer:
-    """The stream in a mapped file. Raises ValueError where a batch of it is compressed, DAMAGE where it does not parse.
+    """Return the stream in a mapped file. Raises ValueError if a batch is compressed, DAMAGE if it does not parse.
 
-    A file with a footer is read as the stream that it begins with: a footer may point anywhere.
+    A file with a footer is read as the stream at its beginning: a footer may point anywhere.
     """
     stream = data.slice(_STREAM_START) if is_file(data) else data
     for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(stream)):
@@ -52,7 +52,7 @@ def stream_of(data: pa.Buffer) -> pa.Buffer:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Whether a message says that its body is compressed; see Arrow's Message.fbs."""
+    """Return True if a message says that its body is compressed; see Arrow's Message.fbs."""
     message = _Table(metadata, 0)
     kind = message.number(1)
     if kind not in (_DICTIONARY, _BATCH):
@@ -64,20 +64,21 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 class _Table:
-    """A table of a flatbuffer: https://flatbuffers.dev/internals. Raises struct.error where it reaches out of the bytes."""
+    """A table of a flatbuffer: https://flatbuffers.dev/internals. Raises struct.error for references out of the bytes."""
 
     def __init__(self, data: bytes, place: int) -> None:
-        """`place`: of the reference to the table."""
+        """`place`: that of the reference to the table."""
         self._data = data
         self._start = place + self._read("<I", place)
         self._slots = self._start - self._read("<i", self._start)
 
     def number(self, field: int) -> int:
-        """A field of one byte; 0 where it is left out."""
+        """Return a field of one byte; 0 if it is omitted."""
         place = self._place(field)
         return self._read("<B", place) if place else 0
 
     def table(self, field: int) -> _Table | None:
+        """Return a field that is a table; None if it is omitted."""
         place = self._place(field)
         return _Table(self._data, place) if place else None
 

@@ -1,9 +1,9 @@
-"""Files that are complete or absent.
+"""Write files so that they are complete or absent.
 
-A file is written under a temporary name beside its final one, flushed to disk, and renamed; the
+A file is written under a temporary name next to its final one, flushed to disk, and renamed; the
 directory is flushed after the rename. A process killed at any moment leaves the old file, the new
-file, or a temporary that every reader ignores. A rename replaces whatever has the name, a device
-or a named pipe as well, so what is there is looked at first.
+file, or a temporary that every reader ignores. A rename replaces anything of that name, also a device
+or a named pipe, so the present file is checked first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import IO, Any
 from datapipe.core.errors import StorageError
 
 TEMPORARY_SUFFIX = ".part"
-_NAME_LENGTH = 50  # characters of a name that its temporary bears, which must not grow too long for the file system
+_NAME_LENGTH = 50  # characters of the name that its temporary keeps, within the file system's limit
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Raise StorageError unless `path` is a regular file or nothing is there: the places that may be written.
+    """Raise StorageError unless `path` is a regular file or does not exist: the places that may be written.
 
-    A symbolic link is refused too, as one may lead anywhere; so is a name that the file system does not take.
+    A symbolic link is refused too, as it may lead anywhere; so is a name that the file system does not accept.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -36,9 +36,9 @@ def refuse_to_replace(path: Path) -> None:
     except OSError as exc:
         raise StorageError(exc.errno, f"cannot be written ({exc.strerror}); choose another place", os.fspath(path)) from exc
     except ValueError as exc:
-        raise StorageError(errno.EINVAL, f"is no name for a file ({exc})", os.fspath(path)) from exc
+        raise StorageError(errno.EINVAL, f"is not a valid file name ({exc})", os.fspath(path)) from exc
     if not stat.S_ISREG(mode):
-        what = next((what for is_one, what in _IRREGULAR if is_one(mode)), "no regular file")
+        what = next((what for is_one, what in _IRREGULAR if is_one(mode)), "not a regular file")
         raise StorageError(errno.EEXIST, f"is {what} and would be replaced; choose another place", os.fspath(path))
 
 
@@ -56,7 +56,7 @@ _IRREGULAR = (
 def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open `path` for writing; it appears, whole, when the block ends without an exception.
 
-    `mode`: of the new file, less the umask. The temporary name is no other writer's, so two writers of one path do not
+    `mode`: that of the new file, less the umask. The temporary name is unique, so two writers of one path do not
     mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
     """
     refuse_to_replace(path)
@@ -76,7 +76,7 @@ def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
     """Write `value` as sorted, indented JSON, atomically."""
-    # file names may hold bytes that are not UTF-8; backslashreplace turns what stands for them into JSON escapes
+    # file names may hold bytes that are not UTF-8; backslashreplace turns their surrogates into JSON escapes
     with atomic_writer(path, mode=mode) as file:
         file.write(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
@@ -88,7 +88,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory's entries to disk; where the file system has no such notion, do nothing."""
+    """Flush a directory's entries to disk; does nothing if the file system does not support it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

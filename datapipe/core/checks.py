@@ -1,4 +1,4 @@
-"""Arguments of several rooms, checked: each gives the value in its plain form, or raises OptionError that names the argument."""
+"""Check arguments: each function returns the value in its plain form, or raises OptionError that names the argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datapipe.core.errors import OptionError
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None) -> int:
-    """The int that `value` is, numpy's integers included: states are JSON."""
+    """Return `value` as an int; accepts numpy's integers, which JSON would not."""
     try:
         number = operator.index(value)
     except TypeError as exc:
@@ -26,7 +26,7 @@ def whole_number(value: Any, name: str, *, least: int | None = None) -> int:
 
 
 def real_number(value: Any, name: str) -> float:
-    """The finite float that `value` is."""
+    """Return `value` as a finite float."""
     try:
         number = float(value)
     except (TypeError, ValueError) as exc:
@@ -37,7 +37,7 @@ def real_number(value: Any, name: str) -> float:
 
 
 def path_name(value: Any, name: str) -> str:
-    """The path that `value` is, as a str: one that a file can have, whether there is one or not."""
+    """Return `value` as a str that can be the path of a file, whether it exists or not."""
     try:
         text: str = os.fspath(value)
         if not isinstance(text, str):
@@ -45,35 +45,35 @@ def path_name(value: Any, name: str) -> str:
         os.lstat(text)
     except TypeError as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a path: a str or a Path") from exc
-    except ValueError as exc:  # NUL, and halves of characters; bytes that are not UTF-8 are none of these
-        raise OptionError(f"{name} is {text!r:.60}, which no file can be called; check it") from exc
+    except ValueError as exc:  # NUL, and unpaired surrogates other than those that stand for bytes
+        raise OptionError(f"{name} is {text!r:.60}, which cannot be a file name; check it") from exc
     except OSError as exc:
         if exc.errno == errno.ENAMETOOLONG:
-            raise OptionError(f"{name} is {text[:40]!r}..., which no file can be called: it is too long; check it") from exc
+            raise OptionError(f"{name} is {text[:40]!r}..., which cannot be a file name: it is too long; check it") from exc
     return text
 
 
 def callable_or_none(value: Any, name: str) -> Any:
-    """`value`, if it can be called or is None."""
+    """Return `value` if it is callable or None."""
     if value is not None and not callable(value):
         raise OptionError(f"{name} is {value!r:.60}; it must be a function, or None")
     return value
 
 
 def iterable_or_none(value: Any, name: str) -> Any:
-    """`value`, if it can be iterated over or is None."""
+    """Return `value` if it is iterable or None."""
     if value is not None and not hasattr(value, "__iter__"):
-        raise OptionError(f"{name} is {value!r:.60}; it must be something to iterate over, or None")
+        raise OptionError(f"{name} is {value!r:.60}; it must be an iterable, or None")
     return value
 
 
-def positions_of(values: Any, whose: str) -> NDArray[np.int64]:
-    """(n,) positions in a dataset. A mask is refused: as positions it would mean the samples 0 and 1."""
+def positions_of(values: Any, giver: str) -> NDArray[np.int64]:
+    """Return (n,) positions in a dataset. Refuses a mask: as positions it would mean the samples 0 and 1."""
     try:
         array = np.asarray(values if hasattr(values, "__array__") or not isinstance(values, Iterable) else list(values))
     except (TypeError, ValueError) as exc:
-        raise OptionError(f"{whose} gave {values!r:.60}; it must give whole numbers, positions in the dataset") from exc
+        raise OptionError(f"{giver} gave {values!r:.60}; it must give whole numbers, positions in the dataset") from exc
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        remedy = "; of a mask these are numpy.flatnonzero(mask)" if array.dtype.kind == "b" else ""
-        raise OptionError(f"{whose} gave {values!r:.60}; it must give whole numbers, positions in the dataset{remedy}")
+        remedy = "; for a mask pass numpy.flatnonzero(mask)" if array.dtype.kind == "b" else ""
+        raise OptionError(f"{giver} gave {values!r:.60}; it must give whole numbers, positions in the dataset{remedy}")
     return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""Count the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _UNLIMITED = 1 << 30
 
 
 def num_usable_cores() -> int:
-    """The least of what affinity, the cgroup's quota and SLURM allow; at least 1."""
+    """Return the smallest limit of affinity, the cgroup's quota and SLURM; at least 1."""
     return max(1, min(len(os.sched_getaffinity(0)), _cgroup_cores(), positive_environment("SLURM_CPUS_PER_TASK", _UNLIMITED)))
 
 
 def positive_environment(name: str, default: int) -> int:
-    """A count in the environment, or `default` where there is none above 0."""
+    """Return a count from the environment, or `default` unless it is above 0."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() and int(text) > 0 else default
 
 
 def _cgroup_cores() -> int:
-    """The quota of cgroup v2 or v1, in whole cores, rounded up; very many where there is none."""
+    """Return the quota of cgroup v2 or v1, in whole cores, rounded up; a very large number if there is none."""
     for path in ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
         try:
             words = Path(path).read_text().split()

@@ -1,4 +1,4 @@
-"""The exception tree.
+"""Define the exception tree.
 
 Every error a user can cause derives from `DatapipeError` and from the builtin that callers already
 catch for it. Messages say what, where, what was found, and what to do; the command line prints them
@@ -13,7 +13,7 @@ from datapipe.core.printable import printable
 
 
 class DatapipeError(Exception):
-    """Root of everything datapipe raises on purpose. Its text is one printable line, whatever names it holds."""
+    """The root of all errors that datapipe raises on purpose. Its text is one printable line, whatever names it holds."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -24,27 +24,27 @@ class OptionError(DatapipeError, ValueError):
 
 
 class FormatError(DatapipeError, ValueError):
-    """A file is not what its place or its index says it is."""
+    """A file is not what its name or its index says it is."""
 
 
 class DecodeError(DatapipeError, ValueError, OSError):
-    """A sample's bytes do not decode: the sample is *bad*. An OSError too, as Pillow's for such an image."""
+    """A sample's bytes do not decode: the sample is *bad*. An OSError too, as Pillow's error for such an image."""
 
 
 class IntegrityError(DatapipeError, ValueError):
-    """Bytes differ from what was recorded when they were written."""
+    """Bytes differ from the record made when they were written."""
 
 
 class MissingDataError(DatapipeError, FileNotFoundError):
-    """A path, shard or file that should be there is not."""
+    """A path, shard or file that should exist does not."""
 
 
 class MissingSampleError(IntegrityError, MissingDataError):
-    """The file that a sample has to itself is gone, or no file any more: the sample is *bad*."""
+    """The file of a sample is gone, or no regular file any more: the sample is *bad*."""
 
 
 class UnfinishedError(DatapipeError, ValueError):
-    """A directory in which a conversion is still under way, or was interrupted."""
+    """A directory in which a conversion is in progress, or was interrupted."""
 
 
 class StorageError(DatapipeError, OSError):
@@ -55,7 +55,7 @@ class StorageError(DatapipeError, OSError):
             return super().__str__()
         name = self.filename
         where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else name}: "
-        return printable(f"{where}{self.strerror}")  # without the number, which tells people nothing more
+        return printable(f"{where}{self.strerror}")  # without the error number, which tells people nothing more
 
 
 class StateError(DatapipeError, ValueError):
@@ -71,4 +71,4 @@ class DependencyError(DatapipeError, ImportError):
 
 
 class BackendError(DatapipeError, RuntimeError):
-    """A library that decodes failed on a batch, for a reason of its own or for a bad sample in it."""
+    """A decoding library failed on a batch, because of its own state or of a bad sample."""

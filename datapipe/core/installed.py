@@ -1,4 +1,4 @@
-"""Versions of installed distributions."""
+"""Look up versions of installed distributions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution; None where it is not installed."""
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

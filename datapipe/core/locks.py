@@ -1,4 +1,4 @@
-"""Work that several processes would do at once, done by one of them: the others wait, and find it done."""
+"""Let one of several processes do a piece of work while the others wait, and then find it done."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import filelock
 
-NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))  # what file systems without flock(2) answer
+NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))  # the errors of file systems without flock(2)
 
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock at `path` for the block, as long as another process holds it wait.
+    """Hold the lock at `path` for the block; wait while another process holds it.
 
-    Only for work that may as well be done by several processes at once: on a file system without locks nobody waits. A
-    lock file in place of the kernel's lock would outlive a killed process there. Raises OSError where `path` cannot be made.
+    Only for work that several processes may also do at once: on a file system without locks nobody waits. A
+    lock file in place of the kernel's lock would outlive a killed process there. Raises OSError if `path` cannot be created.
     """
     lock = filelock.FileLock(path)
     try:

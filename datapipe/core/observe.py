@@ -1,4 +1,4 @@
-"""Where time goes: one event per block and stage, handed to whoever watches.
+"""Report where time goes: one event per block and stage, passed to an observer.
 
 The loader calls an `Observer` from the threads that do the work, so observers must be thread-safe
 and cheap. `null_observer` is the default and costs one call.
@@ -16,10 +16,10 @@ class Stage(enum.Enum):
 
     PLAN = "plan"  # order, index look-up, draws
     READ = "read"  # bytes from storage, checksum
-    NETWORK = "network"  # a thread waiting for bytes of an object store, which is no part of READ
+    NETWORK = "network"  # a thread waiting for bytes of an object store, not part of READ
     DECODE = "decode"  # bytes to pixels, crop and resize
     AUGMENT = "augment"  # pixel operations, dtype, normalisation
-    COLLATE = "collate"  # the batch put together; the user's collate_fn
+    COLLATE = "collate"  # putting the batch together; the user's collate_fn
     COPY = "copy"  # host to device
     WAIT = "wait"  # the consumer waiting in next()
 
@@ -29,18 +29,18 @@ class StageEvent:
     """One stage of one block (or, for COLLATE, COPY and WAIT, of one batch)."""
 
     stage: Stage
-    step: int  # of the epoch, counted from 0
+    step: int  # within the epoch, from 0
     start_ns: int  # time.perf_counter_ns
     duration_ns: int
     num_samples: int
-    nbytes: int = 0  # bytes read or moved; 0 where the stage moves none
+    nbytes: int = 0  # bytes read or moved; 0 if the stage moves none
 
 
 class Observer(Protocol):
-    """Receives events; called from several threads at once."""
+    """A receiver of events; called from several threads at once."""
 
     def __call__(self, event: StageEvent, /) -> None: ...
 
 
 def null_observer(event: StageEvent, /) -> None:
-    """Watch nothing."""
+    """Ignore the event."""

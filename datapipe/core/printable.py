@@ -1,6 +1,6 @@
-"""Text that may hold the names of files, made fit for a terminal or a log.
+"""Make text that may hold file names safe for a terminal or a log.
 
-A file's name may be any bytes but NUL and the slash: escape sequences that a terminal obeys, line ends that forge a line,
+A file's name may hold any bytes but NUL and the slash: escape sequences for a terminal, line ends that forge a line,
 bytes that are not UTF-8. Messages pass through here where they become text: an error in `str()`, a record in its logger,
 a line of a command when it is printed.
 """
@@ -11,15 +11,15 @@ import logging
 
 
 def printable(text: str) -> str:
-    r"""Return `text` as one line in which whatever does not print is an escape, such as `\x1b`; a byte that is not UTF-8 too.
+    r"""Return `text` as one line in which unprintable characters, and bytes that are not UTF-8, are escapes such as `\x1b`.
 
-    What prints stays, backslashes included, so that nothing changes when a message is put into another one.
+    Printable characters stay, backslashes included, so that nothing changes when a message is put into another one.
     """
     return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of that name; what is logged with it comes out printable, whoever handles it."""
+    """Return the logger of that name; its records come out printable, whichever handler they reach."""
     logger = logging.getLogger(name)
     if _make_printable not in logger.filters:
         logger.addFilter(_make_printable)
@@ -27,7 +27,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _escape(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # what os.fsdecode makes of a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode's surrogate for a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     named = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}.get(code)
     if named is not None:

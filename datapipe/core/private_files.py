@@ -1,6 +1,6 @@
-"""Files and directories for this user alone: what is kept tells of the user's data, its pixels, names and places.
+"""Create files and directories for this user alone, as what is kept reveals the user's data, its pixels, names and places.
 
-Nobody else may look into it, or put anything there for us to read, whatever the umask and the permissions of the data.
+Nobody else may read it, or put anything there for us to read, whatever the umask and the permissions of the data.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def private_directory(path: Path) -> Iterator[int]:
-    """Make the directory `path` where it is not there, and open it: a descriptor, for the block.
+    """Create the directory `path` if it does not exist, and open it: yields a descriptor, for the block.
 
-    Its mode is 0700 from then on, and that of directories made on the way to it. Raises OSError where it cannot be had, is
+    Its mode is 0700 from then on, and that of parent directories created here. Raises OSError if it cannot be created, is
     a symbolic link, or belongs to another user.
     """
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process is as far, or it is a dangling link
+        with contextlib.suppress(FileExistsError):  # another process created it, or it is a dangling link
             directory.mkdir(mode=0o700)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -33,9 +33,9 @@ def private_directory(path: Path) -> Iterator[int]:
 
 
 def open_private(name: str, directory: int, *, where: Path) -> int:
-    """Open the file `name` of a directory, given by its descriptor, for reading and writing; made where it is not there.
+    """Open the file `name` of a directory, given by its descriptor, for reading and writing; create it if it does not exist.
 
-    Its mode is 0600 from then on. Raises OSError for a symbolic link, what is no regular file, and another user's file.
+    Its mode is 0600 from then on. Raises OSError for a symbolic link, an irregular file, and another user's file.
     `where`: the path of the directory, for messages.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,7 +1,7 @@
-"""Open input files: regular ones only, without ever waiting, and inside the directory that they are named in.
+"""Open input files: regular ones only, without ever blocking, and inside the directory in which they are named.
 
-Nothing that lies in a dataset is trusted: a shard may be a named pipe, on which `open` waits for ever, or a link to a
-device; a name that stands in a file may lead anywhere. Whatever reads a file that this process has not just written
+Nothing in a dataset is trusted: a shard may be a named pipe, on which `open` blocks for ever, or a link to a
+device; a file name stored in a file may lead anywhere. All code that reads a file which this process has not just written
 opens it here.
 """
 
@@ -17,7 +17,7 @@ from datapipe.core.errors import FormatError
 
 AnyPath = str | bytes | os.PathLike[str]
 
-MAX_DOCUMENT_NBYTES = 256 << 20  # of a file that is read as a whole: the manifest of some 500,000 shards
+MAX_DOCUMENT_NBYTES = 256 << 20  # of a file that is read as a whole: the manifest of about 500,000 shards
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TYPES = {
@@ -29,13 +29,13 @@ _TYPES = {
 def open_descriptor(path: AnyPath) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; return its descriptor, which the caller closes, and its status.
 
-    Raises FormatError for what is no regular file, and OSError as `os.open` does.
+    Raises FormatError if it is not a regular file, and OSError as `os.open` does.
     """
-    _refuse_irregular(os.stat(path), path)  # before it is opened: opening a device may do something
+    _refuse_irregular(os.stat(path), path)  # before opening it: opening a device may have effects
     descriptor = os.open(path, _FLAGS)
     try:
         status = os.fstat(descriptor)
-        _refuse_irregular(status, path)  # it may be another file by now
+        _refuse_irregular(status, path)  # it may have been replaced since
     except BaseException:
         os.close(descriptor)
         raise
@@ -49,22 +49,22 @@ def open_file(path: AnyPath, *, buffering: int = -1) -> BinaryIO:
 
 
 def read_bytes(path: AnyPath, *, at_most: int = MAX_DOCUMENT_NBYTES) -> bytes:
-    """Return the bytes of a regular file; one of more than `at_most` is refused unread, by FormatError.
+    """Return the bytes of a regular file. Raises FormatError, without reading, if it has more than `at_most`.
 
     Raises as `open_descriptor` does.
     """
     descriptor, status = open_descriptor(path)
     with open(descriptor, "rb", buffering=0) as file:
         if status.st_size > at_most:
-            raise FormatError(f"{os.fsdecode(path)}: {status.st_size} bytes, of which at most {at_most} are read; is it damaged?")
+            raise FormatError(f"{os.fsdecode(path)}: {status.st_size} bytes, more than the limit of {at_most}; is it damaged?")
         return file.read()
 
 
 @contextlib.contextmanager
 def opened_by_name(path: AnyPath) -> Iterator[str]:
-    """Give a name of the open file, for libraries that open files themselves: it means this file and no other.
+    """Yield a name of the open file, for libraries that open files themselves: it means this file and no other.
 
-    The name is good within the block only; a library that has opened it keeps a descriptor of its own. Raises as
+    The name is valid within the block only; a library that has opened it keeps a descriptor of its own. Raises as
     `open_descriptor` does.
     """
     descriptor, _ = open_descriptor(path)
@@ -75,7 +75,7 @@ def opened_by_name(path: AnyPath) -> Iterator[str]:
 
 
 def refuse_irregular(path: AnyPath) -> None:
-    """Raise FormatError for what is there and no regular file; for what only a library can open."""
+    """Raise FormatError for a path that exists and is not a regular file; for files that only a library can open."""
     with contextlib.suppress(FileNotFoundError):
         _refuse_irregular(os.stat(path), path)
 
@@ -83,8 +83,8 @@ def refuse_irregular(path: AnyPath) -> None:
 def path_inside(root: str, name: str, *, named_in: AnyPath, follows: bool = False) -> str:
     """Return the path of `name` under `root`, where `name` was read from the file `named_in`.
 
-    Raises FormatError for a name that leads out: an absolute path, one with `..`, or an empty one. A symbolic link may
-    lead anywhere with `follows`, where whoever made it is trusted; otherwise what it leads to must lie under `root` too.
+    Raises FormatError for a name that leads out: an absolute path, one with `..`, or an empty one. With `follows`, a symbolic
+    link may lead anywhere, as its maker is trusted; otherwise its target must lie under `root` too.
     """
     parts = name.split("/")
     if not name or parts[0] == "" or ".." in parts or "\0" in name:
@@ -96,9 +96,9 @@ def path_inside(root: str, name: str, *, named_in: AnyPath, follows: bool = Fals
 
 
 def leads_out(root: AnyPath, path: AnyPath) -> bool:
-    """Whether `path`, with all symbolic links followed, lies outside of the directory `root`.
+    """Return True if `path`, with all symbolic links followed, lies outside of the directory `root`.
 
-    Hugging Face's cache counts as a whole: a snapshot in it is a folder of links to `blobs`, beside `snapshots`.
+    Hugging Face's cache counts as a whole: a snapshot in it is a folder of links to `blobs`, next to `snapshots`.
     """
     top, real = os.fsencode(os.path.realpath(root)), os.fsencode(os.path.realpath(path))
     if is_within(real, top):
@@ -108,21 +108,21 @@ def leads_out(root: AnyPath, path: AnyPath) -> bool:
 
 
 def is_within(real: bytes, top: bytes) -> bool:
-    """Whether a path is, or lies under, the directory `top`; both with all links followed."""
+    """Return True if a path is, or lies under, the directory `top`; both with all links followed."""
     return real == top or real.startswith(top.rstrip(b"/") + b"/")
 
 
 def _refuse_leading_out(root: str, path: str, parts: list[str], named_in: AnyPath) -> None:
-    if len(parts) == 1 and not os.path.islink(path):  # nothing to follow, as nearly always
+    if len(parts) == 1 and not os.path.islink(path):  # nothing to follow, the usual case
         return
     if leads_out(root, path):
         raise FormatError(
             f"{os.fsdecode(named_in)}: names {path}, a link that leads out of {root}, to {os.path.realpath(path)};"
-            " copy or bind-mount what it points to"
+            " copy or bind-mount its target"
         )
 
 
 def _refuse_irregular(status: os.stat_result, path: AnyPath) -> None:
     if not stat.S_ISREG(status.st_mode):
         found = _TYPES.get(stat.S_IFMT(status.st_mode), "special file")
-        raise FormatError(f"{os.fsdecode(path)}: a {found}, not a regular file; move it away, or put the file in its place")
+        raise FormatError(f"{os.fsdecode(path)}: a {found}, not a regular file; remove it, or put the file in its place")

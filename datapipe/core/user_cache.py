@@ -1,4 +1,4 @@
-"""What is kept for the user between runs, and where. Losing it costs the time to make it again."""
+"""Locate and use what is kept for the user between runs. Losing it costs the time to make it again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from datapipe.core.regular_files import read_bytes
 
 T = TypeVar("T")
 
-# Of datasets of others; decoded images; of backends on this machine; whether a GPU decodes regions.
+# Indexes of data that others wrote; decoded images; rates of backends on this machine; whether a GPU decodes regions.
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
-# Of datasets in object stores: indexes, where shards are kept, and what is on its way there.
+# Of datasets in object stores: their indexes, cached shards, and conversions before their upload.
 REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
 
 logger = get_logger(__name__)
@@ -33,11 +33,11 @@ def user_cache(name: str) -> Path:
 
 
 def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[], Any], parse: Callable[[Any], T]) -> T:
-    """Return what `make` found out under the same circumstances before, or let it find out now.
+    """Return the earlier result of `make` under the same circumstances, or call it now and keep the result.
 
-    `circumstances` and what `make` returns are JSON-safe. `parse` turns the latter into what is returned; where it raises
-    ValueError, KeyError or TypeError on what was kept, that is made again. Of several processes one makes it, and the
-    others wait. Where nothing can be kept, a warning is logged and it is made each time.
+    `circumstances` and the result of `make` are JSON-safe. `parse` turns the latter into the returned value; if it raises
+    ValueError, KeyError or TypeError on a kept result, the result is made again. One of several processes calls `make`, and the
+    others wait. If nothing can be kept, a warning is logged and `make` is called each time.
     """
     name = hashlib.sha256(json.dumps(dict(circumstances), sort_keys=True).encode()).hexdigest()[:16]
     path = user_cache(kind) / f"{name}.json"
@@ -46,7 +46,7 @@ def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[]
             stack.enter_context(private_directory(path.parent))
             stack.enter_context(one_at_a_time(path.with_suffix(".lock")))
         except OSError as exc:
-            logger.warning("%s cannot be kept in %s (%s); every process finds it out again", kind, path.parent, exc)
+            logger.warning("%s cannot be kept in %s (%s); every process makes it again", kind, path.parent, exc)
             return parse(make())
         try:
             return parse(json.loads(read_bytes(path))["found"])

@@ -50,7 +50,7 @@ class _Open:
         "sync_s",
     )
 
-    def __init__(self, of: Pass, start_ns: int, begin: Mark | None, num_ready: int) -> None:
+    def __init__(self, of: MeasuredPass, start_ns: int, begin: Mark | None, num_ready: int) -> None:
         self.of, self.start_ns, self.begin, self.num_ready = of, start_ns, begin, num_ready
         self.end_ns: int | None = None  # None: there was no batch
         self.end: Mark | None = None
@@ -62,7 +62,7 @@ class _Open:
         self.num_updates = 0
 
 
-class Bracket:
+class ThreadBracket:
     """Measures all loaders of one thread: only one step is in progress at a time, whichever loader it belongs to.
 
     The thread is the first one that begins. Work of other threads between begin and end is not measured, and neither is a
@@ -73,7 +73,7 @@ class Bracket:
         self.timeline = timeline or Timeline()
         self.clock = clock
         self._hooks = hooks or Hooks()
-        self._inside: Pass | None = None  # the pass that is in its next()
+        self._inside: MeasuredPass | None = None  # the pass that is in its next()
         self._open: _Open | None = None
         self._pending: deque[_Open] = deque()
         self._thread: int | None = None
@@ -84,10 +84,10 @@ class Bracket:
         self._syncs: dict[str, Syncs] = {}
         self._has_device = False
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> Pass:
+    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> MeasuredPass:
         """Return a pass over a loader; create it with its iterator. `loader`: any number that identifies the loader."""
         self._num_passes += 1
-        return Pass(self, self._num_passes - 1, loader, is_evaluation=is_evaluation)
+        return MeasuredPass(self, self._num_passes - 1, loader, is_evaluation=is_evaluation)
 
     def note_sync(self, name: str, host_s: float) -> None:
         """Record that the host has just waited `host_s` seconds for the device, in the function that users call `name`."""
@@ -136,9 +136,9 @@ class Bracket:
         device = self.clock.device if self._has_device else None
         return Context(device, self._num_nested, self._num_elsewhere, self._trains_elsewhere, dict(self._syncs))
 
-    # -- for Pass ---------------------------------------------------------------------------------
+    # -- for MeasuredPass -------------------------------------------------------------------------
 
-    def _begin(self, of: Pass, num_ready: int | None) -> None:
+    def _begin(self, of: MeasuredPass, num_ready: int | None) -> None:
         if self._thread is None:
             self._thread = threading.get_ident()
         if not self._is_ours():
@@ -154,7 +154,7 @@ class Bracket:
         self._close_with(start_ns, entry.begin)
         self._open = entry
 
-    def _end(self, of: Pass) -> None:
+    def _end(self, of: MeasuredPass) -> None:
         if self._inside is not of or not self._is_ours():
             return
         assert self._open is not None
@@ -162,7 +162,7 @@ class Bracket:
         self._open.end_ns = self.clock.now_ns()
         self._inside = None
 
-    def _stop(self, of: Pass) -> None:
+    def _stop(self, of: MeasuredPass) -> None:
         if not self._is_ours():
             return
         if self._inside is of:
@@ -239,12 +239,12 @@ class Bracket:
         return _NAN if start is None or end is None else self.clock.elapsed_s(start, end)
 
 
-class Pass:
-    """One pass over a loader, as its bracket measures it. Made by `Bracket.open_pass`."""
+class MeasuredPass:
+    """One pass over a loader, as its bracket measures it. Made by `ThreadBracket.open_pass`."""
 
     __slots__ = ("_bracket", "is_evaluation", "is_fresh", "loader", "pass_id")
 
-    def __init__(self, bracket: Bracket, pass_id: int, loader: int, *, is_evaluation: bool) -> None:
+    def __init__(self, bracket: ThreadBracket, pass_id: int, loader: int, *, is_evaluation: bool) -> None:
         self._bracket = bracket
         self.pass_id = pass_id
         self.loader = loader
@@ -266,7 +266,7 @@ class Pass:
 
 def watch(
     batches: Iterable[T],
-    bracket: Bracket,
+    bracket: ThreadBracket,
     *,
     loader: int = 0,
     is_evaluation: bool = False,

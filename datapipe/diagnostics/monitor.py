@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.attach.session import Session
-from datapipe.diagnostics.attach.watching import Hooks, Watch
+from datapipe.diagnostics.attach.watching import MeterHooks, Watch
 
 if TYPE_CHECKING:
     from datapipe.diagnostics.attach.recording import Recording
-    from datapipe.diagnostics.bracket import Bracket
+    from datapipe.diagnostics.bracket import ThreadBracket
 
 _ELSEWHERE = "this process runs under `datapipe diagnose`, which will write the diagnosis"
 
@@ -126,7 +126,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.session = Session(self._open_watch)
-        self.bracket: Bracket | None = None
+        self.bracket: ThreadBracket | None = None
         self.recording: Recording | None = None
         self._num_open = 0
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class _Shared:
             if not self._num_open and loaders.current_session() is self.session:
                 loaders.set_session(None)
 
-    def _open_watch(self, hooks: Hooks) -> Watch:
+    def _open_watch(self, hooks: MeterHooks) -> Watch:
         from datapipe.diagnostics.attach.recording import Recording, open_bracket
 
         self.bracket = open_bracket(hooks)

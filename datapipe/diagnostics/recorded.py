@@ -16,7 +16,7 @@ from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Ma
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TrialSource:
     """The kept sample of a loader's data, to try remedies on: a file, or the reason why there is none."""
 
     file: str | None  # a pickled `trials.sample.Sample`, next to the process's own file
@@ -36,7 +36,7 @@ class Process:
     events: tuple[tuple[int, StageEvent], ...]  # (loader, stage) of datapipe's
     troubles: tuple[str, ...]
     environment: Mapping[str, Any]
-    sources: Mapping[int, Source]
+    sources: Mapping[int, TrialSource]
     started_ns: int | None = None  # start of the process, or of its measurement; on the clock of the steps
     ended_ns: int | None = None
 
@@ -84,7 +84,7 @@ def process_of(found: Mapping[str, Any]) -> Process:
         events=tuple(map(_event, found["stages"])),
         troubles=tuple(found["troubles"]),
         environment=found["environment"],
-        sources={int(key): Source(**source) for key, source in found["sources"].items()},
+        sources={int(key): TrialSource(**source) for key, source in found["sources"].items()},
         started_ns=found["process"].get("started_ns"),
         ended_ns=found["process"].get("ended_ns"),
     )

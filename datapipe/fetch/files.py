@@ -1,4 +1,4 @@
-"""What reads the bytes of samples, wherever they lie."""
+"""Open the reader of samples' bytes, wherever they lie."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from datapipe.stores.settings import Remote
 
 
 class Files(Protocol):
-    """Reads extents. Thread-safe. `LocalFiles` says what its methods raise."""
+    """A thread-safe reader of extents. `LocalFiles` documents what its methods raise."""
 
     def read(self, extents: Extents, row: int) -> bytes: ...
 
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]: ...
 
     def will_need(self, extents: Extents) -> object:
-        """Begin to fetch these extents; returns at once. What is returned is to be kept until they have been read."""
+        """Begin to fetch these extents; returns at once. Keep the returned object until they have been read."""
 
     def take_network_ns(self) -> int:
-        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+        """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""
 
     def close(self) -> None: ...
 
 
 def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:
-    """Return what reads the samples of an index. `remote`: how, where some of them lie in object stores."""
+    """Return the reader for the samples of an index. `remote`: the settings for samples in object stores."""
     local = LocalFiles(row_groups=row_groups)
     if not index.is_remote:
         return local

@@ -1,4 +1,4 @@
-"""Values of samples from local files: bytes, checked against their checksums, or rows of row groups."""
+"""Read values of samples from local files: bytes, checked against their checksums, or rows of row groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import WHOLE_FILE, Extents
 
-# Of a file that is not where the listing saw it; whether the storage works is another question.
+# Errors of a file that is missing where the listing found it; they do not mean that the storage fails.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
 _RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 
@@ -35,8 +35,8 @@ _RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 class LocalFiles:
     """Reads extents with `pread`; shards stay open, at most `max_open` of them. Thread-safe.
 
-    `max_open` defaults to a quarter of the process's limit of open files, at most 512. What is addressed by rows is taken
-    out of `row_groups`.
+    `max_open` defaults to a quarter of the process's limit of open files, at most 512. Values that are addressed by rows come
+    from `row_groups`.
     """
 
     def __init__(self, *, max_open: int | None = None, row_groups: RowGroups | None = None) -> None:
@@ -46,17 +46,17 @@ class LocalFiles:
         self._row_groups = RowGroups() if row_groups is None else row_groups
 
     def read(self, extents: Extents, row: int) -> bytes:
-        """The bytes of one extent, behind their prefix where they have one.
+        """Return the bytes of one extent, after their prefix if they have one.
 
-        Raises MissingDataError, StorageError, or IntegrityError where the file is shorter than its index
-        says, the checksum differs, or a row group cannot be read; DecodeError where a row has no value or a sample is
-        larger than MAX_SAMPLE_NBYTES; MissingSampleError where a file that is a sample is gone, or no file any more.
+        Raises MissingDataError, StorageError, or IntegrityError if the file is shorter than its index
+        says, the checksum differs, or a row group cannot be read; DecodeError if a row has no value or a sample is
+        larger than MAX_SAMPLE_NBYTES; MissingSampleError if the file of a sample is gone, or no regular file any more.
         """
         (place,) = _places(extents, range(row, row + 1))
         return self._read(extents, row, *place)
 
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
-        """As `read`, of several extents, in fewer steps: the fault of one of them stands in place of its bytes.
+        """Return the bytes of several extents as `read` would, in fewer steps; an error takes the place of the bytes.
 
         Raises MissingDataError and StorageError.
         """
@@ -69,32 +69,32 @@ class LocalFiles:
         return found
 
     def _read(self, extents: Extents, row: int, path: str, offset: int, nbytes: int, crc: int, has_crc: int) -> bytes:
-        """`read`, given the numbers of the row."""
+        """Do what `read` does, given the numbers of the row."""
         if extents.row_groups is not None and (group := extents.row_groups[row]) is not None:
             return self._row_groups.value(group, offset)
         if extents.one_file_each or nbytes == WHOLE_FILE:
             return _read_whole(path)
         _check_size(nbytes)
         try:
-            file = self._file(path)  # held by name: dropped by other threads meanwhile, it stays open for this read
-            fits = offset + nbytes <= file.nbytes  # asked first: memory for what is to be read is had before it is
+            file = self._file(path)  # referred to here, so that it stays open for this read if another thread drops it
+            fits = offset + nbytes <= file.nbytes  # checked first, as `pread` allocates memory for all it is to read
             data = os.pread(file.descriptor, nbytes, offset) if fits else b""
         except OSError as exc:
             raise _translated(exc, path) from exc
         if not fits or len(data) != nbytes:
             raise IntegrityError(
                 f"{path}: ends within bytes {offset}..{offset + nbytes}: truncated, or changed since it was indexed; "
-                "`datapipe verify` names all damage"
+                "`datapipe verify` lists all damage"
             )
         if has_crc and (found := crc32c.crc32c(data)) != crc:
             raise IntegrityError(
                 f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {crc:08x}: "
-                "damaged; `datapipe verify` names all damage"
+                "damaged; `datapipe verify` lists all damage"
             )
         return data if extents.prefixes is None else extents.prefixes[row] + data
 
     def will_need(self, extents: Extents) -> None:
-        """Ask the kernel to read these extents ahead, row groups excepted; returns at once. Errors are left to `read`."""
+        """Ask the kernel to read these extents ahead, except row groups; returns at once. Errors are left to `read`."""
         if extents.one_file_each:
             return
         for span in plan_reads(extents):
@@ -103,7 +103,7 @@ class LocalFiles:
                 os.posix_fadvise(file.descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
 
     def take_network_ns(self) -> int:
-        """0: what a file system does behind a network is not told apart."""
+        """Return 0: a file system's use of a network is not visible."""
         return 0
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class LocalFiles:
 
 
 class _OpenFile:
-    """A descriptor that is closed when the last thread lets go of it."""
+    """A descriptor that is closed when the last thread drops it."""
 
     __slots__ = ("descriptor", "nbytes")
 
@@ -138,7 +138,7 @@ class _OpenFile:
 
 
 def _places(extents: Extents, rows: Sequence[int]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Path, offset, number of bytes, checksum and whether there is one: one array at a time, which costs less than by row."""
+    """Yield path, offset, size, checksum and has_crc of each row; converting whole arrays costs less than converting by row."""
     numbers = extents.offset, extents.nbytes, extents.crc32c, extents.has_crc
     if isinstance(rows, range):
         some = slice(rows.start, rows.stop, rows.step)
@@ -159,24 +159,24 @@ def _read_whole(path: str) -> bytes:
         finally:
             os.close(descriptor)
     except DatapipeError as exc:
-        if isinstance(exc, FormatError):  # a file of its own is a sample: this one is bad, whatever lies beside it
+        if isinstance(exc, FormatError):  # the file is a sample of its own, so only that one is bad
             raise MissingSampleError(f"{exc}; {_RESTORE}") from exc
         raise
     except OSError as exc:
         if exc.errno in _GONE:
-            raise MissingSampleError(f"{path}: is missing, or no file any more ({exc.strerror}); {_RESTORE}") from exc
+            raise MissingSampleError(f"{path}: is missing, or no regular file any more ({exc.strerror}); {_RESTORE}") from exc
         raise _translated(exc, path) from exc
     except ValueError as exc:
-        raise MissingSampleError(f"{path}: is no name for a file ({exc}); {_RESTORE}") from exc
+        raise MissingSampleError(f"{path}: is not a valid file name ({exc}); {_RESTORE}") from exc
 
 
 def _check_size(nbytes: int) -> None:
-    """Raise DecodeError for more than is read into memory for one sample."""
+    """Raise DecodeError for a sample that is too large to read into memory."""
     if nbytes > MAX_SAMPLE_NBYTES:
         raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
 
 
 def _translated(exc: OSError, path: str) -> MissingDataError | StorageError:
     if isinstance(exc, FileNotFoundError):
-        return MissingDataError(f"{path}: is missing; `datapipe verify {Path(path).parent}` names what else is")
+        return MissingDataError(f"{path}: is missing; `datapipe verify {Path(path).parent}` lists everything that is")
     return StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})")

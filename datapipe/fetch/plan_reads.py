@@ -1,4 +1,4 @@
-"""Which reads serve some extents best."""
+"""Choose the reads that serve some extents best."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from datapipe.index.entries import Extents
 
-MAX_GAP = 1 << 16  # bytes read for nothing rather than seeking over them
+MAX_GAP = 1 << 16  # bytes read in vain rather than skipped
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """A run of bytes of one file."""
 
     path: str
@@ -19,9 +19,9 @@ class Span:
     nbytes: int
 
 
-def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[Span]:
-    """Spans that cover all extents of bytes, those within `max_gap` bytes of each other joined."""
-    spans: list[Span] = []
+def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[ByteSpan]:
+    """Return spans that cover all extents of bytes, joining those within `max_gap` bytes of each other."""
+    spans: list[ByteSpan] = []
     path, start, end = "", 0, -1
     wanted: Iterable[tuple[str, int, int]] = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
     if extents.row_groups is not None:
@@ -31,8 +31,8 @@ def plan_reads(extents: Extents, *, max_gap: int = MAX_GAP) -> list[Span]:
             end = max(end, offset + nbytes)
             continue
         if end >= 0:
-            spans.append(Span(path, start, end - start))
+            spans.append(ByteSpan(path, start, end - start))
         path, start, end = here, offset, offset + nbytes
     if end >= 0:
-        spans.append(Span(path, start, end - start))
+        spans.append(ByteSpan(path, start, end - start))
     return spans

@@ -1,4 +1,4 @@
-"""Bytes of samples in object stores: ranges of shards, asked for ahead of use and checked when they are read."""
+"""Read bytes of samples in object stores: ranges of shards, requested ahead of use and checked when read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
-from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import Requests, requests
 from datapipe.stores.settings import Remote
 
@@ -25,21 +25,21 @@ _Key = tuple[str, int, int]  # url, offset, number of bytes
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """How reading from stores fares."""
+    """Figures of reading from stores."""
 
-    rate: float  # requests per second, lately
+    rate: float  # requests per second, recently
     p95_s: float  # latency
-    limit: int  # requests under way at once, at most
+    limit: int  # largest number of requests in flight
     num_under_way: int
     cached: tuple[int, int, int, int] | None  # shards kept, of how many; samples read from there, and from the store
     cache_place: str
-    missing_nbytes: int  # of shards for which the cache has no room
+    missing_nbytes: int  # of shards for which the cache has no space
 
 
 class RemoteFiles:
-    """Reads extents of objects by ranges, others as `local` does. Thread-safe; not to be used in a forked child.
+    """Reads extents of objects by ranges, others as `local` does. Thread-safe; do not use it in a forked child.
 
-    Infrastructure that fails is a StorageError, never a bad sample. Bytes whose checksum differs are fetched once more; if it
+    A failure of the infrastructure is a StorageError, never a bad sample. Bytes whose checksum differs are fetched again; if it
     still differs the sample is bad, as on a disk.
     """
 
@@ -48,12 +48,12 @@ class RemoteFiles:
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
-        self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
+        self._pending: weakref.WeakValueDictionary[_Key, PendingBytes] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._waited = threading.local()
 
     def read(self, extents: Extents, row: int) -> bytes:
-        """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
+        """Return the bytes of one extent. Raises StorageError, and what LocalFiles raises."""
         if not is_url(extents.paths[row]):
             return self._local.read(extents, row)
         (found,) = self.read_each(extents, [row])
@@ -62,7 +62,7 @@ class RemoteFiles:
         return found
 
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
-        """As `LocalFiles.read_each`."""
+        """Return the bytes of several extents, or errors in their place, as `LocalFiles.read_each`."""
         found: dict[int, bytes | DecodeError | IntegrityError] = {}
         here = [row for row in rows if not is_url(extents.paths[row])]
         if here:
@@ -87,7 +87,7 @@ class RemoteFiles:
         return [found[row] for row in rows]
 
     def will_need(self, extents: Extents) -> object:
-        """Begin to fetch these extents. They are given up when what is returned is."""
+        """Begin to fetch these extents. Dropping the returned object gives them up."""
         there = [row for row, path in enumerate(extents.paths) if is_url(path)]
         if len(there) < len(extents):
             self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
@@ -98,13 +98,13 @@ class RemoteFiles:
         return self._ask(keys, is_urgent=False)
 
     def take_network_ns(self) -> int:
-        """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
+        """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""
         waited_ns: int = getattr(self._waited, "ns", 0)
         self._waited.ns = 0
         return waited_ns
 
     def facts(self) -> StoreFacts:
-        """What is known at this moment. Raises LifecycleError in a forked child."""
+        """Return the present figures. Raises LifecycleError in a forked child."""
         shared, cache = self._requests(), self.cache
         return StoreFacts(
             rate=shared.window.rate,
@@ -120,7 +120,7 @@ class RemoteFiles:
         self._local.close()
 
     def _kept(self, key: _Key, checksum: int | None) -> bytes | None:
-        """The bytes, where the cache of shards has them and they are intact."""
+        """Return the bytes if the cache of shards has them and they are intact."""
         assert self.cache is not None
         url, offset, nbytes = key
         data = self.cache.read(url, offset, nbytes) if nbytes <= MAX_SAMPLE_NBYTES else None
@@ -129,14 +129,14 @@ class RemoteFiles:
             return None
         return data
 
-    def _checked(self, key: _Key, pending: Pending | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
-        """The bytes that were asked for, or what is wrong with them."""
+    def _checked(self, key: _Key, pending: PendingBytes | None, checksum: int | None) -> bytes | DecodeError | IntegrityError:
+        """Return the requested bytes, or the error in them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
         data = self._wait(pending)
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
-        again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
+        again = PendingBytes(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
         data = self._wait(again)
         if (differs := crc32c.crc32c(data)) == checksum:
@@ -144,10 +144,10 @@ class RemoteFiles:
         url, offset, nbytes = key
         return IntegrityError(
             f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
-            "damaged; `datapipe verify` names all damage"
+            "damaged; `datapipe verify` lists all damage"
         )
 
-    def _wait(self, pending: Pending) -> bytes:
+    def _wait(self, pending: PendingBytes) -> bytes:
         if pending.is_done:
             return pending.wait()
         start_ns = time.perf_counter_ns()
@@ -160,16 +160,16 @@ class RemoteFiles:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()
         return [(extents.paths[row], offset, nbytes) for row, offset, nbytes in zip(rows, offsets, sizes, strict=True)]
 
-    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[Pending | None]:
-        """What was asked for before, or is now. None for more bytes than a sample may have."""
-        asked: list[Pending | None] = []
-        new: list[Pending] = []
+    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[PendingBytes | None]:
+        """Return pending reads, requested before or now. None for more bytes than a sample may have."""
+        asked: list[PendingBytes | None] = []
+        new: list[PendingBytes] = []
         with self._lock:
             for key in keys:
                 url, offset, nbytes = key
                 pending = self._pending.get(key)
                 if (pending is None or pending.has_failed) and nbytes <= MAX_SAMPLE_NBYTES:
-                    pending = self._pending[key] = Pending(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
+                    pending = self._pending[key] = PendingBytes(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
                     if nbytes:
                         new.append(pending)
                     else:

@@ -1,4 +1,4 @@
-"""Row groups in memory: read when first asked for, kept while there is room."""
+"""Keep row groups in memory: read when first needed, kept while there is space."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from datapipe.index.row_groups import RowGroup, Rows
 
 MAX_NBYTES = 256 << 20
 
-# What a windowed order has under way. A window is twice as long as a row group, so that it takes part in three of them, and
-# batches are made ahead, in the window that follows, with two more.
+# What a windowed order has in use. A window is twice as long as a row group, so it overlaps three of them, and
+# batches made ahead, in the next window, overlap two more.
 _NUM_UNDER_WAY = 5  # row groups in each lane
 _WINDOWS_NBYTES = 1 << 30
 
 
 def max_lanes(group_nbytes: int) -> int:
-    """Lanes of a windowed order such that `row_groups_of_windows` has room for them; at least one.
+    """Return the lanes of a windowed order for which `row_groups_of_windows` has space; at least one.
 
-    `group_nbytes`: of the wanted fields of a row group. The same on every machine, as orders depend on it.
+    `group_nbytes`: size of the wanted fields of a row group. The same on every machine, as orders depend on it.
     """
     return max(1, _WINDOWS_NBYTES // (_NUM_UNDER_WAY * max(1, group_nbytes)))
 
 
 def row_groups_of_windows(num_fields: int) -> RowGroups:
-    """Room for what a windowed order has under way: 1 GiB, or the row groups of one lane where those are larger."""
+    """Return a cache with space for a windowed order: 1 GiB, or the row groups of one lane if those are larger."""
     return RowGroups(max_nbytes=_WINDOWS_NBYTES, min_groups=_NUM_UNDER_WAY * num_fields)
 
 
 class RowGroups:
     """The row groups used last, of at most `max_nbytes`; but `min_groups` of them, however large. Thread-safe.
 
-    What threads have just read, or still use, comes on top: one row group for each of them.
-    Where there is no room, those go first of which as many rows were read as they have: an epoch is done with them. A row
-    group is read once however many threads ask for it meanwhile; they wait. What failed to be read is tried again when
-    next asked for. `read`: reads one, and raises what it raises.
+    Row groups that threads have just read, or still use, come on top: one for each thread.
+    If there is no space, row groups of which as many values were read as they have rows go first: an epoch is done with them. A
+    row group is read once however many threads need it meanwhile; they wait. A row group that failed is read again when
+    it is needed again. `read`: reads a row group; its errors are raised.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class RowGroups:
         _everywhere.add(self)
 
     def value(self, group: RowGroup, row: int) -> bytes:
-        """The value in a row of the shard. Raises MissingDataError, StorageError, IntegrityError or DecodeError."""
+        """Return the value in a row of the shard. Raises MissingDataError, StorageError, IntegrityError or DecodeError."""
         return self._rows(group)[row - group.first]
 
     @property
     def nbytes(self) -> int:
-        """Of what is kept."""
+        """The size of what is kept."""
         return self._nbytes
 
     def _rows(self, group: RowGroup) -> Rows:
@@ -88,7 +88,7 @@ class RowGroups:
         except Exception as exc:
             reading.error = exc
             raise
-        finally:  # whoever waits goes on, and reads it himself where this thread was interrupted
+        finally:  # waiting threads go on; if this thread was interrupted, one of them reads
             with self._lock:
                 del self._readings[group]
                 if reading.rows is not None:
@@ -97,7 +97,7 @@ class RowGroups:
         return rows
 
     def _keep(self, group: RowGroup, rows: Rows) -> None:
-        """Make room, then keep it: `nbytes`, which is read without the lock, is never beyond the bound."""
+        """Make space, then keep it: `nbytes`, which is read without the lock, never exceeds the bound."""
         kept = _Kept(rows, rows.nbytes)
         while self._nbytes + kept.nbytes > self._max_nbytes and len(self._kept) >= self._min_groups:
             oldest = next(itertools.chain(self._spent, self._kept))
@@ -109,7 +109,7 @@ class RowGroups:
 
     def _use(self, group: RowGroup, kept: _Kept) -> None:
         self._kept.move_to_end(group)
-        if group in self._spent:  # another epoch
+        if group in self._spent:  # a new epoch
             del self._spent[group]
             kept.num_used = 0
         kept.num_used += 1
@@ -118,8 +118,8 @@ class RowGroups:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[RowGroup, _Kept] = OrderedDict()  # the one used last at the end
-        self._spent: dict[RowGroup, None] = {}  # of them, those of which all was read; the longest time ago first
+        self._kept: OrderedDict[RowGroup, _Kept] = OrderedDict()  # the one used last is at the end
+        self._spent: dict[RowGroup, None] = {}  # those of which all was read; the least recent first
         self._readings: dict[RowGroup, _Reading] = {}
         self._nbytes = 0
 
@@ -137,7 +137,7 @@ _everywhere: weakref.WeakSet[RowGroups] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """In a forked child: threads that were reading, or held a lock, are not there to end it."""
+    """Reset all caches in a forked child: threads that were reading, or held a lock, do not exist there."""
     for groups in list(_everywhere):
         groups._forget()
 

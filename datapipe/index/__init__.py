@@ -1,1 +1,1 @@
-"""Where each sample's bytes are: manifests, sidecars, and the indexes that loaders read by."""
+"""Locate each sample's bytes: manifests, sidecars, and the indexes that loaders read."""

@@ -1,4 +1,4 @@
-"""Several datasets as one: their samples one after the other, each from where it lies."""
+"""Concatenate several datasets: their samples one after the other, each read from its own place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class ConcatIndex:
-    """What a `SampleIndex` is, over several datasets. Thread-safe; pickles as its arguments.
+    """The interface of `SampleIndex` over several datasets. Thread-safe; pickles as its arguments.
 
     A sample's id is the number of slots of the datasets before its own, plus its id there. Fields are those that all datasets
     have. Raises OptionError where no field is common.
@@ -63,7 +63,7 @@ class ConcatIndex:
         return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
-        """(m,) the sample ids at these positions."""
+        """Return (m,) the sample ids at these positions."""
         check_positions(positions, len(self))
         ids = np.empty(len(positions), np.int64)
         for place, rows in self._shared_out(positions, self._first_position):
@@ -71,7 +71,7 @@ class ConcatIndex:
         return ids
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """The labels and the extents of `field` of these samples."""
+        """Return the labels and the extents of `field` of these samples."""
         found = [
             (rows, self.parts[place].look_up(ids[rows] - self._first_id[place], field))
             for place, rows in self._shared_out(ids, self._first_id)
@@ -82,7 +82,7 @@ class ConcatIndex:
         return Entries(ids, labels, _spread_extents([(rows, entries.extents) for rows, entries in found], len(ids)))
 
     def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
-        """As `SampleIndex.row_grouping`; a dataset that is addressed by bytes is one row group among the others.
+        """Return row groups as `SampleIndex.row_grouping` does; a dataset addressed by bytes is one row group among the others.
 
         None also for a selection.
         """
@@ -97,7 +97,7 @@ class ConcatIndex:
         return RowGrouping(np.append(np.concatenate(starts), len(self)), max(grouping.nbytes for grouping in known))
 
     def labels(self, ids: Ints | None = None) -> Ints:
-        """(n,) the label of every sample in dataset order, or of these."""
+        """Return (n,) the label of every sample in dataset order, or of these."""
         if ids is None:
             return np.concatenate([part.labels() for part in self.parts])
         labels = np.empty(len(ids), np.int64)
@@ -108,19 +108,19 @@ class ConcatIndex:
         return labels
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         place = int(np.searchsorted(self._first_id, id, side="right")) - 1
         there = self.parts[place].describe(id - int(self._first_id[place]))
         return Description(id, there.path, there.key, there.source)
 
     def _shared_out(self, numbers: Ints, starts: Ints) -> list[tuple[int, Ints]]:
-        """The datasets that ids or positions belong to, and the rows of those in each."""
+        """Return the datasets to which ids or positions belong, and the rows of those in each."""
         places = np.searchsorted(starts, numbers, side="right") - 1
         return [(int(place), np.flatnonzero(places == place)) for place in np.unique(places)]
 
 
 def _concat_manifest(parts: Sequence[PartIndex]) -> Manifest:
-    """What the datasets have in common."""
+    """Return a manifest of what the datasets have in common."""
     manifests = [part.manifest for part in parts]
     first = manifests[0]
     common: tuple[FieldSpec, ...] = tuple(spec for spec in first.fields if all(spec in other.fields for other in manifests))
@@ -176,7 +176,7 @@ def _spread_extents(parts: Sequence[tuple[Ints, Extents]], num: int) -> Extents:
 
 
 def _whole_files(extents: Extents) -> Ints:
-    """Sizes, where files that are one extent each stay such among others."""
+    """Return sizes; whole files stay WHOLE_FILE among other extents."""
     return np.full(len(extents), WHOLE_FILE, np.int64) if extents.one_file_each else extents.nbytes
 
 

@@ -20,19 +20,19 @@ class Extents:
     """Where one field of some samples lies: bytes of a file, or a row of a row group."""
 
     paths: list[str]  # (m,) file of each
-    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard where there is a row group
-    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; in a row group the approximate size of the value, 0 if unknown
+    offset: NDArray[np.int64]  # (m,) bytes; the row of the shard if there is a row group
+    nbytes: NDArray[np.int64]  # (m,), or WHOLE_FILE; with a row group the approximate size of the value, 0 if unknown
     crc32c: NDArray[np.uint32]  # (m,)
-    has_crc: NDArray[np.uint8]  # (m,) 1 where crc32c is known
-    one_file_each: bool  # the extents are whole files, so keeping them open does not help
-    prefixes: list[bytes] | None = None  # (m,) bytes to put before those of each; None: none
-    row_groups: list[RowGroup | None] | None = None  # (m,) the row group to read for each; None: bytes of the file
+    has_crc: NDArray[np.uint8]  # (m,) 1 if crc32c is known
+    one_file_each: bool  # the extents are whole files, so keeping them open is no use
+    prefixes: list[bytes] | None = None  # (m,) bytes that belong before those of each; None: none
+    row_groups: list[RowGroup | None] | None = None  # (m,) the row group to read for each; None: bytes
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def take(self, rows: list[int]) -> Extents:
-        """Return those of some of the samples, by row."""
+        """Return the extents of some of the samples."""
         return Extents(
             paths=[self.paths[row] for row in rows],
             offset=self.offset[rows],
@@ -47,10 +47,10 @@ class Extents:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What an index knows of some samples: their ids, labels and extents."""
+    """The index entries of some samples."""
 
     ids: NDArray[np.int64]  # (m,)
-    labels: NDArray[np.int64]  # (m,) -1 where a sample has none
+    labels: NDArray[np.int64]  # (m,) -1 if a sample has none
     extents: Extents
 
     def __len__(self) -> int:
@@ -59,16 +59,16 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Where one sample comes from, for messages."""
+    """One sample, described for people."""
 
     id: int
     path: str  # the file that holds it
     key: bytes
-    source: str  # path of the file it was converted from, relative to the source; "" where it was not
+    source: str  # path of the file it was converted from, relative to the source; "" if it was not converted
 
     def __str__(self) -> str:
         text = f"{self.path}: sample {self.id}"
-        if self.key != os.fsencode(self.path[-len(self.key) :]):  # else a file of its own, whose path says it all
+        if self.key != os.fsencode(self.path[-len(self.key) :]):  # otherwise a file of its own, identified by its path
             text += f" ({self.source or os.fsdecode(self.key)})"
         return printable(text)
 

@@ -1,4 +1,4 @@
-"""Image files that somebody lists, as an index: paths and labels in memory, in the order given."""
+"""Index a list of image files: paths and labels in memory, in the order given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class FileListIndex:
-    """What a `SampleIndex` is, over a list of files; ids are places in it. Thread-safe; pickles as its arguments.
+    """The interface of `SampleIndex` over a list of files; ids are places in it. Thread-safe; pickles as its arguments.
 
     `paths`: of the images. `labels`: (n,), None where there are none. `where`: what to call them in messages. Files are
     looked at when they are read: what is no image, or is gone, is reported then.
@@ -58,7 +58,7 @@ class FileListIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A name for these files with these labels in this order: of their names, not of their contents."""
+        """A hash of these files with these labels in this order: of their names, not of their contents."""
         if self._fingerprint is None:
             digest = hashlib.sha256("\0".join(self._paths).encode(errors="surrogateescape"))
             digest.update(b"-" if self._labels is None else self._labels.astype("<i8").tobytes())
@@ -70,12 +70,12 @@ class FileListIndex:
         return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
-        """(m,) the sample ids at these positions: the same numbers."""
+        """Return (m,) the sample ids at these positions: the same numbers."""
         check_positions(positions, len(self))
         return positions
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """The labels and the extents of these files, each read whole."""
+        """Return the labels and the extents of these files, each read whole."""
         none = np.zeros(len(ids), np.int64)
         whole = np.full(len(ids), WHOLE_FILE, np.int64)
         extents = Extents(
@@ -89,17 +89,17 @@ class FileListIndex:
         return Entries(ids, np.full(len(ids), -1) if self._labels is None else self._labels[ids], extents)
 
     def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
-        """None: files may be read in any order."""
+        """Return None: files may be read in any order."""
         return None
 
     def labels(self, ids: Ints | None = None) -> Ints:
-        """(n,) the label of every file in order, or of these; -1 where there are none."""
+        """Return (n,) the label of every file in order, or of these; -1 where there are none."""
         if self._labels is None:
             return np.full(len(self) if ids is None else len(ids), -1, np.int64)
         return self._labels if ids is None else self._labels[ids]
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         return Description(id, self._paths[id], os.fsencode(self._paths[id]), "")
 
 

@@ -1,9 +1,9 @@
-"""`dataset.json`: what a converted dataset is made of.
+"""Read and write `dataset.json`, the manifest of a converted dataset.
 
 The manifest is written last, so a directory that has one is complete, and readers trust only what it
 names. It holds nothing that depends on when, where or by how many workers it was made. What is read is checked against a
-schema and against the checksum that was written with it: the schema refuses what no program wrote, the checksum what was
-damaged since.
+schema and against the checksum that was written with it: the schema refuses what no program wrote, the checksum detects
+later damage.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_SLOTS = 1 << 40  # in a dataset
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard and what it must contain. Slots are places in the dataset's written order."""
+    """One shard and its expected contents. Slots are places in the dataset's written order."""
 
     name: str  # file name, without directory
     num_samples: int
     nbytes: int
     first_slot: int
     num_slots: int
-    sha256: str = ""  # of the shard's bytes; empty for shards that somebody else wrote
+    sha256: str = ""  # of the shard's bytes; empty for shards that datapipe did not write
     index_sha256: str = ""
     skipped: tuple[int, ...] = ()  # slots, ascending, whose sample was left out as bad
     mtime_ns: int = 0  # of a foreign shard when it was indexed; 0 for converted ones
@@ -50,12 +50,12 @@ class Manifest:
     container: str  # "tar", "folder", ...
     fields: tuple[FieldSpec, ...]
     shards: tuple[ShardInfo, ...]
-    classes: tuple[str, ...] | None = None  # names by label, where labels are classes
+    classes: tuple[str, ...] | None = None  # names by label, if labels are classes
     class_to_idx: dict[str, int] | None = None
     permutation_key: int | None = None  # the slot of an id is Permutation(num_slots, key).inverse(id); None: the id
-    image_size: tuple[int, int] | None = None  # (height, width) where all images share one
+    image_size: tuple[int, int] | None = None  # (height, width) if all images share one
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the conversion, as typed
-    source_digest: str = ""  # of the listing it was made from: names, sizes, labels; "" where nobody recorded it
+    source_digest: str = ""  # of the source's listing: names, sizes, labels; "" if not recorded
 
     @property
     def num_samples(self) -> int:
@@ -67,22 +67,22 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """A name for the contents, 16 hex digits: the same shards in the same order have the same name."""
+        """A hash of the contents, 16 hex digits: the same shards in the same order have the same one."""
         digest = hashlib.sha256(f"{self.container} {self.permutation_key}\n".encode())
         for shard in self.shards:
-            contents = shard.sha256 or shard.index_sha256  # of what others wrote, names and sizes are known
+            contents = shard.sha256 or shard.index_sha256  # of shards that datapipe did not write, names and sizes are known
             digest.update(f"{shard.name} {shard.num_samples} {shard.nbytes} {contents}\n".encode())
         return digest.hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON-safe values."""
+        """Return the manifest as JSON-safe values."""
         value = dataclasses.asdict(self)
         value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Manifest:
-        """Rebuild and check a manifest; `where` names its file in errors. Raises FormatError for all that no manifest is."""
+        """Rebuild and check a manifest; `where` names its file in errors. Raises FormatError if it is not a valid one."""
         if not isinstance(value, dict) or value.get("version") != MANIFEST_VERSION:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
             raise FormatError(f"{where}: manifest version {found!r:.40}, expected {MANIFEST_VERSION}; convert again or upgrade")
@@ -135,7 +135,7 @@ class _Shard(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """What stands in the file."""
+    """The document in the file."""
 
     version: Literal[1]
     num_samples: _Count
@@ -148,11 +148,11 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     image_size: tuple[_Side, _Side] | None
     options: dict[str, Any]
     source_digest: str = ""
-    checksum: _Digest = ""  # of the rest; "" where nobody computed it
+    checksum: _Digest = ""  # of the rest; "" if not recorded
 
 
 def _check(manifest: Manifest, where: str) -> None:
-    """Raise FormatError for what a schema cannot say: names that lead out or come twice, slots that overlap or leave gaps."""
+    """Raise FormatError for what a schema cannot check: names that lead out or come twice, slots that overlap or leave gaps."""
     if manifest.permutation_key is not None and manifest.permutation_key >= 1 << 64:
         raise FormatError(f"{where}: the permutation's key has more than 64 bits; convert again")
     for what, names in (("field", [one.name for one in manifest.fields]), ("shard", [one.name for one in manifest.shards])):
@@ -173,17 +173,17 @@ def _check(manifest: Manifest, where: str) -> None:
                 " left out, which do not fit together; convert again"
             )
     if slot > MAX_SLOTS:
-        raise FormatError(f"{where}: claims {slot} slots, more than there can be; convert again")
+        raise FormatError(f"{where}: claims {slot} slots, more than a dataset can have; convert again")
 
 
 def _are_slots_of(shard: ShardInfo) -> bool:
-    """Whether the skipped slots are the shard's, and ascend."""
+    """Return True if the skipped slots are the shard's, in ascending order."""
     edges = (shard.first_slot - 1, *shard.skipped, shard.first_slot + shard.num_slots)
     return all(before < after for before, after in itertools.pairwise(edges))
 
 
 def _checksum(value: dict[str, Any]) -> str:
-    """Return the sha256, in hex, of a manifest's JSON in a form that spaces and the order of its members do not change."""
+    """Return the sha256, in hex, of a manifest's JSON in a form independent of spaces and the order of members."""
     rest = {name: one for name, one in value.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -191,15 +191,15 @@ def _checksum(value: dict[str, Any]) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Read `directory/dataset.json`.
 
-    Raises UnfinishedError for a directory under construction, MissingDataError where there is no
-    manifest, StorageError where it cannot be read, FormatError for one that no program wrote or that is damaged.
+    Raises UnfinishedError for a directory under construction, MissingDataError if there is no
+    manifest, StorageError if it cannot be read, FormatError for one that no program wrote or that is damaged.
     """
     refuse_unfinished(directory)
     return read_document(directory)
 
 
 def read_document(directory: Path) -> Manifest:
-    """Read `directory/dataset.json`, also beside the marker of a conversion under way. Raises as `read_manifest` does."""
+    """Read `directory/dataset.json`, also next to the marker of a conversion in progress. Raises as `read_manifest` does."""
     path = directory / MANIFEST_NAME
     try:
         text = regular_files.read_bytes(path)
@@ -211,7 +211,7 @@ def read_document(directory: Path) -> Manifest:
 
 
 def parse_document(text: bytes, where: str) -> Manifest:
-    """Return the manifest that a `dataset.json` holds; `where` names it in errors. Raises FormatError."""
+    """Return the manifest in the text of a `dataset.json`; `where` names it in errors. Raises FormatError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -221,7 +221,7 @@ def parse_document(text: bytes, where: str) -> Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `directory/dataset.json` atomically, with its checksum."""
-    value = json.loads(json.dumps(manifest.to_json()))  # as a reader will have it: lists for tuples, texts for keys
+    value = json.loads(json.dumps(manifest.to_json()))  # as a reader gets it: lists for tuples, str for keys
     atomic.write_json(directory / MANIFEST_NAME, {**value, "checksum": _checksum(value)})
 
 
@@ -229,5 +229,5 @@ def refuse_unfinished(directory: Path) -> None:
     """Raise UnfinishedError if a conversion into `directory` has not ended."""
     if (directory / BUILDING_NAME).is_dir():
         raise UnfinishedError(
-            f"{directory}: half made (it holds {BUILDING_NAME}/); run the same `datapipe convert` command again to finish it"
+            f"{directory}: unfinished (it holds {BUILDING_NAME}/); run the same `datapipe convert` command again to finish it"
         )

@@ -16,17 +16,17 @@ from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.index.remote_set import ConvertedSet
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 
-MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
+MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 
 
 class OpenSidecars:
-    """The sidecars of an index by shard number, opened when first asked for; the least recently used are closed."""
+    """The sidecars of an index by shard number, opened when first needed; the least recently used are closed."""
 
     def __init__(self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | None) -> None:
         self._manifest = manifest
         self._data, self._directory = str(data_directory), str(sidecar_directory)
         self._named_in = os.path.join(self._directory, MANIFEST_NAME)
-        self._follows = sidecar_directory != data_directory  # whoever opens foreign shards has named them, or their folder
+        self._follows = sidecar_directory != data_directory  # the user named these shards or their folder
         self._remote = remote
         self._fetching = threading.Lock()
         self._open: OrderedDict[int, Sidecar] = OrderedDict()
@@ -44,14 +44,14 @@ class OpenSidecars:
             return sidecar
 
     def fetch(self, shards: NDArray[np.int64] | None = None) -> None:
-        """Have copies of the sidecars of these shards, None for all, where they lie in a store: several at once."""
+        """Copy the sidecars of these shards, None for all, several at once if they lie in a store."""
         if self._remote is not None:
             numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
-            with self._fetching:  # what two batches need is fetched once
+            with self._fetching:  # so that a sidecar that two batches need is fetched once
                 self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
 
     def opened(self, shard: int) -> Sidecar:
-        """One of them, opened for the caller alone, and what it tells checked against the manifest."""
+        """Return one sidecar, opened for the caller alone and checked against the manifest."""
         about = self._manifest.shards[shard]
         if self._remote is not None:
             self._remote.fetch_sidecars([about])
@@ -61,13 +61,13 @@ class OpenSidecars:
         except (FormatError, MissingDataError):
             if self._remote is None:
                 raise
-        self._remote.fetch_again(about)  # the copy here was damaged
+        self._remote.fetch_again(about)  # the local copy was damaged
         return Sidecar(self._path(about), shard=about)
 
     def refuse_claims(self) -> None:
-        """Raise FormatError where a manifest counts samples for which its sidecars, by their sizes, have no room.
+        """Raise FormatError if a manifest counts more samples than its sidecars, by their sizes, have room for.
 
-        To be asked before memory is taken for as many samples as the manifest says.
+        Call it before allocating memory for the number of samples in the manifest.
         """
         self.fetch()
         for shard, about in enumerate(self._manifest.shards):
@@ -75,7 +75,7 @@ class OpenSidecars:
             try:
                 nbytes = os.stat(path).st_size
             except OSError:
-                self.opened(shard)  # says what is wrong with it
+                self.opened(shard)  # raises what is wrong with it
                 continue
             if num * ROW_NBYTES > nbytes:
                 raise FormatError(f"{path}: too small for the {num} samples that the manifest counts; index or convert again")

@@ -1,4 +1,4 @@
-"""A converted dataset in a store: its manifest, and a local copy of its sidecars, each fetched when it is first needed."""
+"""Open a converted dataset in a store: its manifest, and a local copy of its sidecars, each fetched when first needed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ _AT_ONCE = 128  # sidecars whose bytes are held in memory
 
 @dataclass(frozen=True, slots=True)
 class ConvertedSet:
-    """Where a converted dataset lies, and where what was fetched of its index is kept. Pickles; holds no credentials."""
+    """The location of a converted dataset in a store, and of the local copy of its index. Pickles; holds no credentials."""
 
     location: Location
     copies: Path  # directory of the sidecars that were fetched
 
     def shard_url(self, name: str) -> str:
+        """Return the URL of a shard."""
         return str(self.location / name)
 
     def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
         """Fetch the sidecars of these shards that were not fetched before, several at once.
 
-        Raises MissingDataError and StorageError, also where what comes is not what the manifest says: the dataset was
+        Raises MissingDataError, StorageError, and FormatError if a sidecar differs from the manifest: the dataset was
         replaced since it was opened.
         """
         missing = [shard for shard in shards if not (self.copies / (shard.name + SIDECAR_SUFFIX)).exists()]
@@ -51,13 +52,13 @@ class ConvertedSet:
                 self._keep(shard, data)
 
     def fetch_again(self, shard: ShardInfo) -> None:
-        """Fetch a sidecar whose copy here turned out to be damaged. Raises as `fetch_sidecars`."""
+        """Fetch again a sidecar whose local copy is damaged. Raises as `fetch_sidecars`."""
         with contextlib.suppress(FileNotFoundError):
             (self.copies / (shard.name + SIDECAR_SUFFIX)).unlink()
         self.fetch_sidecars([shard])
 
     def _keep(self, shard: ShardInfo, data: bytes) -> None:
-        """Write a copy; not flushed to disk, as it is checked whenever it is opened, and can be fetched again."""
+        """Write a copy. It is not flushed to disk, as every opening checks it and it can be fetched again."""
         path = self.copies / (shard.name + SIDECAR_SUFFIX)
         temporary = path.with_name(f".{secrets.token_hex(8)}{atomic.TEMPORARY_SUFFIX}")
         try:
@@ -71,7 +72,7 @@ class ConvertedSet:
             raise StorageError(exc.errno, f"{path}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
 
     def _read_again(self, shard: ShardInfo) -> bytes:
-        """A sidecar whose bytes were not those of the manifest: damaged on the way, or replaced."""
+        """Read a sidecar again whose bytes differed from the manifest: damaged in transit, or replaced."""
         place = self.location / (shard.name + SIDECAR_SUFFIX)
         data = read_object(place)
         if hashlib.sha256(data).hexdigest() != shard.index_sha256:
@@ -85,8 +86,8 @@ class ConvertedSet:
 def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     """Read the manifest of a converted dataset in a store.
 
-    Raises MissingDataError where there is none, StorageError where it cannot be read, FormatError where it is damaged,
-    or where the URL is one of a file or a pattern.
+    Raises MissingDataError if there is none, StorageError if it cannot be read, FormatError if it is damaged,
+    or if the URL is that of a file or a pattern.
     """
     if _FILE_OR_PATTERN.search(location.name):
         raise FormatError(f"{location}: names a file or a pattern; {_ONLY_CONVERTED}")
@@ -96,10 +97,10 @@ def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     except MissingDataError as exc:
         if "no such object" not in str(exc):  # but no such bucket
             raise
-        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_what_is_there(location)}") from None
+        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_describe_contents(location)}") from None
     manifest = parse_document(text, str(place))
     if manifest.container == "folder":
-        raise FormatError(f"{place}: of a folder of loose files, which are not read from stores; convert them")
+        raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
     name = hashlib.sha256(f"{location}\n".encode() + text).hexdigest()[:24]
     copies = user_cache(REMOTE_INDEXES) / name
     try:
@@ -110,8 +111,8 @@ def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     return manifest, ConvertedSet(location, copies)
 
 
-def _what_is_there(location: Location) -> str:
-    """What to say of a prefix without a manifest."""
+def _describe_contents(location: Location) -> str:
+    """Return what to say about a prefix without a manifest."""
     names: list[str] = []
     with contextlib.suppress(StorageError, MissingDataError):
         names = list_names(location)

@@ -1,4 +1,4 @@
-"""Samples that a selection holds at several positions: each position is a number apart, so that none is augmented as another."""
+"""Number the positions at which a selection holds one sample several times, so that each is augmented differently."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """Which of the positions of one sample each position is."""
+    """The number of each position among those of its sample."""
 
     number: Ints  # (n,) earlier positions of the same sample
-    most: int  # positions that one sample has
+    most: int  # largest number of positions of one sample
 
     @staticmethod
     def of(index: AnyIndex) -> Repeats | None:
-        """Those of an index; None where no sample has several positions."""
+        """Return the repeats of an index; None if no sample has several positions."""
         parts = index.parts if isinstance(index, ConcatIndex) else (index,)
         if not any(isinstance(part, Selection) for part in parts):
             return None
@@ -39,6 +39,6 @@ class Repeats:
         return Repeats(number, int(sizes.max()))
 
     def occurrences(self, positions: Ints, before: Ints | None) -> Ints:
-        """(m,) a number that no other coming of the same sample has; `before`: how often each position came already."""
+        """Return (m,) a number unique among the occurrences of a sample; `before`: how often each position came already."""
         number = self.number[positions]
         return number if before is None else number + self.most * before

@@ -1,4 +1,4 @@
-"""Row groups: rows of a shard that can only be read together, as their values are compressed with each other."""
+"""Describe row groups: rows of a shard that can only be read together, as their values are compressed together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-CONTAINERS = ("parquet", "hdf5")  # whose fields may be addressed by rows
+CONTAINERS = ("parquet", "hdf5")  # formats whose fields may be addressed by rows
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Some rows of a shard, and one field of them: what is read at once."""
+    """Some rows of a shard, and one field of them, which are read at once."""
 
     container: str
     path: str  # of the shard
-    column: str  # what the shard calls the field
+    column: str  # the field's name in the shard
     number: int  # of the row group in the shard
     first: int  # row of the shard
     end: int
@@ -31,10 +31,10 @@ class Rows(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What they take, roughly."""
+        """The approximate size in memory."""
 
     def __getitem__(self, row: int, /) -> bytes:
-        """One value, rows counted from the first of the group. Raises DecodeError where there is none."""
+        """Return one value; rows count from the first of the group. Raises DecodeError if there is none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,4 +42,4 @@ class RowGrouping:
     """The row groups of a dataset, as an order of its samples needs them."""
 
     starts: NDArray[np.int64]  # (g + 1,) positions at which a row group begins, and the number of samples
-    nbytes: int  # of a row group, on average, as far as anybody knows
+    nbytes: int  # of a row group, on average, as far as known

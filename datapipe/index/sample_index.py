@@ -1,8 +1,8 @@
-"""Where the samples of a dataset lie.
+"""Locate the samples of a dataset.
 
-A `SampleIndex` answers for sample ids: which file, which bytes, which checksum, which label. It reads
+A `SampleIndex` gives for sample ids: which file, which bytes, which checksum, which label. It reads
 sidecars as they are needed and keeps a bounded number open, so a dataset of ten million samples opens
-at once. Nothing after it knows formats.
+at once. Nothing that uses it depends on formats.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class SampleIndex:
 
     @property
     def where(self) -> str:
-        """What to call the dataset in a message."""
+        """The name of the dataset in messages."""
         return str(self.data_directory) if self.remote is None else str(self.remote.location)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the shards lie in an object store."""
+        """True if the shards lie in an object store."""
         return self.remote is not None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else wrote the data: our own have their index beside them."""
+        """True if datapipe did not write the data: datapipe's shards have their index next to them."""
         return self.sidecar_directory != self.data_directory
 
     @property
@@ -95,14 +95,14 @@ class SampleIndex:
         return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(m,) the sample ids at these positions of the dataset: ascending over all of it."""
+        """Return (m,) the sample ids at these positions of the dataset: ascending over all of it."""
         check_positions(positions, len(self))
         if not len(self._missing):
             return positions
         return positions + np.searchsorted(self._missing - np.arange(len(self._missing)), positions, side="right")
 
     def look_up(self, ids: NDArray[np.int64], field: str) -> Entries:
-        """The labels and the extents of `field` of these samples."""
+        """Return the labels and the extents of `field` of these samples."""
         shards, rows = self._locate(ids)
         num = len(ids)
         labels, offset, nbytes = (np.empty(num, np.int64) for _ in range(3))
@@ -135,7 +135,7 @@ class SampleIndex:
         return Entries(ids, labels, extents)
 
     def row_grouping(self, fields: Collection[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
-        """The row groups that an order should keep together, where any of these fields is addressed by rows.
+        """Return the row groups that an order should keep together, where any of these fields is addressed by rows.
 
         `ids`: of a selection, in its order. None where all fields are addressed by bytes, which may be read in any order. A
         shard in which they are is one row group among the others.
@@ -148,7 +148,7 @@ class SampleIndex:
         return self._groupings[wanted]
 
     def labels(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """(n,) the label of every sample in dataset order, or of these; reads every sidecar that has one of them."""
+        """Return (n,) the label of every sample in dataset order, or of these; reads every sidecar that has one of them."""
         if ids is None:
             self._sidecars.refuse_claims()
             ids = self.ids(np.arange(len(self), dtype=np.int64))
@@ -160,7 +160,7 @@ class SampleIndex:
         return labels
 
     def describe(self, id: int) -> Description:
-        """What to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         shards, rows = self._locate(np.array([id], np.int64))
         sidecar, row = self._sidecars[int(shards[0])], int(rows[0])
         loose = self.manifest.container == "folder"
@@ -170,7 +170,7 @@ class SampleIndex:
     def _put_row_groups(
         self, groups: list[RowGroup | None], shard: int, column: str, members: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> None:
-        """Note for each of the members, samples of one shard, what is to be read for it."""
+        """Set the row group to read for each of the members, samples of one shard."""
         starts, path = self._sidecars[shard].row_groups, self._shard_paths[shard]
         numbers = np.searchsorted(starts, rows[members], side="right") - 1
         made = {
@@ -182,12 +182,12 @@ class SampleIndex:
 
     def _find_row_grouping(self, wanted: frozenset[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
         if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
-            return None  # what datapipe wrote lies in pieces of bytes
+            return None  # datapipe's own shards are addressed by bytes
         self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []
         nbytes = num_groups = 0
         for shard, first in enumerate(self._first_slot.tolist()):
-            sidecar = self._sidecars.opened(shard)  # not kept open, as all of them are asked
+            sidecar = self._sidecars.opened(shard)  # not kept open, as all of them are read
             by_rows = wanted & sidecar.row_columns.keys()
             nbytes += sum(int(sidecar.nbytes(name).sum()) for name in by_rows)
             num_groups += len(sidecar.row_groups) - 1 if by_rows else 0
@@ -201,7 +201,7 @@ class SampleIndex:
         return RowGrouping(np.append(begins, len(ids)), nbytes // num_groups)
 
     def _locate(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard number and row within it of each id."""
+        """Return the shard number of each id, and the row within the shard."""
         slots = ids if self._permutation is None else self._permutation.inverse(ids)
         shards = np.searchsorted(self._first_slot, slots, side="right") - 1
         rows = slots - self._first_slot[shards]
@@ -225,7 +225,7 @@ class SampleIndex:
 
     def _loose_path(self, sidecar: Sidecar, row: int) -> str:
         name = os.fsdecode(sidecar.source(row))
-        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has looked at links
+        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has checked links
 
 
 def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | None) -> SampleIndex:

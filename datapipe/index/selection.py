@@ -60,7 +60,7 @@ class Selection:
         return Selection(self.whole, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(m,) the sample ids at these positions."""
+        """Return (m,) the sample ids at these positions."""
         check_positions(positions, len(self))
         return self._ids[positions]
 
@@ -73,9 +73,9 @@ class Selection:
         return self.whole.row_grouping(fields, self._ids)
 
     def labels(self) -> NDArray[np.int64]:
-        """(n,) the label of every sample, in the order of the selection."""
+        """Return (n,) the label of every sample, in the order of the selection."""
         return self.whole.labels(self._ids)
 
     def describe(self, id: int) -> Description:
-        """Return what to call one sample in a message."""
+        """Return a description of one sample, for messages."""
         return self.whole.describe(id)

@@ -1,14 +1,14 @@
-"""The index of one shard: an Arrow IPC file, memory-mapped.
+"""Write and read sidecars: the index of one shard, an Arrow IPC file that is memory-mapped.
 
 Columns: `id` int64, `key` binary, `source` binary (path of the source file, relative, as the file
 system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unknown), and for each
 field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes within the shard),
-`F.crc32c` uint32 with `F.has_crc` bool. Where raw pixels lie without a header, the schema's metadata have one for all of
+`F.crc32c` uint32 with `F.has_crc` bool. If raw pixels lie without a header, the schema's metadata has one for all of
 them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.
 
-A field whose bytes alone mean nothing, as they are compressed with those of others, is addressed by rows: `F.offset` is the
-row in the shard, `F.nbytes` about what its value takes, and the metadata have `datapipe.rows.F`, what the shard calls the
-field, and `datapipe.index.row_groups`, a JSON list of the rows at which row groups begin, and of their number.
+A field whose values are compressed together with those of other samples is addressed by rows: `F.offset` is the
+row in the shard, `F.nbytes` the approximate size of its value, and the metadata has `datapipe.rows.F`, the field's name in
+the shard, and `datapipe.index.row_groups`, a JSON list of the rows at which row groups begin, and of their number.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import ShardInfo
 
 SIDECAR_SUFFIX = ".index.arrow"
-ROW_NBYTES = 32  # that each sample takes at least: four numbers, and where two texts end
+ROW_NBYTES = 32  # least size of a sample: four numbers, and the ends of two texts
 _PREFIX = "datapipe.prefix."
 _ROWS = "datapipe.rows."
 _ROW_GROUPS = "datapipe.index.row_groups"
 _NO_LABEL = -1
-_MAX_NBYTES = 1 << 61  # so that an offset and a size make no number beyond 63 bits
+_MAX_NBYTES = 1 << 61  # so that the sum of an offset and a size fits 63 bits
 
 
 @dataclass(frozen=True, slots=True)
 class FieldExtent:
-    """Where one field of one sample lies in its shard, and what it must hash to."""
+    """Where one field of one sample lies in its shard, and its checksum."""
 
-    encoding: str  # "jpeg", "png", "npy", ... or "" where nobody looked
+    encoding: str  # "jpeg", "png", "npy", ... or "" if unknown
     offset: int  # bytes
     nbytes: int
-    crc32c: int | None  # None: nobody computed it
+    crc32c: int | None  # None: not computed
 
 
 @dataclass(frozen=True, slots=True)
 class FieldColumn:
     """Where one field of all samples of a shard lies, in the order of its rows."""
 
-    offset: NDArray[np.int64]  # (n,) bytes from the start of the shard; rows, where `column` is given
-    nbytes: NDArray[np.int64]  # (n,); for rows about what a value takes, 0 where nobody knows
-    prefix: bytes = b""  # what belongs before the bytes of every sample
-    column: str | None = None  # what the shard calls a field that is addressed by rows
+    offset: NDArray[np.int64]  # (n,) bytes from the start of the shard; rows, if `column` is given
+    nbytes: NDArray[np.int64]  # (n,); for rows the approximate size of a value, 0 if unknown
+    prefix: bytes = b""  # bytes that belong before those of every sample
+    column: str | None = None  # the name in the shard of a field that is addressed by rows
 
 
 @dataclass(slots=True)
 class SidecarRows:
-    """Rows on their way to a sidecar, in the order in which the shard holds the samples.
+    """Rows to be written to a sidecar, in the order in which the shard holds the samples.
 
-    The extents of a field are given sample by sample, in `append`, or all at once, in `add_column`.
+    The extents of a field are given sample by sample, by `append`, or all at once, by `add_column`.
     """
 
     field_names: tuple[str, ...]
@@ -72,12 +72,12 @@ class SidecarRows:
     labels: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)  # (height, width) pixels; (0, 0) unknown
     extents: dict[str, list[FieldExtent]] = field(default_factory=dict)
-    prefixes: dict[str, bytes] = field(default_factory=dict)  # by field, what belongs before the bytes of every sample
-    columns: dict[str, FieldColumn] = field(default_factory=dict)  # by field, of those that were added as a whole
-    row_groups: tuple[int, ...] = ()  # rows at which row groups begin, and their number; where a field is addressed by them
-    classes: tuple[str, ...] | None = None  # names by label, where the shard tells them; not kept in the sidecar
-    lacking: dict[str, int] = field(default_factory=dict)  # by field that is left out, how many samples lack it; not kept either
-    unread: dict[str, str] = field(default_factory=dict)  # by what the shard calls it, why it is no field; not kept either
+    prefixes: dict[str, bytes] = field(default_factory=dict)  # by field, bytes that belong before those of every sample
+    columns: dict[str, FieldColumn] = field(default_factory=dict)  # by field, those that were added as a whole
+    row_groups: tuple[int, ...] = ()  # rows at which row groups begin, and their number; if a field is addressed by them
+    classes: tuple[str, ...] | None = None  # names by label, if the shard has them; not kept in the sidecar
+    lacking: dict[str, int] = field(default_factory=dict)  # by omitted field, how many samples lack it; not kept either
+    unread: dict[str, str] = field(default_factory=dict)  # by name in the shard, why it is no field; not kept either
 
     def __post_init__(self) -> None:
         self.extents = {name: [] for name in self.field_names}
@@ -105,6 +105,7 @@ class SidecarRows:
             self.prefixes[name] = column.prefix
 
     def to_table(self, shard_name: str) -> pa.Table:
+        """Return the rows as an Arrow table with the metadata of a sidecar."""
         sizes = np.array(self.sizes, np.int32).reshape(-1, 2)
         columns: dict[str, pa.Array] = {
             "id": _numbers(np.array(self.ids, np.int64)),
@@ -150,8 +151,8 @@ class SidecarRows:
         }
 
 
-# pa.array, and to_numpy of what it makes, import pandas where that is installed: 50 MB and a third of a second for each
-# process. So arrays are made of buffers here, and read as such.
+# pa.array, and to_numpy of its result, import pandas if that is installed: 50 MB and a third of a second for each
+# process. So arrays are made of buffers here, and read as buffers.
 
 
 def _numbers(values: NDArray[Any]) -> pa.Array:
@@ -166,7 +167,7 @@ def _byte_strings(values: list[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
-    """Write the index of `shard_name` atomically; the sha256 of its bytes, in hex. Same rows, same bytes."""
+    """Write the index of `shard_name` atomically. Returns the sha256 of its bytes, in hex. Equal rows give equal bytes."""
     sink = pa.BufferOutputStream()
     table = rows.to_table(shard_name).combine_chunks()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -179,7 +180,7 @@ def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _schema(field_names: tuple[str, ...]) -> pa.Schema:
-    """The columns of a sidecar with these fields."""
+    """Return the columns of a sidecar with these fields."""
     columns = {
         "id": pa.int64(), "key": pa.binary(), "source": pa.binary(), "label": pa.int64(), "height": pa.int32(),
         "width": pa.int32(),
@@ -191,10 +192,10 @@ def _schema(field_names: tuple[str, ...]) -> pa.Schema:
 
 
 class Sidecar:
-    """One opened sidecar. Columns are numpy views of the memory map; thread-safe, as nothing changes.
+    """One opened sidecar. Columns are numpy views of the memory map. Immutable, and so thread-safe.
 
-    `shard`: what the manifest says of its shard; extents must lie within it, and the bytes hash to what it says, so that
-    what an opened sidecar tells is what was written. Reads all of it once, at a gigabyte and more a second. Raises
+    `shard`: the manifest's entry of its shard; extents must lie within the shard, and the bytes must have the manifest's hash,
+    so that an opened sidecar gives what was written. Opening reads all of it once, at more than a gigabyte a second. Raises
     MissingDataError, StorageError or FormatError on opening.
     """
 
@@ -223,7 +224,7 @@ class Sidecar:
         try:
             data = arrow_maps.map_file(self.path)
         except FileNotFoundError as exc:
-            raise MissingDataError(f"{self.path}: index is missing; `datapipe verify` names what else is") from exc
+            raise MissingDataError(f"{self.path}: index is missing; `datapipe verify` lists everything that is") from exc
         except OSError as exc:
             if exc.errno is None:
                 raise self._error(f"cannot be mapped ({exc})") from exc
@@ -231,9 +232,9 @@ class Sidecar:
         return data
 
     def _read(self, data: pa.Buffer) -> dict[bytes, bytes]:
-        """Take the columns; the schema's metadata. Raises FormatError or `arrow_maps.DAMAGE`."""
+        """Read the columns and return the schema's metadata. Raises FormatError or `arrow_maps.DAMAGE`."""
         if not arrow_maps.is_file(data):
-            raise self._error("not an Arrow file, or cut")
+            raise self._error("not an Arrow file, or cut off")
         with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
             metadata = reader.schema.metadata or {}
             if metadata.get(b"datapipe.index.sidecar") != b"1":
@@ -243,13 +244,13 @@ class Sidecar:
                 raise self._error("its columns are not those of an index")
             batches = list(reader)
         if len(batches) > 1:
-            raise self._error(f"has {len(batches)} record batches, where an index has one")
+            raise self._error(f"has {len(batches)} record batches, but an index has one")
         for batch in batches:
             batch.validate(full=True)
         self.num_samples = sum(batch.num_rows for batch in batches)
         self._buffers = dict(zip(reader.schema.names, batches[0].columns, strict=True)) if self.num_samples else {}
         if any(column.null_count for column in self._buffers.values()):
-            raise self._error("lacks values")
+            raise self._error("has null values")
         return metadata
 
     def _take_metadata(self, metadata: dict[bytes, bytes]) -> None:
@@ -262,7 +263,7 @@ class Sidecar:
         self.row_groups = self._read_row_groups(metadata)
 
     def _check_values(self, data_nbytes: int) -> None:
-        """Raise FormatError for values that no index has. `data_nbytes`: the size of the shard."""
+        """Raise FormatError for values that no valid index has. `data_nbytes`: the size of the shard."""
         if not self.num_samples:
             return
         if int(self.labels.min()) < _NO_LABEL:
@@ -280,7 +281,7 @@ class Sidecar:
         return FormatError(f"{self.path}: {what}; index or convert again")
 
     def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
-        """By field, bytes that belong before those of every extent; fields that need none are left out."""
+        """Return, by field, bytes that belong before those of every extent; fields without any are left out."""
         spelled = {name: metadata.get((_PREFIX + name).encode(), b"") for name in self.field_names}
         try:
             return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
@@ -288,16 +289,16 @@ class Sidecar:
             raise self._error(f"a prefix is not hexadecimal ({exc})") from exc
 
     def _read_row_columns(self, metadata: dict[bytes, bytes]) -> dict[str, str]:
-        """By field that is addressed by rows, what the shard calls it."""
+        """Return, by field that is addressed by rows, its name in the shard."""
         called = {name: metadata.get((_ROWS + name).encode()) for name in self.field_names}
         return {name: text.decode(errors="surrogateescape") for name, text in called.items() if text is not None}
 
     def _read_row_groups(self, metadata: dict[bytes, bytes]) -> NDArray[np.int64]:
-        """(g + 1,) rows at which row groups begin, and the number of rows; empty where no field is addressed by them."""
+        """Return (g + 1,) rows at which row groups begin, and the number of rows; empty if no field is addressed by them."""
         try:
             starts = np.array(json.loads(metadata.get(_ROW_GROUPS.encode(), b"[]")), np.int64)
         except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise self._error(f"row groups are no list of rows ({exc})") from exc
+            raise self._error(f"row groups are not a list of rows ({exc})") from exc
         is_sound = starts.ndim == 1 and (len(starts) > 1 or not self.row_columns)
         if not is_sound or (len(starts) and (starts[0] or starts[-1] != self.num_samples or (np.diff(starts) < 0).any())):
             raise self._error(f"row groups do not cover its {self.num_samples} samples")
@@ -313,24 +314,29 @@ class Sidecar:
         return values
 
     def offsets(self, name: str) -> NDArray[np.int64]:
-        """(n,) bytes from the start of the shard, or rows where `row_columns` has the field."""
+        """Return (n,) bytes from the start of the shard, or rows if `row_columns` has the field."""
         return self._fixed(f"{name}.offset", np.int64)
 
     def nbytes(self, name: str) -> NDArray[np.int64]:
+        """Return (n,) sizes in bytes; approximate ones if `row_columns` has the field."""
         return self._fixed(f"{name}.nbytes", np.int64)
 
     def crc32c(self, name: str) -> NDArray[np.uint32]:
+        """Return (n,) checksums, valid where `has_crc` is 1."""
         return self._fixed(f"{name}.crc32c", np.uint32)
 
     def has_crc(self, name: str) -> NDArray[np.uint8]:
-        """(n,) 1 where the checksum was computed."""
+        """Return (n,) 1 if the checksum was computed."""
         return self._fixed(f"{name}.has_crc", np.uint8)
 
     def encoding(self, name: str, row: int) -> str:
+        """Return the encoding of a sample's field; "" if unknown."""
         return str(self._buffers[f"{name}.encoding"][row].as_py())
 
     def key(self, row: int) -> bytes:
+        """Return the key of a sample."""
         return bytes(self._buffers["key"][row].as_py())
 
     def source(self, row: int) -> bytes:
+        """Return the source file of a sample, relative, as the file system spells it."""
         return bytes(self._buffers["source"][row].as_py())

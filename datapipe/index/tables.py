@@ -1,4 +1,4 @@
-"""The index of a table: files, row groups, and one frozen schema. Rows are not indexed one by one."""
+"""Index a table: files, row groups, and one frozen schema. Rows are not indexed one by one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ UNKNOWN_NULLS = -1
 
 
 class ColumnKind(enum.Enum):
-    """What can be made of a column's values."""
+    """The kind of a column's values, which decides what tensors they can become."""
 
     NUMBER = "number"  # also booleans, dates, times
     TEXT = "text"  # strings and binary values
     LIST = "list"  # of numbers
     DECIMAL = "decimal"
-    UNREAD = "unread"  # maps, lists of lists and what else no tensor is made of
+    UNREAD = "unread"  # maps, lists of lists and other types that no tensor can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TableColumn:
     kind: ColumnKind
     type: str  # as Arrow writes it, for people
     dtype: str = ""  # numpy's name for the values of numbers and lists, such as "float32"
-    unit: str = ""  # of times since 1970 in UTC, and of durations: "s", "ms", "us", "ns"; "d" of dates
+    unit: str = ""  # of times since 1970 in UTC, and of durations: "s", "ms", "us", "ns"; "d" for dates
 
     def __post_init__(self) -> None:
         has_dtype = self.kind in (ColumnKind.NUMBER, ColumnKind.LIST)
@@ -55,12 +55,12 @@ class TableFile:
     mtime_ns: int
     num_rows: int
     missing: frozenset[str] = frozenset()  # columns of the schema that this file lacks
-    nulls: Mapping[str, int] = field(default_factory=dict)  # per column, where the footer says it; else unknown
+    nulls: Mapping[str, int] = field(default_factory=dict)  # per column, if the footer has it; otherwise unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TableGroup:
-    """One row group: what is read at once."""
+    """One row group, which is read at once."""
 
     file: TableFile
     number: int  # in the file
@@ -77,8 +77,8 @@ class TableIndex:
     files: tuple[TableFile, ...]
     columns: tuple[TableColumn, ...]
     starts: Ints  # (g + 1,) rows at which the row groups begin, and the number of rows; no row group is empty
-    file_of_group: Ints  # (g,) which file
-    number_of_group: Ints  # (g,) in its file
+    file_of_group: Ints  # (g,) file of each row group
+    number_of_group: Ints  # (g,) number in its file
     fingerprint: str
     widened: tuple[str, ...] = ()  # lines that say which columns differ in type between files, and what they become
 
@@ -96,20 +96,21 @@ class TableIndex:
         return len(self.starts) - 1
 
     def group(self, number: int) -> TableGroup:
+        """Return a row group by its number in the table."""
         rows = int(self.starts[number + 1] - self.starts[number])
         return TableGroup(self.files[int(self.file_of_group[number])], int(self.number_of_group[number]), rows)
 
     def column(self, name: str) -> TableColumn:
-        """Raises OptionError, naming those there are, for a column that is not in the schema."""
+        """Return a column. Raises OptionError, listing the columns, for a name that is not in the schema."""
         for column in self.columns:
             if column.name == name:
                 return column
         raise OptionError(f"no column {name!r} in {self.files[0].path}; it has {_listed(self.columns)}")
 
     def matching(self, patterns: Sequence[str], *, without: Iterable[str] = ()) -> list[TableColumn]:
-        """The columns that shell patterns such as "I*" match, in the order of the patterns, then of the schema.
+        """Return the columns that shell patterns such as "I*" match, in the order of the patterns, then of the schema.
 
-        `without`: names that patterns pass over. Raises OptionError for a pattern that matches nothing.
+        `without`: names that patterns never match. Raises OptionError for a pattern that matches nothing.
         """
         left_out, found = frozenset(without), dict[str, TableColumn]()
         for pattern in patterns:
@@ -122,7 +123,7 @@ class TableIndex:
         return list(found.values())
 
     def check_present(self, names: Iterable[str]) -> None:
-        """Raise FormatError, naming the file, where a file lacks one of these columns."""
+        """Raise FormatError, naming the file, if a file lacks one of these columns."""
         wanted = frozenset(names)
         for file in self.files:
             if lacking := sorted(wanted & file.missing):
@@ -132,7 +133,7 @@ class TableIndex:
                 )
 
     def describe(self) -> dict[str, Any]:
-        """Numbers for people: files, row groups, rows, and rows per row group."""
+        """Return figures for people: files, row groups, rows, and rows per row group."""
         sizes = np.diff(self.starts)
         return {
             "files": len(self.files),

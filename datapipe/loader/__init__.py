@@ -1,4 +1,4 @@
-"""The loader: torch's contract over an index, a plan and a backend."""
+"""The loaders: torch's contract over an index, an order and a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a choice of backend to the maker of batches: who holds what."""
+"""Put a loader's parts together: from a choice of backend to the maker of batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
 from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import BatchMaker, Worker
+from datapipe.loader.batches import SampleBatchMaker, Worker
 from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
 from datapipe.order.plan import Rank
@@ -33,7 +33,7 @@ from datapipe.transforms import Recipe
 
 Size = tuple[int, int]
 
-REMOTE_SAMPLES_AHEAD = 512  # in the making: what 2,000 a second with 170 ms of latency each come to, and half as many again
+REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and half as many again
 
 
 def assemble(
@@ -51,8 +51,8 @@ def assemble(
     fields: BatchFields,
     memory_format: torch.memory_format,
     kept: KeptImages | None = None,
-) -> BatchMaker:
-    """The maker of a loader's batches. To be called in the consumer's thread: on a GPU it makes a stream there."""
+) -> SampleBatchMaker:
+    """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
     size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
     collator = Collator(
@@ -69,7 +69,7 @@ def assemble(
     geometry = recipe.geometry_alone()
     stage = None
     if choice.dali is not None:
-        assert size is not None  # refused before
+        assert size is not None  # checked by `Request`
         stage = DaliStage(
             _graph_options(choice.dali, choice.device, recipe, stored_size, size, options),
             num_pipelines=choice.dali.num_pipelines,
@@ -85,7 +85,7 @@ def assemble(
             return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
         return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
 
-    return BatchMaker(
+    return SampleBatchMaker(
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),
@@ -99,7 +99,7 @@ def assemble(
         memory=None if size is None else BatchMemory(size, batch_size=options.batch_size, open_pool=open_pool),
         dali=stage,
         collator=collator,
-        workers=Lending(open_worker),
+        workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
         enter_thread=None if runtime is None else runtime.enter_thread,
@@ -107,7 +107,7 @@ def assemble(
 
 
 def far_enough_ahead(options: LoaderOptions, dali: Dali | None, *, is_remote: bool) -> LoaderOptions:
-    """Every pipeline has a batch, and another one is being fetched; of a store, as many samples as hide its latency."""
+    """Raise `prefetch_factor` to one batch more than there are pipelines; for a store, to as many samples as hide its latency."""
     least = 0 if dali is None else dali.num_pipelines + 1
     if is_remote:
         least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))

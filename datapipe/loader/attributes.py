@@ -1,4 +1,4 @@
-"""Which attributes of a loader may be assigned once it is made: those that torch reads again when a pass begins."""
+"""Decide which attributes of a loader may be assigned after it is made: those that torch reads again when a pass begins."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def check_settable(name: str) -> None:
     """Raise OptionError for an argument that a loader does not read again."""
     if name not in SETTABLE:
         raise OptionError(
-            f"{name} cannot be set once the loader is made, as its batches would stay as they are; make another one with {name}="
+            f"{name} cannot be set on a loader that exists, as its batches would not change; make another loader with {name}="
         )

@@ -1,4 +1,4 @@
-"""Which fields of a dataset a batch has, and what they are called in it."""
+"""Choose the fields of a dataset that a batch has, and name them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datapipe.core.errors import OptionError
 from datapipe.index.concat import AnyIndex
 from datapipe.transforms import Recipe
 
-IMAGE, LABEL = "image", "label"  # the field that the recipe is for; the field that the index holds itself
-ADDED = ("real", "id")  # what a batch may have beside the dataset's fields: what is no repeat (tail="mask"); sample ids
+IMAGE, LABEL = "image", "label"  # the field that the recipe applies to; the field that the index itself holds
+ADDED = ("real", "id")  # what a batch may have besides fields: which samples are no repeats (tail="mask"), and sample ids
 
-_MOVED = (FieldKind.MASK, FieldKind.BOXES, FieldKind.IMAGE)  # along with the image
+_MOVED = (FieldKind.MASK, FieldKind.BOXES, FieldKind.IMAGE)  # cut and flipped with the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class BatchFields:
 
     @classmethod
     def of(cls, index: AnyIndex, names: Iterable[str] | None) -> BatchFields:
-        """Those of these names. None: all fields of a converted dataset; of data that others wrote, image and label.
+        """Return the fields of these names. None: all of a converted dataset; image and label of data that others wrote.
 
-        Raises OptionError for a name that the dataset does not have, for one that comes twice, and for none at all.
+        Raises OptionError for a name that the dataset does not have, for one given twice, and for none at all.
         """
         has = {spec.name: spec for spec in index.manifest.fields}
         if names is None:
@@ -54,27 +54,27 @@ class BatchFields:
 
     @property
     def stored(self) -> tuple[FieldSpec, ...]:
-        """Those that lie in the dataset's files; the image first."""
+        """The fields that lie in the dataset's files; the image first."""
         return tuple(
             sorted((spec for spec in self.specs if spec.kind is not FieldKind.LABEL), key=lambda spec: spec.name != IMAGE)
         )
 
     def looked_up(self, index: AnyIndex) -> str:
-        """The field with which to ask the index for labels: one that is wanted anyway, if there is any."""
+        """Return the field with which to ask the index for labels: one of the batch's, if it has any."""
         return next(spec.name for spec in (*self.stored, *index.manifest.fields) if spec.kind is not FieldKind.LABEL)
 
     @property
     def further(self) -> tuple[FieldSpec, ...]:
-        """Those beside the image and the label."""
+        """The fields other than the image and the label."""
         return tuple(spec for spec in self.specs if spec.name != IMAGE and spec.kind is not FieldKind.LABEL)
 
     @property
     def moved(self) -> tuple[FieldSpec, ...]:
-        """Those that are cut and flipped with the image."""
+        """The fields that are cut and flipped with the image."""
         return tuple(spec for spec in self.further if spec.kind in _MOVED) if self.has_image else ()
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Raises OptionError for transforms that need a field which is not there, or would leave one behind."""
+        """Check the transforms. Raises OptionError for one that lacks its field, or would not move a field along."""
         if recipe.transforms and not self.has_image:
             raise OptionError(f"transform={recipe!r} is for images, and batches have {', '.join(self.names)}; leave it out")
         if recipe.batch and not self.has_label:
@@ -92,7 +92,7 @@ class BatchFields:
             )
 
     def check_rename(self, rename: Mapping[str, str]) -> None:
-        """Raises OptionError for a new name of what no batch has, and for two fields of one name."""
+        """Check new names. Raises OptionError for a key that no batch has, and if two fields would get one name."""
         names = [*self.names, *ADDED]
         unknown = [name for name in rename if name not in names]
         if unknown:

@@ -1,6 +1,6 @@
-"""A batch from picks to what the user gets: looked up, loaded block by block, decoded, put together.
+"""Make batches: look samples up, load them block by block, decode, collate.
 
-`BatchMaker` holds what all batches of a loader share and never changes. On `images_cpu` a block leaves finished
+`SampleBatchMaker` holds what all batches of a loader share and never changes. With `images_cpu` a block leaves finished
 rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as a whole.
 """
 
@@ -28,8 +28,8 @@ from datapipe.index.repeats import Repeats
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.lending import Lending
 from datapipe.loader.memory import BatchMemory
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.loader.rows import Batch
@@ -42,33 +42,33 @@ LookedUp = tuple[Entries, dict[str, Extents]]  # labels and images; the further 
 
 
 @dataclass(frozen=True)
-class BatchMaker:
-    """Makes batches. Thread-safe."""
+class SampleBatchMaker:
+    """Makes the batches of a loader. Thread-safe."""
 
     index: AnyIndex
     has_image: bool
-    looked_up: str  # the field that labels are looked up with: the image, where there is one
+    looked_up: str  # the field with which labels are looked up: the image, if there is one
     further: FurtherFields
-    recipe: Recipe  # as far as blocks, or DALI and what follows it on the CPU, carry it out
+    recipe: Recipe  # the part that blocks carry out, or DALI and the CPU steps after it
     options: LoaderOptions
     seed: int
     files: Files
     observer: Observer
     bad_samples: BadSampleLog
-    memory: BatchMemory | None  # None where images differ in size
+    memory: BatchMemory | None  # None if images differ in size
     dali: DaliStage | None
     collator: Collator
-    workers: Lending[Worker]
+    workers: ObjectPool[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
-    enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches, where they are for a GPU
+    enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches for a GPU
 
-    def with_seed(self, seed: int) -> BatchMaker:
-        """The same, all it holds included, with draws by another seed."""
+    def with_seed(self, seed: int) -> SampleBatchMaker:
+        """Return the same maker, sharing all that it holds, with draws by another seed."""
         return dataclasses.replace(self, seed=seed, collator=dataclasses.replace(self.collator, seed=seed))
 
     def prepare(self, picks: Picks) -> Batch:
-        """Look up the samples, ask the kernel for their bytes, lease memory."""
+        """Look up the samples, announce their bytes to the kernel, lease memory."""
         start_ns = time.perf_counter_ns()
         ids = self.index.ids(picks.positions)
         entries, extents = self._look_up(ids)
@@ -97,16 +97,16 @@ class BatchMaker:
         return batch
 
     def blocks(self, batch: Batch) -> list[range]:
-        """The rows of each block."""
+        """Return the rows of each block."""
         size = self.options.block_size_of(len(batch))
         return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
     def spare(self, batch: Batch) -> list[Callable[[Worker], object]]:
-        """Nothing: the kernel was told of the bytes that are needed."""
+        """Return no spare work: the kernel was told of the bytes that are needed."""
         return []
 
     def load_block(self, batch: Batch, rows: range, worker: Worker) -> None:
-        """Load some rows, and do with bad samples as the policy says. Raises what the policy raises."""
+        """Load some rows, and treat bad samples as the policy says. Raises what the policy raises."""
         start_ns = time.perf_counter_ns()
         draws = batch.draws[slice(rows.start, rows.stop)]
         report = self._load(batch, (batch.entries, batch.extents), rows, draws, rows.start, worker)
@@ -115,7 +115,7 @@ class BatchMaker:
             self._settle(batch, rows.start + bad.row, bad, worker)
 
     def decode(self, batch: Batch, pipeline: DaliPipeline, worker: FetchWorker) -> None:
-        """Let a fetched batch go through DALI. Raises what the policy raises, and BackendError."""
+        """Decode a fetched batch with DALI. Raises what the policy raises, and BackendError."""
         fetched, memory = batch.images, self.memory
         assert isinstance(fetched, Fetched)
         assert self.dali is not None
@@ -145,7 +145,7 @@ class BatchMaker:
             self._observe(Stage.AUGMENT, batch, start_ns)
 
     def finish(self, batch: Batch) -> Any:
-        """What the user gets, or its arrival on a device."""
+        """Return what the user gets, or an `Arrival` of it on a device."""
         start_ns = time.perf_counter_ns()
         check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
         result = self.collator.collate(batch)
@@ -189,11 +189,11 @@ class BatchMaker:
             raise located(reason, self.index, sample) from reason
         epoch, seed = batch.picks.after.epoch, self.seed
         where = str(self.index.describe(sample))
-        tried = batch.num_attempts.get(row, 0)  # where a replacement turned out bad in DALI, the next one is sought
+        tried = batch.num_attempts.get(row, 0)  # if a replacement turned out bad in DALI, take the next one
         if not tried:
             self.bad_samples.add(BadSample(epoch, batch.picks.step, sample, where, str(reason)))
         if isinstance(batch.images, Fetched):
-            batch.images.forget(row)  # the image may be there, and another field be bad
+            batch.images.forget(row)  # the image may have been loaded although another field is bad
         if self.options.on_error == "skip":
             batch.good[row] = False
             return
@@ -209,7 +209,7 @@ class BatchMaker:
         )
 
     def _finished(self, block: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The pixel operations on the CPU, over as many images at a time as a core's cache holds."""
+        """Run the pixel operations on the CPU, over as many images at a time as fit a core's cache."""
         assert self.memory is not None
         if not self.recipe.pixels and not self.options.pin_memory:
             return block

@@ -1,4 +1,4 @@
-"""A loader's cache: images as they are behind the recipe's front, and what became of it."""
+"""Open a loader's cache of images, as they are after the recipe's front, and report its state."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from datapipe.backends.kept_images import KeptImages
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.fetch.cache.places import CacheOptions, contents_of, open_store
+from datapipe.fetch.cache.locations import CacheOptions, contents_of, open_store
 from datapipe.index.concat import AnyIndex
 from datapipe.transforms import Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What a cache did for this process, and what it holds for all of them."""
+    """Hits of a cache in this process, and what it holds for all processes."""
 
-    hits: int  # samples, of this process
+    hits: int  # samples, in this process
     misses: int
     num_kept: int  # samples, of all processes
     nbytes: int
@@ -25,7 +25,7 @@ class CacheStats:
 
 
 def open_kept_images(options: CacheOptions, *, index: AnyIndex, recipe: Recipe) -> KeptImages:
-    """The kept images of a dataset behind the front of a recipe. Raises StorageError where they cannot be kept there."""
+    """Open the cache of a dataset's images after the front of a recipe. Raises StorageError if they cannot be kept there."""
     front, _ = recipe.split_front()
     about = {
         "dataset": contents_of(index),
@@ -37,13 +37,14 @@ def open_kept_images(options: CacheOptions, *, index: AnyIndex, recipe: Recipe) 
 
 
 def stats_of(kept: KeptImages) -> CacheStats:
+    """Return the counts of a cache now."""
     hits, misses = kept.store.counts()
     num_kept, nbytes = kept.store.held()
     return CacheStats(hits, misses, num_kept, nbytes, kept.store.capacity)
 
 
 def described(kept: KeptImages) -> str:
-    """For people."""
+    """Return a line that describes the cache, for people."""
     stats, files = stats_of(kept), kept.store.files
     what = f"images behind {kept.front!r}" if kept.front.geometry else "whole decoded images"
     where = "in memory, for all processes of this node" if files.in_memory else f"in {files.where}"
@@ -52,5 +53,5 @@ def described(kept: KeptImages) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """For people."""
+    """Return a number of bytes in MB or GB, for people."""
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

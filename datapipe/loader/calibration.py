@@ -1,8 +1,8 @@
-"""What the backends reach on this machine with the data at hand: measured once, then remembered.
+"""Measure how fast each backend is on this machine with the data at hand, once, and remember the figures.
 
-Each candidate loads batches for a second or so, end to end: storage, decoding, the copy to the device. All are measured in
-order and then in reverse, and the better figure of each counts: the candidate that comes first alone reads what no cache
-of the kernel holds yet. The figures are kept in the user's cache directory under everything they depend on.
+Each candidate loads batches for about a second, end to end: storage, decoding, the copy to the device. All are measured in
+order and then in reverse, and the better figure of each counts: only the candidate that comes first reads what the
+kernel has not cached yet. The figures are kept in the user's cache directory under everything they depend on.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Calibration:
-    """How to measure, and what the figures depend on.
+    """How to measure the candidates, and what the figures depend on.
 
-    `open_batches(candidate)`: endless batches made by that backend. `circumstances`: JSON-safe; figures are used again
-    where all of it is equal.
+    `open_batches(candidate)`: returns endless batches made by that backend. `circumstances`: JSON-safe; figures are reused
+    if all of it is equal.
     """
 
     open_batches: Callable[[Dali | None], Iterator[Any]]
@@ -53,7 +53,7 @@ class Calibration:
 
 
 def measure(batches: Iterator[Any]) -> float:
-    """Return images per second, once the pipeline is full."""
+    """Return images per second in the steady state."""
     for _ in range(_WARMUP_BATCHES):
         next(batches)
     _synchronise()

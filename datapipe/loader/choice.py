@@ -1,7 +1,7 @@
-"""Which backend decodes, on which device, and why.
+"""Choose which backend decodes, on which device, and say why.
 
-What a user asks for by name is done or refused. Under "auto" the CPU path serves a CPU; for a GPU DALI and the CPU
-path are measured on the data at hand, unless one of them is out of the question.
+A backend that a user names is used or refused. With "auto" the CPU path serves a CPU; for a GPU DALI and the CPU
+path are measured on the data at hand, unless one of them is ruled out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from datapipe.transforms import Recipe
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
 BACKENDS = ("auto", "images_cpu", "dali")
 _ENOUGH = 0.5  # share of samples that DALI must be able to decode to be worth measuring
-_DALI_LEAD = 1.3  # how much faster DALI must be: it takes its part of the GPU from the network that trains there
+_DALI_LEAD = 1.3  # how much faster DALI must be: it takes part of the GPU from the network that trains there
 
 Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What decodes. Raises ValueError for a CUDA device without an index: DALI would take it for the CPU."""
+    """The chosen backend and device. Raises ValueError for a CUDA device without an index: DALI would take it for the CPU."""
 
     device: torch.device
     dali: Dali | None  # None: images_cpu
@@ -48,32 +48,32 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a backend reached on this machine with this data."""
+    """The rate of a backend on this machine with this data."""
 
     dali: Dali | None  # None: images_cpu
     images_per_s: float
 
 
 class Evidence(Protocol):
-    """What is found out about the data only where the choice needs it."""
+    """Facts about the data, which are found out only if the choice needs them."""
 
     def share_for_dali(self) -> float:
-        """Of some samples, how many DALI decodes: 0 to 1."""
+        """Return the share of some samples that DALI decodes: 0 to 1."""
 
     def rates(self) -> list[Measured]:
-        """What the backends reach here, at least one of them DALI."""
+        """Return the rates of the backends here, at least one of them DALI's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a loader is to do, as far as it says who can do it. Raises OptionError for what nobody can.
+class BackendRequest:
+    """The part of a loader's arguments that decides which backend can serve it.
 
-    Raises DependencyError where DALI is asked for and not installed.
+    Raises OptionError for a combination that no backend can serve, and DependencyError if DALI is requested but not installed.
     """
 
     backend: Backend
     recipe: Recipe
-    stored_size: Size | None  # (height, width) of all images, where it is one
+    stored_size: Size | None  # (height, width) of all images, if they have one size
     has_collate_fn: bool
     has_image: bool = True
     has_cache: bool = False  # of decoded images
@@ -90,7 +90,7 @@ class Request:
         return isinstance(self.backend, Dali) or self.backend == "dali"
 
     def problem_for_dali(self, device: torch.device | None = None) -> str | None:
-        """Why DALI cannot do it (on that device), if so."""
+        """Return why DALI cannot serve the loader (on that device); None if it can."""
         if not self.has_image:
             return "batches have no images"
         if self.recipe.rest:
@@ -114,7 +114,7 @@ class Request:
         return None
 
     def choose(self, device: torch.device, evidence: Evidence) -> Choice:
-        """Decide. A GPU for which DALI would be the thing and is missing is worth a warning."""
+        """Decide. Warns if a GPU would be served by DALI and DALI is not installed."""
         problem = self.problem_for_dali(device)
         if self.asks_for_dali:
             self._refuse(problem)
@@ -145,7 +145,7 @@ class Request:
 
 
 def _fastest(rates: list[Measured], device: torch.device) -> Choice:
-    """Return the fastest, where images_cpu counts as `_DALI_LEAD` times as fast as it is."""
+    """Return the fastest, with the rate of images_cpu multiplied by `_DALI_LEAD`."""
     ranked = sorted(rates, key=lambda measured: -measured.images_per_s * (_DALI_LEAD if measured.dali is None else 1.0))
     figures = ", ".join(f"{_name(measured.dali)} {measured.images_per_s:.0f}" for measured in ranked)
     reason = f"measured here, images/s: {figures}"
@@ -162,10 +162,10 @@ def _name(dali: Dali | None) -> str:
 
 
 def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
-    """Return what says, when asked in the consumer's thread, which device batches are handed over on.
+    """Return a function that, called in the consumer's thread, says on which device batches are delivered.
 
-    "auto" is this rank's GPU where there is one, else the CPU; "cuda" the current CUDA device. A GPU always comes with
-    its index. Raises OptionError for a device that is not there.
+    "auto" is this rank's GPU if there is one, else the CPU; "cuda" the current CUDA device. A GPU always comes with
+    its index. Raises OptionError for a device that does not exist.
     """
     if isinstance(device, str) and device == "auto":
         return _rank_device
@@ -176,7 +176,7 @@ def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
 
 
 def _rank_device() -> torch.device:
-    """Return the current CUDA device; where a script under torchrun has not set one, that of its local rank."""
+    """Return the current CUDA device; if a script under torchrun has not set one, that of its local rank."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     current, local_rank = torch.cuda.current_device(), positive_environment("LOCAL_RANK", 0)

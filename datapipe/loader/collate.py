@@ -1,4 +1,4 @@
-"""From the rows of a batch to what the user gets, on the host or on the device."""
+"""Collate the rows of a batch into what the user gets, on the host or on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from datapipe.transforms.lowering import described
 
 @dataclass(frozen=True)
 class Collator:
-    """Puts batches together. Thread-safe as far as the user's functions are."""
+    """Collates batches. Thread-safe as far as the user's functions are."""
 
     recipe: Recipe
     options: LoaderOptions
@@ -38,29 +38,29 @@ class Collator:
 
     @property
     def finishes_pixels(self) -> bool:
-        """Whether the pixel operations are left to it: it does them on the device."""
+        """Whether the collator runs the pixel operations, which it does on the device."""
         return self.uploader is not None and self.options.collate_fn is None
 
     def collate(self, batch: Batch) -> Any:
-        """What the user gets; an `Arrival` of it where it is for a device."""
+        """Return what the user gets, or an `Arrival` of it if it is for a device."""
         if self.uploader is None:
-            return self._transformed(self._put_together(batch, batch.images, self._beside(batch)))
+            return self._transformed(self._put_together(batch, batch.images, self._other_columns(batch)))
         about = {"step": batch.picks.step, "num_samples": len(batch)}
         if self.options.collate_fn is not None or isinstance(batch.images, list):
-            result = self._put_together(batch, batch.images, self._beside(batch))
+            result = self._put_together(batch, batch.images, self._other_columns(batch))
             return self.uploader.upload(result, then=self._transformed, **about)
-        host = {"beside": self._beside(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
+        host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
 
         def finish(moved: dict[str, Any]) -> Any:
             images = self._on_device(batch, moved)
-            return self._transformed(self._put_together(batch, images, moved["beside"], good=moved["good"]))
+            return self._transformed(self._put_together(batch, images, moved["others"], good=moved["good"]))
 
         return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
 
     # -- the images -----------------------------------------------------------------------------
 
     def _on_device(self, batch: Batch, moved: Mapping[str, Any]) -> torch.Tensor:
-        """The pixel operations over the whole batch: (b, h, w, 3) of the recipe's dtype, in memory of torch's."""
+        """Run the pixel operations over the whole batch. Returns (b, h, w, 3) of the recipe's dtype, in torch's own memory."""
         block: Any = batch.images if moved["images"] is None else moved["images"]
         if moved["patches"] is not None:
             block[moved["patched"]] = moved["patches"]
@@ -70,28 +70,28 @@ class Collator:
 
     # -- the batch as a whole -------------------------------------------------------------------
 
-    def _beside(self, batch: Batch) -> dict[str, Any]:
-        """What there is beside the images, by name, without the rows of bad samples: columns, or lists for a collate_fn."""
+    def _other_columns(self, batch: Batch) -> dict[str, Any]:
+        """Return the columns besides the images, by name, without the rows of bad samples: tensors, or lists for a collate_fn."""
         good = batch.good
-        beside: dict[str, NDArray[Any]] = {}
+        others: dict[str, NDArray[Any]] = {}
         apart = self.options.collate_fn is not None
         if self.fields.has_label:
-            beside[LABEL] = batch.labels[good]
+            others[LABEL] = batch.labels[good]
         if self.options.tail is Tail.MASK:
-            beside["real"] = batch.picks.real[good]
+            others["real"] = batch.picks.real[good]
         if self.options.output == "dict":
-            beside["id"] = batch.ids[good]
+            others["id"] = batch.ids[good]
         columns: dict[str, Any] = {
-            name: values.tolist() if apart else torch.from_numpy(values) for name, values in beside.items()
+            name: values.tolist() if apart else torch.from_numpy(values) for name, values in others.items()
         }
         for spec in self.fields.further:
             values = [value[spec.name] for value, is_good in zip(batch.values, good, strict=True) if value and is_good]
             columns[spec.name] = values if apart else column_of(spec, values, boxes=self.options.boxes)
         return columns
 
-    def _put_together(self, batch: Batch, images: Any, beside: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
-        """`good`: the rows to keep, where some are left out and `images` is not on the host."""
-        columns = dict(beside)
+    def _put_together(self, batch: Batch, images: Any, others: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:
+        """Return the batch. `good`: the rows to keep, if some are left out and `images` is not on the host."""
+        columns = dict(others)
         if self.fields.has_image:
             columns[IMAGE] = self._kept(batch, images, good)
         if self.options.collate_fn is not None:
@@ -104,7 +104,7 @@ class Collator:
         return self._output(self._mixed(batch, columns))
 
     def _kept(self, batch: Batch, images: Any, good: torch.Tensor | None) -> Any:
-        """The images of good samples, channels first, or what the user's transforms made of them."""
+        """Return the images of good samples, channels first, or what the user's transforms made of them."""
         if isinstance(images, list) and self.recipe.rest:
             return [image for image, is_good in zip(images, batch.good, strict=True) if is_good]
         if isinstance(images, list):
@@ -116,14 +116,14 @@ class Collator:
     def _stacked(self, images: Any, batch: Batch) -> Any:
         if self.recipe.rest:
             return self._collated(images)
-        if isinstance(images, list):  # none are left where every sample was bad
+        if isinstance(images, list):  # empty if every sample was bad
             none = torch.empty((0, 3, 0, 0), dtype=self.recipe.output_dtype)
             images = stack(images, batch.ids[batch.good]) if images else none
         stacked: torch.Tensor = images
         return stacked if self.memory_format is torch.channels_last else stacked.contiguous(memory_format=self.memory_format)
 
     def _collated(self, values: list[Any]) -> Any:
-        """What the user's transforms gave, as torch puts it together. Raises OptionError for what no batch can be made of."""
+        """Collate the results of the user's transforms as torch does. Raises OptionError if no batch can be made of them."""
         try:
             return torch.utils.data.default_collate(values)
         except (TypeError, RuntimeError) as exc:
@@ -131,12 +131,12 @@ class Collator:
             what = "PIL images" if isinstance(values[0], Image.Image) else f"values of type {kind}"
             reason = "" if isinstance(values[0], Image.Image) else f" ({next(iter(str(exc).splitlines()), '')})"
             raise OptionError(
-                f"the last transform, {last}, gives {what}, of which torch's default_collate makes no batch{reason}; end the "
+                f"the last transform, {last}, gives {what}, which torch's default_collate cannot collate{reason}; end the "
                 "transforms with one that gives tensors of one size, such as torchvision's ToTensor(), or pass a collate_fn"
             ) from exc
 
     def _mixed(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Any]:
-        """MixUp and CutMix: drawn once per batch, keyed by (seed, epoch, step, rank)."""
+        """Apply MixUp and CutMix, drawn once per batch, keyed by (seed, epoch, step, rank)."""
         if self.recipe.batch:
             key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
             draws = Draws(self.seed, batch.picks.after.epoch, key)
@@ -144,7 +144,7 @@ class Collator:
         return columns
 
     def _output(self, columns: Mapping[str, Any]) -> Any:
-        """The columns of a batch, or the values of a sample, in order."""
+        """Return the columns of a batch, or the values of a sample, in the order of the fields."""
         names = [name for name in (*self.fields.names, *ADDED) if name in columns]
         if self.options.output == "dict":
             return {self.options.rename.get(name, name): columns[name] for name in names}
@@ -155,7 +155,7 @@ class Collator:
 
 
 def _rows(batch: Batch) -> dict[str, torch.Tensor | None]:
-    """Which rows are good, where not all are, and those made by hand for a batch that is on the device already."""
+    """Return indices of good rows unless all are, and the rows that images_cpu made for a batch on the device."""
     good = None if batch.good.all() else torch.from_numpy(np.flatnonzero(batch.good))
     if not batch.by_hand:
         return {"good": good, "patched": None, "patches": None}

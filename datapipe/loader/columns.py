@@ -1,4 +1,4 @@
-"""A field of a batch, out of its values: one tensor where that is what a network takes, else a list."""
+"""Collate the values of one field: into one tensor if networks take one, else into a list."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import OptionError
 
 BoxesForm = Literal["list", "padded"]
-NO_BOX = -1.0  # the label in rows of padded boxes that hold none
+NO_BOX = -1.0  # the label in padding rows of boxes
 
 
 def column_of(spec: FieldSpec, values: list[Any], *, boxes: BoxesForm) -> Any:
-    """The values of one field, as a batch has them.
+    """Return the values of one field, as a batch has them.
 
     MASK (b, h, w), ARRAY (b, ...) and IMAGE (b, 3, h, w), in channels_last memory, are stacked; masks of which some are
     uint8 and some int32 become int32. BOXES are a list of (k, 5), or with `boxes="padded"` one (b, largest k, 5) whose
-    spare rows are 0, 0, 0, 0, -1. Other kinds are lists. Raises OptionError where shapes or types differ.
+    padding rows are 0, 0, 0, 0, -1. Other kinds are lists. Raises OptionError if shapes or dtypes differ.
     """
     if spec.kind is FieldKind.BOXES and boxes == "padded":
         return _padded(values)

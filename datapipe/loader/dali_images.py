@@ -1,6 +1,6 @@
-"""Images by way of DALI: blocks are fetched and looked at by threads, then the batch goes through a pipeline whole.
+"""Decode images with DALI: threads fetch and parse blocks, then the whole batch goes through a pipeline.
 
-Rows that DALI must not see, or would not give as Pillow does, are made by `images_cpu` while the block is fetched.
+Rows that DALI must not see, or would not decode as Pillow does, are made by `images_cpu` while the block is fetched.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.index.entries import Entries
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
-MAX_REFUSED = 8  # samples of one batch that images_cpu decodes and DALI does not, before the rest is not tried either
-MAX_GIVEN_UP = 3  # batches in a row, before DALI is taken to be broken
+MAX_REFUSED = 8  # samples of a batch that images_cpu decodes and DALI does not, before images_cpu takes the rest
+MAX_GIVEN_UP = 3  # batches in a row, before DALI counts as broken
 
-_PLACEHOLDER = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)  # its region
+_PLACEHOLDER = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)  # the placeholder's region
 
 logger = get_logger(__name__)
 
@@ -37,21 +37,21 @@ Pixels = NDArray[np.uint8]  # (h, w, 3)
 
 
 class Fetched:
-    """A batch on its way to DALI. Threads write rows of their own."""
+    """A batch of encoded samples for DALI. Each thread writes rows of its own."""
 
     def __init__(self, num_samples: int, height: int, width: int) -> None:
-        self.samples: list[EncodedSample | None] = [None] * num_samples  # for DALI; None where it has no part
-        self.cuts = Cuts(  # the placeholder's, until a sample takes its row
+        self.samples: list[EncodedSample | None] = [None] * num_samples  # for DALI; None for rows that it does not make
+        self.cuts = Cuts(  # the placeholder's, until a sample takes the row
             region=_filled(num_samples, _PLACEHOLDER),
             size=_filled(num_samples, (height, width)),
             window=_filled(num_samples, (0, 0, height, width)),
             flip=np.zeros((num_samples, 2), np.bool_),
         )
-        self.by_hand: dict[int, Pixels] = {}  # row -> what images_cpu made of it
-        self.is_open = True  # DALI may be given samples
+        self.by_hand: dict[int, Pixels] = {}  # row -> the pixels that images_cpu made
+        self.is_open = True  # whether samples may still be given to DALI
 
     def give(self, first: int, samples: Sequence[EncodedSample], cuts: Cuts) -> None:
-        """Leave these samples, whose rows count from `first`, to DALI."""
+        """Give these samples, whose rows count from `first`, to DALI."""
         rows = np.array([first + sample.row for sample in samples], np.int64)
         for name in ("region", "size", "window", "flip"):
             getattr(self.cuts, name)[rows] = getattr(cuts, name)
@@ -59,31 +59,31 @@ class Fetched:
             self.samples[row] = sample
 
     def take_back(self, row: int) -> None:
-        """Let DALI have no part in this row."""
+        """Take this row from DALI."""
         self.samples[row] = None
         self.cuts.region[row] = _PLACEHOLDER
 
     def forget(self, row: int) -> None:
-        """Let the row hold nothing, neither for DALI nor made by hand."""
+        """Empty the row, both for DALI and of what images_cpu made."""
         self.take_back(row)
         self.by_hand.pop(row, None)
 
     def rows_given(self) -> list[int]:
-        """The rows that are DALI's."""
+        """Return the rows that DALI makes."""
         return [row for row, sample in enumerate(self.samples) if sample is not None]
 
     def num_given(self, rows: range) -> int:
-        """How many of these rows are DALI's."""
+        """Return how many of these rows DALI makes."""
         return len(rows) - self.samples[rows.start : rows.stop].count(None)
 
     def encoded(self) -> list[bytes]:
-        """The bytes for each row, the placeholder's where DALI has no part."""
+        """Return the bytes for each row; the placeholder's for rows that DALI does not make."""
         instead = placeholder()
         return [instead if sample is None else sample.data for sample in self.samples]
 
 
 class FetchWorker:
-    """Fetches blocks for one thread."""
+    """Fetches blocks for one thread, and makes the rows that DALI cannot."""
 
     def __init__(self, worker: BlockWorker, geometry: Recipe, graph: GraphOptions) -> None:
         self._worker = worker
@@ -92,7 +92,7 @@ class FetchWorker:
         self._size = (graph.height, graph.width)
 
     def load(self, entries: Entries, rows: range, draws: Draws, batch: Fetched, first: int) -> BlockReport:
-        """Fetch samples `rows` of `entries` into the batch's rows from `first` on. As `BlockWorker.load` otherwise."""
+        """Fetch samples `rows` of `entries` into the batch's rows from `first` on. Otherwise as `BlockWorker.load`."""
         report = BlockReport()
         samples = self._worker.read(entries, rows, report)
         start_ns = time.perf_counter_ns()
@@ -102,7 +102,7 @@ class FetchWorker:
         return report
 
     def take_over(self, batch: Fetched, rows: list[int]) -> list[BadRow]:
-        """Make by hand what DALI was to make of these rows; those that do not decode. All count from the batch's first."""
+        """Make these rows with images_cpu instead of DALI. Returns those that do not decode. All count from the batch's first."""
         bad: list[BadRow] = []
         for row in rows:
             batch.by_hand.update(self._made_for_dali(batch, row, bad))
@@ -110,7 +110,7 @@ class FetchWorker:
         return bad
 
     def sift(self, batch: Fetched) -> list[BadRow]:
-        """Take out of DALI's hands what does not decode. As `take_over` otherwise."""
+        """Take from DALI the rows that do not decode. Otherwise as `take_over`."""
         bad: list[BadRow] = []
         for row in batch.rows_given():
             if not self._made_for_dali(batch, row, bad):
@@ -124,9 +124,9 @@ class FetchWorker:
         return self._made([sample._replace(row=row)], [cuts], bad)
 
     def _share_out(self, samples: list[EncodedSample], draws: Draws, batch: Fetched, first: int, report: BlockReport) -> None:
-        """Leave to DALI what it makes, and make the others. Which they are does not depend on who is in the block."""
+        """Give DALI the samples that it can make, and make the others. The split does not depend on the block."""
         chain = self._geometry.draw_cuts(draws, sizes_of(samples))
-        if len(chain) > 1 and len(samples) > 1:  # it may be for the sake of one of them
+        if len(chain) > 1 and len(samples) > 1:  # perhaps because of one sample alone
             for place, sample in enumerate(samples):
                 self._share_out([sample], draws[place : place + 1], batch, first, report)
             return
@@ -143,7 +143,7 @@ class FetchWorker:
             batch.by_hand.update({first + row: pixels for row, pixels in made.items()})
 
     def _made(self, samples: list[EncodedSample], chain: list[Cuts], bad: list[BadRow]) -> dict[int, Pixels]:
-        """By row, as images_cpu makes them; those that do not decode are added to `bad`."""
+        """Return pixels by row, as images_cpu makes them. Adds samples that do not decode to `bad`."""
         made = {sample.row: np.empty((*self._size, 3), np.uint8) for sample in samples}
         report = BlockReport()
         self._worker.cut(samples, chain, made, report)
@@ -154,17 +154,17 @@ class FetchWorker:
 
 
 class DaliStage:
-    """What turns fetched batches into pixels. Thread-safe; a pipeline serves one thread at a time."""
+    """Turns fetched batches into pixels. Thread-safe; a pipeline serves one thread at a time."""
 
     def __init__(self, graph: GraphOptions, *, num_pipelines: int) -> None:
         self.graph = graph
         self.num_pipelines = num_pipelines
-        self.pipelines = Lending(lambda: DaliPipeline(graph))
-        self._num_given_up = 0  # batches in a row
+        self.pipelines = ObjectPool(lambda: DaliPipeline(graph))
+        self._num_given_up = 0  # in a row
         self._has_warned = False
 
     def decoder_device(self) -> str:
-        """Return where the graph decodes: "gpu" or "cpu". Builds it if need be. Raises BackendError where that fails."""
+        """Return where the graph decodes: "gpu" or "cpu". Builds the graph if necessary. Raises BackendError if that fails."""
         pipeline = self.pipelines.borrow()
         try:
             return pipeline.build()
@@ -180,12 +180,12 @@ class DaliStage:
         stream: torch.cuda.Stream | None,
         settle: Callable[[BadRow], None],
     ) -> tuple[torch.Tensor | None, object]:
-        """Pixels of the rows that DALI makes, and what to keep while they are used.
+        """Return the pixels of the rows that DALI makes, and an object to keep alive while they are used.
 
-        The pixels are those of `DaliPipeline.run`; None where every row was, or had to be, made by hand. `settle` is
-        told of samples that turn out bad; their rows count from the batch's first, and it may load others into them.
-        A sample that fails is taken out and the others go through DALI again, so that they are what they would be
-        without it. Raises what `settle` raises, and BackendError if DALI keeps failing for no such reason.
+        The pixels are those of `DaliPipeline.run`; None if images_cpu made every row. `settle` is called with each sample
+        that turns out bad; rows count from the batch's first, and `settle` may load another sample into the row. A sample that
+        fails is taken out and the others go through DALI again, so that they are what they would be without it. Raises what
+        `settle` raises, and BackendError if DALI keeps failing although samples decode.
         """
         num_bad = num_refused = 0
         while any(batch.samples):
@@ -202,7 +202,7 @@ class DaliStage:
                     if not bad:
                         num_refused += 1
                         self._tell_refused(exc)
-                    elif num_bad == 1:  # there may be many, and each would cost a run
+                    elif num_bad == 1:  # there may be many, and each would cost a run of DALI
                         bad += worker.sift(batch)
                     num_bad += len(bad)
                 for found in bad:
@@ -213,21 +213,19 @@ class DaliStage:
         return None, None
 
     def _give_up(self, exc: RunError) -> None:
-        """A batch had to be made by hand as a whole."""
+        """Count a batch that images_cpu had to make as a whole. Raises BackendError after too many in a row."""
         self._num_given_up += 1
         if self._num_given_up >= MAX_GIVEN_UP:
             raise BackendError(
-                f"DALI failed on {self._num_given_up} batches in a row, which images_cpu then made: {exc}; pass "
-                "backend='images_cpu' to go on without DALI"
+                f"DALI failed on {self._num_given_up} batches in a row, which images_cpu made instead: {exc}; pass "
+                "backend='images_cpu' to continue without DALI"
             ) from exc
-        logger.warning("images_cpu made a batch on which DALI failed: %s", exc)
+        logger.warning("images_cpu made a batch because DALI failed on it: %s", exc)
 
     def _tell_refused(self, exc: RunError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "DALI does not decode a sample that images_cpu decodes (%s); there may be more, not told one by one", exc
-            )
+            logger.warning("DALI does not decode a sample that images_cpu decodes (%s); further ones are not reported", exc)
 
 
 def _filled(num_samples: int, values: tuple[int, ...]) -> NDArray[np.int64]:

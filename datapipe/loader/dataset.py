@@ -1,4 +1,4 @@
-"""The samples behind a loader, one at a time: for looking, for torch's samplers, for evaluation scripts."""
+"""Give the samples of a loader one at a time: for inspection, torch's samplers and evaluation scripts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from datapipe.order.sample_order import Permutation
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How often the samples of several datasets, one after the other in an index, come in an epoch."""
+    """How often the samples of several datasets, concatenated in one index, come in an epoch."""
 
     lengths: tuple[int, ...]  # samples of each dataset
     counts: tuple[int, ...]  # samples of each in an epoch
 
 
 class Dataset:
-    """A dataset as torch knows them: `len(d)`, `d[i]`, and what torchvision's folders have. Thread-safe.
+    """A map-style dataset, as torch's: `len(d)`, `d[i]`, and the attributes of torchvision's folders. Thread-safe.
 
     `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a
-    (3, h, w) uint8 tensor, the label an int, others as `docs/loader.md` says of each kind.
+    (3, h, w) uint8 tensor, the label an int, other kinds as in `docs/loader.md`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Dataset:
             raise OptionError(f"Dataset takes an index, not a path: DataLoader({os.fspath(index)!r}, ...).dataset opens one")
         self.index = index
         self.mixture = mixture
-        self.original = original  # the torch Dataset that it was made of
+        self.original = original  # the torch Dataset from which it was made
         self.fields = BatchFields.of(index, None) if fields is None else fields
         self._files = open_files(index)
         self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
@@ -62,7 +62,7 @@ class Dataset:
         return len(self.index)
 
     def __getitem__(self, position: int) -> tuple[Any, ...]:
-        """Raises IndexError, DecodeError or IntegrityError."""
+        """Return the sample at a position. Raises IndexError, DecodeError or IntegrityError."""
         number = operator.index(position)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of a dataset of {len(self)}")
@@ -80,18 +80,18 @@ class Dataset:
 
     @property
     def classes(self) -> list[str]:
-        """Class names by label. Raises AttributeError where the data names none."""
+        """Class names by label. Raises AttributeError if the data names none."""
         names = self.index.manifest.classes
         if names is None:
-            raise AttributeError(f"{self.index.where}: no class names, or not the same ones everywhere")
+            raise AttributeError(f"{self.index.where}: no class names, or they differ between its parts")
         return list(names)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Label by class name. Raises AttributeError where the data names none."""
+        """Label by class name. Raises AttributeError if the data names none."""
         labels = self.index.manifest.class_to_idx
         if labels is None:
-            raise AttributeError(f"{self.index.where}: no class names, or not the same ones everywhere")
+            raise AttributeError(f"{self.index.where}: no class names, or they differ between its parts")
         return dict(labels)
 
     @property
@@ -103,26 +103,27 @@ class Dataset:
 
     @property
     def samples(self) -> list[tuple[str, int]]:
-        """The path and the label of every sample, in order. Raises AttributeError where samples are no files of their own."""
+        """The path and the label of every sample, in order. Raises AttributeError if samples are not files of their own."""
         positions = np.arange(len(self), dtype=np.int64)
         entries = self.index.look_up(self.index.ids(positions), self.fields.looked_up(self.index))
         if not entries.extents.one_file_each:
-            raise AttributeError(f"{self.index.where}: its samples are no files of their own, but lie in shards")
+            raise AttributeError(f"{self.index.where}: its samples lie in shards and are not files of their own")
         return list(zip(entries.extents.paths, entries.labels.tolist(), strict=True))
 
     @property
     def imgs(self) -> list[tuple[str, int]]:
-        """As `samples`: torchvision's `ImageFolder` has both names."""
+        """The same as `samples`: torchvision's `ImageFolder` has both names."""
         return self.samples
 
     @property
     def root(self) -> str:
-        """Where it lies."""
+        """The path or URL of the data."""
         return self.index.where
 
     @property
     def transform(self) -> object:
-        """What the torch Dataset that this was made of does to each image; None where it was made of none. To be read only:
+        """The transform of the torch Dataset from which this was made; None if it was made from none. Read-only.
+
         `d[i]` is untransformed, and the loader has transforms of its own.
         """
         return None if self.original is None else self.original.transform
@@ -132,20 +133,20 @@ class Dataset:
         raise OptionError("a dataset's transform is fixed once a loader has it; make a loader with transform=")
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """The samples at these positions, in this order. They keep their ids, and so their random crops."""
+        """Return a dataset of the samples at these positions, in this order. They keep their ids, and so their random crops."""
         if self.mixture is not None:
-            raise OptionError("a selection of what mix() or repeat() made: select from each dataset first, then mix or repeat")
+            raise OptionError("select() on a dataset of mix() or repeat(): select from each dataset first, then mix or repeat")
         positions = positions_of(indices, "select()")
         return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)), self.fields)
 
     def take(self, num_samples: int) -> Dataset:
-        """The first samples, `num_samples` of them or as many as there are."""
+        """Return the first `num_samples` samples, or all if there are fewer."""
         return self.select(range(min(whole_number(num_samples, "num_samples", least=0), len(self))))
 
     def repeat(self, times: float) -> Dataset:
-        """The same samples, with epochs in which they come `times` times, such as 3 or 0.1.
+        """Return the same samples, each of which comes `times` times in an epoch, such as 3 or 0.1.
 
-        All come once before any comes again, over the ends of epochs; what comes again in an epoch is augmented anew.
+        All come once before any comes again, also across epochs; a sample that comes again in an epoch is augmented again.
         """
         count = round(len(self) * real_number(times, "times"))
         if self.mixture is not None or count < 1:
@@ -154,13 +155,13 @@ class Dataset:
         return Dataset(self.index, self.fields, Mixture((len(self),), (count,)))
 
     def folds(self, num_folds: int, *, seed: int = 0) -> list[tuple[Dataset, Dataset]]:
-        """For cross-validation: `num_folds` pairs of training and validation samples.
+        """Return `num_folds` pairs of training and validation samples, for cross-validation.
 
-        Each sample is in one validation part; which one is drawn by `seed`. Parts keep the dataset's order.
+        Each sample is in the validation part of one pair; `seed` decides which. Parts keep the dataset's order.
         """
         seed = whole_number(seed, "seed")
         if not 2 <= whole_number(num_folds, "num_folds") <= len(self):
-            raise OptionError(f"folds({num_folds}) of {len(self)} samples; pass 2 or more, and at most that many")
+            raise OptionError(f"folds({num_folds}) of {len(self)} samples; pass at least 2 and at most the number of samples")
         fold_of = Permutation(len(self), int(key64(seed, num_folds)))(np.arange(len(self), dtype=np.int64)) % num_folds
         return [
             (self.select(np.flatnonzero(fold_of != fold)), self.select(np.flatnonzero(fold_of == fold)))
@@ -168,5 +169,5 @@ class Dataset:
         ]
 
     def with_fields(self, fields: BatchFields) -> Dataset:
-        """The same samples, with these fields."""
+        """Return the same samples, with these fields."""
         return Dataset(self.index, fields, self.mixture, original=self.original)

@@ -1,7 +1,7 @@
-"""The interpreter's end, and daemon threads of the user's that iterate a loader then.
+"""Stop the user's daemon threads that iterate a loader when the interpreter ends.
 
-Once the interpreter ends, a daemon thread that asks for Python's lock is taken off its stack by `pthread_exit`. In torch's C++
-code, as where a tensor dies, that aborts the process. So such threads are brought to rest first, within `next()`.
+At the interpreter's end, `pthread_exit` unwinds a daemon thread that asks for Python's lock. Within torch's C++ code,
+for example where a tensor is freed, that aborts the process. So such threads are halted first, within `next()`.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ import atexit
 import threading
 import time
 
-_LIMIT_S = 2.0  # for a thread that is at something else: what it does with a batch, or waiting for a queue
+_LIMIT_S = 2.0  # for a thread that is busy elsewhere: with a batch, or waiting for a queue
 
 
 class Ending:
-    """Knows which daemon threads iterate loaders, and brings them to rest. Thread-safe."""
+    """Knows which daemon threads iterate loaders, and halts them at the interpreter's end. Thread-safe."""
 
     def __init__(self) -> None:
-        self._is_near = False
+        self._is_exiting = False
         self._threads: set[threading.Thread] = set()  # daemons that have called `next()`
-        self._resting: set[int] = set()  # idents of those that will not go on, once the end is near
+        self._resting: set[int] = set()  # idents of threads that will not go on once the end is near
 
-    def rest_if_near(self) -> None:
-        """Begin a `next()`: once the interpreter ends, a daemon thread stays here for ever."""
+    def halt_if_exiting(self) -> None:
+        """Call first in `next()`: once the interpreter ends, a daemon thread stays here for ever."""
         thread = threading.current_thread()
-        if not thread.daemon:  # the main thread, or one that the interpreter waits for
+        if not thread.daemon:  # the main thread, or one that the interpreter joins
             return
         if thread not in self._threads:
             self._threads.difference_update([one for one in self._threads.copy() if not one.is_alive()])
             self._threads.add(thread)
-        if self._is_near:
+        if self._is_exiting:
             self._resting.add(threading.get_ident())
             for_ever = threading.Lock()
             for_ever.acquire()
             for_ever.acquire()
 
     def __enter__(self) -> None:
-        """Wait for something, within `next()`: a thread that waits is at rest already."""
+        """Begin to wait for something within `next()`: a thread that waits counts as halted."""
         self._resting.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        self.rest_if_near()
+        self.halt_if_exiting()
         self._resting.discard(threading.get_ident())
 
-    def bring_to_rest(self) -> None:
-        """Wait until all that are alive rest, but no longer than a thread may be expected to need for one batch."""
-        self._is_near = True
+    def halt_threads(self) -> None:
+        """Wait until all live threads are halted, but no longer than a thread may need for one batch."""
+        self._is_exiting = True
         deadline = time.monotonic() + _LIMIT_S
         for thread in self._threads - {threading.current_thread()}:
             while thread.is_alive() and thread.ident not in self._resting and time.monotonic() < deadline:
@@ -55,11 +55,11 @@ class Ending:
 ending = Ending()
 
 
-def _come_first() -> None:
-    """Register for the end only now, so as to come before what libraries have registered: DALI's end, and that of our threads."""
-    atexit.register(ending.bring_to_rest)
+def _register_at_exit() -> None:
+    """Register at the end only, so as to run before what libraries registered: DALI's end, and that of our threads."""
+    atexit.register(ending.halt_threads)
 
 
-# That runs when the main thread has ended, and what it registers when the other threads that are no daemons have ended too:
-# until then a daemon may be what feeds them.
-threading._register_atexit(_come_first)  # type: ignore[attr-defined]
+# `_register_at_exit` runs when the main thread has ended, and the function that it registers once the other non-daemon threads
+# have ended too: until then a daemon thread may feed them.
+threading._register_atexit(_register_at_exit)  # type: ignore[attr-defined]

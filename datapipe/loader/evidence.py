@@ -1,4 +1,4 @@
-"""What the choice of a backend is based on: the data themselves, and what backends make of them."""
+"""Collect the facts for the choice of a backend: which samples DALI decodes, and how fast backends are."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from datapipe.loader.calibration import CANDIDATES, Calibration
 from datapipe.loader.choice import Measured
 from datapipe.loader.options import LoaderOptions
 
-_LOOKED_AT = 64  # samples, spread over the dataset
+_LOOKED_AT = 64  # number of samples, spread over the dataset
 
-# Arguments of a loader that say what is done to an image and how; the others are not what is measured.
+# Arguments of a loader that say how an image is processed; the others do not affect the measurement.
 _MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_format")
 
 
 @dataclass(frozen=True)
 class DataEvidence:
-    """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader of such arguments."""
+    """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader from such arguments."""
 
     index: AnyIndex
     files: Files
@@ -86,7 +86,7 @@ class DataEvidence:
             "num_workers": self.options.num_workers,
             "batch_size": self.options.batch_size,
             "transform": repr(self.arguments["transform"]),
-            # to a power of two: another part of the same data is to be recognised
+            # rounded to a power of two, so that another part of the same data gives the same key
             "sample_nbytes": 2 ** round(float(np.log2(nbytes))),
             "sample_pixels": 2 ** round(float(np.log2(pixels))),
             "versions": {name: version_of(name) for name in _DISTRIBUTIONS},

@@ -1,4 +1,4 @@
-"""What a loader does where, and why: for people."""
+"""Describe what a loader does where, and why, for people."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from datapipe.loader.table_loader import TableLoader
 
 
 def explain(loader: Any) -> None:
-    """Print which device and backend a loader uses and why, which decoder, what is done where, and the order.
+    """Print a loader's device and backend and why, its decoder, which part runs where, and its order.
 
-    `loader`: a datapipe.DataLoader or TableLoader, or what `from_torch` or `prefetch` gave.
+    `loader`: a datapipe.DataLoader or TableLoader, or the result of `from_torch` or `prefetch`.
 
-    Makes the choice of a backend if that has not been made yet, which on a GPU may take some seconds of measuring.
+    Chooses a backend if that has not been done yet, which on a GPU may take some seconds of measuring.
     """
     if isinstance(loader, (DataLoader, TableLoader)):
         lines = explanation(loader) if isinstance(loader, DataLoader) else table_explanation(loader)
@@ -32,13 +32,13 @@ def explain(loader: Any) -> None:
         return
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
-    origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: as it is"
-    own = getattr(loader, "explanation", ())  # of what `from_torch` left to torch's workers
+    origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: unchanged"
+    own = getattr(loader, "explanation", ())  # of a loader that `from_torch` left to torch's workers
     print("\n".join([f"from      {printable(origin)}", f"device    {getattr(loader, 'device', 'cpu')}", *map(printable, own)]))
 
 
 def explanation(loader: DataLoader) -> list[str]:
-    """What `explain` prints, line by line."""
+    """Return the lines that `explain` prints."""
     options, choice = loader.options, loader.choice
     on_gpu = choice.device.type == "cuda"
     manifest = loader.dataset.index.manifest
@@ -55,7 +55,7 @@ def explanation(loader: DataLoader) -> list[str]:
     if not loader.fields.has_image:
         return lines[:-1]
     if choice.dali is None:
-        lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for what it does not take")
+        lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
         lines += _about_dali(choice.dali, threads, loader, device=choice.device)
     lines += _about_store(loader)
@@ -68,7 +68,7 @@ def explanation(loader: DataLoader) -> list[str]:
     if on_gpu:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ahead = far_enough_ahead(options, choice.dali, is_remote=loader.dataset.index.is_remote)
-    lines.append(f"ahead     {ahead.depth} batches in the making at least")
+    lines.append(f"ahead     at least {ahead.depth} batches in the making")
     return lines
 
 
@@ -100,12 +100,12 @@ def _order(loader: DataLoader) -> str:
 
 
 def _about_store(loader: DataLoader) -> list[str]:
-    """How samples are read from an object store, and what that comes to over all ranks; nothing for others."""
+    """Return how samples are read from an object store, and the request rate over all ranks; nothing for other data."""
     facts, ranks = loader.store_facts(), loader.world_size
     if facts is None:
         return []
     lines = [
-        f"store     a request for each sample; {facts.num_under_way} under way now, {facts.limit} at once at most, "
+        f"store     a request for each sample; {facts.num_under_way} in flight now, {facts.limit} at once at most, "
         f"latency of 95% below {1000 * facts.p95_s:.0f} ms"
     ]
     if facts.rate:
@@ -114,7 +114,7 @@ def _about_store(loader: DataLoader) -> list[str]:
         remedy = "; lower dp.Remote(requests=...), or keep shards" if share > 1 else ""
         lines.append(f"          {total}: {share:.0%} of the {S3_REQUESTS_PER_S} that S3 allows for one prefix{remedy}")
     if facts.cached is None:
-        return [*lines, "          no shards are kept: remote=datapipe.Remote(cache_dir=...) reads them once"]
+        return [*lines, "          shards are not cached: remote=datapipe.Remote(cache_dir=...) downloads each once"]
     num_there, num_all, hits, misses = facts.cached
     share = hits / max(1, hits + misses)
     lines.append(
@@ -134,7 +134,7 @@ def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, device: torch.d
     ]
     if on_gpu:
         problem = region_problem(device.index, hw_decoder_load=dali.hw_decoder_load)
-        how = "decodes the crop's region alone" if problem is None else f"decodes whole images, then crops: {problem}"
-        lines.append(f"          {how}; {dali.hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engines, where it has any")
+        how = "decodes only the crop's region" if problem is None else f"decodes whole images, then crops: {problem}"
+        lines.append(f"          {how}; {dali.hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engines, if it has any")
     problem = mismatch()
     return [*lines, f"          {problem}"] if problem else lines

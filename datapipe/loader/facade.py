@@ -1,4 +1,4 @@
-"""`DataLoader`: torch's arguments and contract, over converted datasets, shards and image folders."""
+"""`DataLoader`: torch's arguments and contract for converted datasets, shards and image folders."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.datasets import Original, Unseen, see_through
-from datapipe.fetch.cache.places import CacheOptions
+from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import BatchMaker
+from datapipe.loader.batches import SampleBatchMaker
 from datapipe.loader.caching import CacheStats, open_kept_images, stats_of
-from datapipe.loader.choice import Backend, Choice, Request, resolve_device
+from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device
 from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
-from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions, OnError, Output
 from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sizes import check_sizes
 from datapipe.loader.sources import PickSource
-from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.loader.state import LoaderState
-from datapipe.loader.trail import Trail
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
 
 
 class DataLoader:
-    """Batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would give them.
+    """Give batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would.
 
     `dataset`: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards;
-    an image folder; a `Dataset`, such as `mix(...)` or `loader.dataset.select(...)` gives; or a torch Dataset whose files can
-    be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are
-    torch's; docs/loader.md says of each what it means here. The others:
+    an image folder; a `Dataset`, such as the result of `mix(...)` or `loader.dataset.select(...)`; or a torch Dataset whose files
+    can be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are
+    torch's; docs/loader.md says what each means here. The others:
 
     transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
-      called with each image, as is all that follows it. Without one, images come as they are stored.
+      called with each image, as are all transforms after it. Without one, images come as they are stored.
     batch_transform: a function of a finished batch.
-    seed: with epoch and sample id, all that shuffling and augmentation depend on. None: `torch.initial_seed()` when the first
-      pass begins, on all ranks of a process group that of rank 0; or the seed of the state that is loaded.
+    seed: all shuffling and augmentation depend on it, the epoch and the sample id alone. None: `torch.initial_seed()` when the
+      first pass begins, that of rank 0 on all ranks of a process group; or the seed of the state that is loaded.
     tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the
-      last batch is filled up, and a further element, "real", bool, says which samples are no repeats).
+        last batch is filled up with repeats, and a further element, "real", bool, is False for them).
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
     fields: the fields of the dataset that batches have, in this order; None: all of a converted dataset, image and label
       of data that others wrote. Masks, boxes and further images are cut and flipped with the image.
-    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5), spare rows having the label -1.
+    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1.
     output: "tuple" of the fields or "dict" by their names and "id"; `rename` renames its keys.
-    device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
-    backend: "images_cpu", "dali", `datapipe.Dali(...)` for DALI with settings of your own, or "auto": whichever of them
+    device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
+    backend: "images_cpu", "dali", `datapipe.Dali(...)` for DALI with settings of your own, or "auto": the one that
       is faster here. `datapipe.explain(loader)` says which, and why.
-    cache: keep decoded images from epoch to epoch, as they are behind the leading transforms that draw nothing (Resize,
+    cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize,
       CenterCrop, Pad): "ram", shared by the processes of a node until the last one ends; "disk", in the user's cache directory;
-      or a directory. Pixels are the same with and without. Decodes on the CPU.
-    cache_nbytes: how much it may take, in bytes; None: half of the memory or 80 % of the disk that is free. When it is
-      full it stays as it is. See `cache_stats`.
-    remote: a `datapipe.Remote(...)`: how samples are read where the dataset is the URL of an object store.
-    rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, asked at the first `len`
+        or a directory. Pixels are the same with and without. Decodes on the CPU.
+    cache_nbytes: the cache's capacity in bytes; None: half of the memory or 80 % of the disk that is free. A full cache
+      stays as it is. See `cache_stats`.
+    remote: a `datapipe.Remote(...)`: how samples are read if the dataset is the URL of an object store.
+    rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, read at the first `len`
       or `iter`.
 
     Images are (b, 3, h, w) in channels_last memory, uint8 unless a transform converts them; labels int64.
-    A batch belongs to whoever holds it: nothing handed out is overwritten. The loader itself is not to be
-    shared between threads; it pickles as its arguments. Raises OptionError for arguments that cannot be
+    A batch belongs to whoever holds it: datapipe never overwrites a delivered batch. Do not share the loader itself
+    between threads; it pickles as its arguments. Raises OptionError for arguments that cannot be
     honoured, and what `datapipe.containers.open_index` raises.
     """
 
@@ -123,7 +123,7 @@ class DataLoader:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         options = parse_options(arguments)
         self._seed = Seed(seed_source(seed, generator))
-        resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
+        resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
@@ -146,10 +146,10 @@ class DataLoader:
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
         self._kept: KeptImages | None = None
-        self._trail = Trail()
-        self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
-        self.origin = ""  # what was taken over from torch, and how
-        # What frameworks and scripts read off a torch DataLoader.
+        self._checksum = SamplerChecksum()
+        self._latest: PickSource | None = None  # the source of the latest pass; another one may draw by other weights
+        self.origin = ""  # what `from_torch` took over, and how
+        # Attributes that frameworks and scripts read from a torch DataLoader.
         setter = EpochSetter if shuffle else SequentialEpochSetter
         mixture = self.dataset.mixture
         num_samples = len(self.dataset) if mixture is None else sum(mixture.counts)
@@ -161,14 +161,14 @@ class DataLoader:
         self._apply(arguments, options)
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
-        """Let passes that begin from now on go by these. Raises OptionError, and changes nothing, where they do not fit."""
+        """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
         collate_fn = arguments["collate_fn"]
         makes_batches = collate_fn is None and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
         if self.fields.has_image and makes_batches and not self.recipe.rest:
             check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
         if self.recipe.batch and collate_fn is not None:
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
-        request = Request(
+        request = BackendRequest(
             arguments["backend"],
             self.recipe,
             self._stored_size,
@@ -178,16 +178,16 @@ class DataLoader:
         )
         self._request, self.options = request, options
         self._choice: Choice | None = None
-        self._maker: BatchMaker | None = None
+        self._maker: SampleBatchMaker | None = None
         shown = {name: arguments[name] for name in SETTABLE} | {
             "num_workers": options.num_workers,
             "prefetch_factor": options.prefetch_factor,
             "worker_init_fn": arguments["worker_init_fn"] or leave_random_state,
         }
-        vars(self).update(shown, _arguments=arguments)  # past `__setattr__`, which from here on looks at them
+        vars(self).update(shown, _arguments=arguments)  # past `__setattr__`, which checks them from here on
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Take torch's attributes that may change, for the next pass. Raises OptionError for arguments that may not."""
+        """Set an attribute. Torch's that may change take effect with the next pass; raises OptionError for other arguments."""
         arguments = vars(self).get("_arguments", {})
         if name not in arguments:
             super().__setattr__(name, value)
@@ -211,10 +211,10 @@ class DataLoader:
             self.dataset.original.check_unchanged()
         now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         check_still_alone(self._frozen_rank(), now, self._source())
-        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self.worker_init_fn))
+        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
-        """Batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
+        """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
         return self._source().num_steps
 
     def __reduce__(self) -> tuple[Callable[..., DataLoader], tuple[dict[str, Any]]]:
@@ -223,9 +223,9 @@ class DataLoader:
     # -- epochs, state, observation ---------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be over this epoch. Without it epochs count up from 0.
+        """Make the next pass one over this epoch. Without it epochs count up from 0.
 
-        A `sampler` or `batch_sampler` of your own is told too if it has a `set_epoch`; at other times it is left
+        Also calls `set_epoch` of a `sampler` or `batch_sampler` of your own if it has one; at other times that is left
         to you, as with torch.
         """
         self._epochs.set_epoch(epoch)
@@ -235,20 +235,20 @@ class DataLoader:
             tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch handed out: small, JSON-safe. Once a pass has ended: the beginning of the next epoch."""
+        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
         return self._state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on from there, on as many ranks as you like while batch_size x world_size is the same.
+        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
 
-        A state taken after the last batch, before the pass had ended, leaves nothing: the next pass is empty, the one after it is
-        over the next epoch.
+        A state taken after the last batch, before the pass ended, leaves nothing: the next pass is empty, and the one after it
+        is over the next epoch.
         Raises StateError for a state that this loader would not continue exactly.
         """
         cursor = self._state().cursor_from(state)
         self._source().check(cursor)
         self._seed.resume(state["seed"])
-        self._trail.resume(cursor, str(state.get("trail", "")))
+        self._checksum.resume(cursor, str(state.get("trail", "")))
         self._latest = None
         self._epochs.resume(cursor)
 
@@ -260,11 +260,11 @@ class DataLoader:
 
     @property
     def seed(self) -> int | None:
-        """What order and augmentation depend on; None until it is drawn, when the first pass begins."""
+        """The seed of order and augmentation; None until it is drawn, when the first pass begins."""
         return self._seed.value
 
     def describe_seed(self) -> str:
-        """Return the seed and where it is from, for people."""
+        """Return the seed and its origin, for people."""
         return self._seed.describe()
 
     @property
@@ -274,32 +274,32 @@ class DataLoader:
 
     @property
     def batch_sampler(self) -> Iterable[list[int]]:
-        """The one passed, or what stands for it: as long as the loader, without positions."""
+        """The batch sampler passed, or a stand-in as long as the loader, without positions."""
         own: Iterable[list[int]] | None = self._arguments["batch_sampler"]
         return OwnBatches(self) if own is None else own
 
     @property
     def device(self) -> torch.device:
-        """Where batches are handed over."""
+        """The device on which batches are delivered."""
         return self._resolve_device()
 
     @property
     def choice(self) -> Choice:
-        """What decodes, and why; decided when first asked for, on a GPU perhaps by measuring."""
+        """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
         if self._choice is None:
             self._choice = self._request.choose(self.device, self.evidence())
         return self._choice
 
     def decoder_device(self) -> str:
-        """Return where images are decoded, as the graph that DALI was given says: "gpu" or "cpu". Builds it if need be.
+        """Return where images are decoded, according to DALI's graph: "gpu" or "cpu". Builds the graph if necessary.
 
-        Raises BackendError where DALI cannot build it.
+        Raises BackendError if DALI cannot build it.
         """
         stage = self._batch_maker().dali
         return "cpu" if stage is None else stage.decoder_device()
 
     def evidence(self) -> DataEvidence:
-        """What a choice under "auto" is based on: the data, and what the backends make of them here."""
+        """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
         return DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
 
     @property
@@ -309,40 +309,40 @@ class DataLoader:
 
     @property
     def cache_stats(self) -> CacheStats | None:
-        """What the cache did for this loader in this process, and what it holds; None without a cache."""
+        """The cache's hits in this process, and what it holds; None without a cache."""
         kept = self.kept_images()
         return None if kept is None else stats_of(kept)
 
     def kept_images(self) -> KeptImages | None:
-        """The cache; opened when first asked for. Raises StorageError where it cannot be."""
+        """Return the cache, which the first call opens. Raises StorageError if it cannot be opened."""
         if self._kept is None and self._cache is not None:
             self._kept = open_kept_images(self._cache, index=self.dataset.index, recipe=self.recipe)
         return self._kept
 
     def store_facts(self) -> StoreFacts | None:
-        """How samples are read from an object store at this moment; None where none are."""
+        """Return how samples are read from an object store at this moment; None for other data."""
         return self._files.facts() if isinstance(self._files, RemoteFiles) else None
 
     @property
     def world_size(self) -> int:
-        """Over how many ranks an epoch is shared out."""
+        """The number of ranks that share an epoch."""
         return self._frozen_rank().world_size
 
-    # -- what passes are made of ------------------------------------------------------------------
+    # -- the parts of a pass ----------------------------------------------------------------------
 
     def _frozen_rank(self) -> Rank:
         if self._rank is None:
             self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         return self._rank
 
-    def _begin(self) -> tuple[BatchMaker, PickSource]:
-        """What a pass that begins now makes its batches with, and takes its picks from."""
+    def _begin(self) -> tuple[SampleBatchMaker, PickSource]:
+        """Return the maker and the source of picks of a pass that begins now."""
         seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
         self._latest = self._source(seed)
         return self._batch_maker(seed), self._latest
 
     def _source(self, seed: int = 0) -> PickSource:
-        """Where a pass with that seed, beginning now, takes its picks from; how many there are depends on no seed."""
+        """Return the source of picks for a pass with that seed, beginning now; their number depends on no seed."""
         return open_source(
             self.dataset,
             sampler=self._arguments["sampler"],
@@ -350,11 +350,11 @@ class DataLoader:
             options=self.options,
             seed=seed,
             rank=self._frozen_rank(),
-            trail=self._trail,
+            checksum=self._checksum,
         )
 
-    def _batch_maker(self, seed: int = 0) -> BatchMaker:
-        """What makes batches, with that seed; decoders and memory are those of any seed."""
+    def _batch_maker(self, seed: int = 0) -> SampleBatchMaker:
+        """Return the batch maker with that seed; decoders and memory are shared by all seeds."""
         if self._maker is None:
             self._maker = assemble(
                 self.choice,
@@ -383,7 +383,7 @@ class DataLoader:
             global_batch=source.global_batch,
             num_samples=len(self.dataset),
             order=source.order.kind if isinstance(source, Plan) else "sampler",
-            trail="" if isinstance(source, Plan) else self._trail.at(last),
+            trail="" if isinstance(source, Plan) else self._checksum.at(last),
             seed=self._seed.value,
             tail=self.options.tail.value,
             dataset=self.dataset.index.fingerprint,
@@ -391,7 +391,7 @@ class DataLoader:
 
 
 def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
-    """The dataset, and the transforms of its images: those given, or a torch Dataset's own."""
+    """Return the dataset, and the transforms of its images: those given, or a torch Dataset's own."""
     if isinstance(dataset, Dataset):
         return dataset, transform
     if isinstance(dataset, (str, os.PathLike)):

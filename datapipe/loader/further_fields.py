@@ -1,7 +1,7 @@
-"""The fields of samples beside image and label: read, decoded, and moved along with the image.
+"""Read, decode and move the fields of samples other than image and label.
 
-Masks and boxes, and further images, are cut and flipped as the sample's image is: by the same draws. Nothing else of the
-recipe touches them.
+Masks, boxes and further images are cut and flipped as the sample's image is, with the same draws. No other
+operation of the recipe touches them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Values = dict[str, Any]  # of one sample, by field
 
 
 class Movement(NamedTuple):
-    """What was done to the image of a sample."""
+    """How the image of a sample was moved."""
 
     size: list[int]  # height, width as stored
     steps: Sequence[RowCut]
@@ -42,12 +42,12 @@ class FurtherFields:
     """Loads the further fields of samples. Thread-safe.
 
     A value is, by kind: MASK a (h, w) tensor of uint8 or int32 labels; BOXES a (k, 5) float32 tensor of left, top, right,
-    bottom in pixels, the latter two exclusive, and label, without those that the cut leaves nothing of; IMAGE a (3, h, w)
-    uint8 tensor; ARRAY a tensor; TEXT a str; JSON what the document holds; BYTES bytes.
+    bottom in pixels, the latter two exclusive, and label, without boxes that the cut leaves empty; IMAGE a (3, h, w)
+    uint8 tensor; ARRAY a tensor; TEXT a str; JSON the parsed document; BYTES bytes.
     """
 
     def __init__(self, specs: Sequence[FieldSpec], *, index: AnyIndex, files: Files, geometry: Recipe | None) -> None:
-        """`geometry`: of the image; None where nothing is to be moved."""
+        """`geometry`: that of the image; None if nothing is to be moved."""
         self.specs = tuple(specs)
         self._index = index
         self._files = files
@@ -55,13 +55,13 @@ class FurtherFields:
         self._local = threading.local()
 
     def look_up(self, ids: NDArray[np.int64]) -> dict[str, Extents]:
-        """Where the fields of these samples lie."""
+        """Return where the fields of these samples lie."""
         return {spec.name: self._index.look_up(ids, spec.name).extents for spec in self.specs}
 
     def load(self, extents: Mapping[str, Extents], rows: range, draws: Draws, report: BlockReport) -> list[Values | None]:
-        """The values of samples `rows` of `extents`; None for those that `report` calls bad, or is now told of.
+        """Return the values of samples `rows` of `extents`; None for bad ones, which are in `report` or added to it.
 
-        `draws`: of those rows. `report`: of their images, as far as there are any.
+        `draws`: those of the rows. `report`: that of their images, if there are any.
         """
         start_ns, read_ns = time.perf_counter_ns(), report.read_ns
         values: list[Values | None] = [None] * len(rows)
@@ -78,7 +78,7 @@ class FurtherFields:
         return values
 
     def load_stored(self, extents: Mapping[str, Extents]) -> Values:
-        """The values of a single sample as they are stored. Raises DecodeError or IntegrityError."""
+        """Return the values of a single sample as they are stored. Raises DecodeError or IntegrityError."""
         return {spec.name: self._value(spec, extents[spec.name], 0, None, BlockReport()) for spec in self.specs}
 
     def _movements(self, rows: list[int], draws: Draws, report: BlockReport) -> Sequence[Movement | None]:
@@ -117,7 +117,7 @@ def _array(data: bytes, movement: Movement | None) -> torch.Tensor:
     try:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C", copy=True))
     except TypeError as exc:
-        raise DecodeError(f"an array of {array.dtype} is none of torch's; store numbers, or declare it as bytes") from exc
+        raise DecodeError(f"torch has no dtype for an array of {array.dtype}; store numbers, or declare it as bytes") from exc
 
 
 def _mask(data: bytes, movement: Movement | None) -> torch.Tensor:
@@ -131,7 +131,7 @@ def _mask(data: bytes, movement: Movement | None) -> torch.Tensor:
 def _boxes(data: bytes, movement: Movement | None) -> torch.Tensor:
     boxes: NDArray[Any] = value_of(FieldKind.ARRAY, data)
     if boxes.ndim != 2 or boxes.shape[1] != 5 or boxes.dtype.kind not in "iuf":
-        raise DecodeError(f"an array of {boxes.dtype} {boxes.shape} are no boxes, expected rows of [x1, y1, x2, y2, label]")
+        raise DecodeError(f"an array of {boxes.dtype} {boxes.shape} holds no boxes, expected rows of [x1, y1, x2, y2, label]")
     table = boxes.astype(np.float32)
     if movement is not None:
         table[:, :4] = move_boxes(table[:, :4], movement.steps)
@@ -152,7 +152,7 @@ def _image(data: bytes, movement: Movement | None, decoder: Decoder) -> torch.Te
 
 def _check_size(shape: tuple[int, ...], movement: Movement) -> None:
     if list(shape[:2]) != movement.size:
-        raise DecodeError(f"{shape[0]} x {shape[1]} pixels, for an image of {movement.size[0]} x {movement.size[1]}")
+        raise DecodeError(f"{shape[0]} x {shape[1]} pixels for an image of {movement.size[0]} x {movement.size[1]}")
 
 
 _FORMS: dict[FieldKind, Callable[[bytes, Movement | None], torch.Tensor]] = {

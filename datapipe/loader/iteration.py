@@ -1,4 +1,4 @@
-"""One pass over an epoch."""
+"""Iterate over one epoch: batches in order, made ahead by threads."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from datapipe.backends.device import Arrival
+from datapipe.backends.device import DeviceTransfer
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.loader.batch_making import BatchMaker, BatchPicks
 from datapipe.loader.ending import ending
-from datapipe.loader.making import Maker, Step
 from datapipe.loader.sources import PickSource
 from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
 from datapipe.order.plan import Cursor
 
 
 class Epochs:
-    """Which epoch the next pass belongs to, and where in it to begin."""
+    """The epoch of the next pass, and where in it the pass begins. Thread-safe."""
 
     def __init__(self) -> None:
-        self.last = Cursor()  # after the last batch handed out
+        self.last = Cursor()  # after the last batch delivered
         self._next = Cursor()
         self._lock = threading.Lock()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is over `epoch`: from its beginning, or what a resumed state has left of it."""
+        """Make the next pass one over `epoch`: from its beginning, or from where a resumed state stands in it."""
         number = whole_number(epoch, "epoch", least=0)
         with self._lock:
             if self._next.epoch != number:
                 self._next = Cursor(number)
 
     def resume(self, cursor: Cursor) -> None:
-        """The next pass goes on from `cursor`. Where that is after the last batch of its epoch, the pass is empty."""
+        """Continue with the next pass from `cursor`. After the last batch of its epoch, that pass is empty."""
         with self._lock:
             self.last = self._next = cursor
 
     @property
     def upcoming(self) -> Cursor:
-        """The place that `claim` would give now."""
+        """The place that `claim` would return now."""
         return self._next
 
     def claim(self) -> Cursor:
-        """The place of a pass that begins now; the pass after it belongs to the epoch that follows."""
+        """Return the place of a pass that begins now; the pass after it belongs to the next epoch."""
         with self._lock:
             claimed = self._next
             self._next = Cursor(claimed.epoch + 1)
             return claimed
 
     def end(self, epoch: int) -> None:
-        """A pass over `epoch` has said that nothing is left: from here on training stands before the epoch that follows."""
+        """Record that a pass over `epoch` has ended: training now stands before the next epoch."""
         self.last = Cursor(epoch + 1)
 
 
 class OneThread:
-    """Stands around an iterator's `next()`: refuses a second thread while one is inside, and a daemon once Python ends."""
+    """Guards an iterator's `next()`: refuses a second thread while one is inside, and stops a daemon once Python ends."""
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
 
     def __enter__(self) -> None:
-        ending.rest_if_near()
+        ending.halt_if_exiting()
         me = threading.get_ident()
         if self._inside.setdefault("thread", me) != me:
             raise LifecycleError(
-                "two threads called next() on one iterator at once; an iterator is not to be shared between threads: let one "
-                "thread iterate and hand batches on through a queue.Queue, or give each thread a loader of its own, such as "
-                "loader.dataset.select(...) of a part of the samples"
+                "two threads called next() on one iterator at once; do not share an iterator between threads: let one "
+                "thread iterate and pass batches on through a queue.Queue, or give each thread a loader of its own, such as "
+                "one of loader.dataset.select(...), a part of the samples"
             )
 
     def __exit__(self, *_: object) -> None:
@@ -80,10 +80,10 @@ class OneThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassSetup:
     """What an iterator needs to begin."""
 
-    open: Callable[[], tuple[Maker, PickSource]]  # asked at the first `next()`, in the consumer's thread
+    open: Callable[[], tuple[BatchMaker, PickSource]]  # called at the first `next()`, in the consumer's thread
     num_steps: Callable[[], int]  # of a whole epoch
     epochs: Epochs
     worker_init_fn: Callable[[int], None] | None
@@ -94,22 +94,22 @@ class BatchIterator(Iterator[Any]):
 
     Nothing happens before the first `next()`: then the pass claims its epoch and starts its threads. They
     end with the last batch, with `close()`, or when the iterator is dropped. A batch that fails raises, counts as done, and
-    the next `next()` goes on after it; what concerns the whole pass (`worker_init_fn`, the sampler, `timeout`) ends it. Not
-    to be shared between threads, nor used in a forked child: both raise LifecycleError.
+    the next `next()` continues after it; an error of the whole pass (`worker_init_fn`, the sampler, `timeout`) ends it. Do
+    not share it between threads or use it in a forked child: both raise LifecycleError.
     """
 
-    def __init__(self, parts: Pass) -> None:
+    def __init__(self, parts: PassSetup) -> None:
         self._parts = parts
-        self._maker: Maker | None = None
+        self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
         self._source: PickSource | None = None
-        self._steps: Iterator[Step] | None = None
-        self._asked = Cursor()  # behind the last batch among the tasks
-        self._sampler_error: Exception | None = None  # raised once the batches before it are handed out
+        self._steps: Iterator[BatchPicks] | None = None
+        self._asked = Cursor()  # after the last batch among the tasks
+        self._sampler_error: Exception | None = None  # raised once the batches before it are delivered
         self._threads: LoaderThreads | None = None
         self._process = os.getpid()
         self._one_thread = OneThread()
-        self._epoch = 0  # once the pass has begun
+        self._epoch = 0  # set when the pass begins
         self._is_closed = False
 
     def __iter__(self) -> BatchIterator:
@@ -137,18 +137,18 @@ class BatchIterator(Iterator[Any]):
             self.close()
             raise
         if not self._tasks:
-            self.close()  # outside of the handler above: Ctrl-C in here is no consequence of the pass's end
+            self.close()  # outside of the handler above, so that Ctrl-C here does not chain to the end of the pass
             try:
                 if self._sampler_error is not None:
                     raise self._sampler_error
             finally:
-                self._sampler_error = None  # its traceback leads here
+                self._sampler_error = None  # its traceback refers to this iterator
             self._parts.epochs.end(self._epoch)
             raise StopIteration
         task = self._tasks.popleft()
         self._parts.epochs.last = task.picks.after
         batch = task.take()
-        if isinstance(batch, Arrival):
+        if isinstance(batch, DeviceTransfer):
             batch = batch.hand_over()
         self._top_up(maker)
         waited_ns = time.perf_counter_ns() - start_ns
@@ -156,36 +156,36 @@ class BatchIterator(Iterator[Any]):
         return batch
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, whatever is left of this one."""
+        """Return the steps of a whole epoch, whatever is left of this one."""
         return self._parts.num_steps()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
             "an iterator over a datapipe.DataLoader cannot be copied or pickled, as it holds threads and batches in the making; "
-            "copy the loader itself, or take its state_dict() and load it into a copy, which then goes on from that place"
+            "copy the loader itself, or take its state_dict() and load it into a copy, which then continues from that place"
         )
 
     def close(self) -> None:
-        """End the pass: threads stop, batches in the making are dropped. May be called again."""
+        """End the pass: stop threads, drop batches in the making. May be called again."""
         self._is_closed = True
         self._tasks.clear()
         if self._threads is not None:
             self._threads.stop()
 
-    def _begin(self) -> Maker:
+    def _begin(self) -> BatchMaker:
         parts = self._parts
         maker, source = parts.open()
         if maker.options.num_workers:
             self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
-            weakref.finalize(self, self._threads.stop_unheard)
+            weakref.finalize(self, self._threads.stop_from_finalizer)
             self._threads.start()
         start = parts.epochs.claim()
         self._epoch, self._asked, self._source, self._steps = start.epoch, start, source, source.steps(start)
-        self._maker = maker  # last: what Ctrl-C leaves unfinished is begun again
+        self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated
         return maker
 
-    def _top_up(self, maker: Maker) -> None:
-        """Have as many batches in the making as the options say."""
+    def _top_up(self, maker: BatchMaker) -> None:
+        """Put as many batches in the making as the options say."""
         assert self._source is not None
         try:
             while not maker.options.is_ahead(len(task.picks) for task in self._tasks):
@@ -194,15 +194,15 @@ class BatchIterator(Iterator[Any]):
                     return
                 task = BatchTask(maker, picks)
                 if self._threads is not None:
-                    self._threads.board.add(task)
+                    self._threads.work_queue.add(task)
                 self._tasks.append(task)
                 self._asked = picks.after
-        except BaseException:  # Ctrl-C: a generator that raised gives nothing more
+        except BaseException:  # Ctrl-C: a generator that raised yields nothing more
             self._steps = self._source.steps(self._asked)
             raise
 
-    def _next_picks(self) -> Step | None:
-        """None at the end of the pass, and where the sampler fails."""
+    def _next_picks(self) -> BatchPicks | None:
+        """Return the next step; None at the end of the pass, and if the sampler fails."""
         assert self._steps is not None
         try:
             return next(self._steps, None)
@@ -210,8 +210,8 @@ class BatchIterator(Iterator[Any]):
             self._sampler_error = exc
             return None
 
-    def _wait(self, task: BatchTask, maker: Maker) -> None:
-        """Wait until the batch that is due is made, or has failed. Its task stays first: Ctrl-C takes nothing from the pass."""
+    def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
+        """Wait until the batch that is due is made or has failed. Its task stays first, so that Ctrl-C loses no batch."""
         if self._threads is None:
             run_here(task, maker)
             return

@@ -1,4 +1,4 @@
-"""Memory for the images of batches."""
+"""Lease memory for the images of batches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from datapipe.backends.slabs import SlabPool
 
 
 class BatchMemory:
-    """Leases room for batches of images of one size. Thread-safe, without a lock: two pools made at once do no harm.
+    """Leases memory for batches of images of one size. Thread-safe, without a lock: two pools made at once do no harm.
 
-    `size`: (height, width) pixels. `open_pool(nbytes)`: makes what lends slabs of that size.
+    `size`: (height, width) pixels. `open_pool(nbytes)`: returns a pool of slabs of that size.
     """
 
     def __init__(self, size: tuple[int, int], *, batch_size: int, open_pool: Callable[[int], SlabPool]) -> None:
@@ -22,11 +22,11 @@ class BatchMemory:
         self._pools: dict[torch.dtype, SlabPool] = {}
 
     def lease(self, num_images: int, dtype: torch.dtype) -> torch.Tensor:
-        """(num_images, height, width, 3), uninitialised, the caller's until the last view of it dies."""
+        """Return (num_images, height, width, 3), uninitialised, the caller's until its last view is freed."""
         height, width = self.size
         image_nbytes = 3 * height * width * dtype.itemsize
         nbytes = max(num_images, self._batch_size) * image_nbytes
         pool = self._pools.get(dtype)
-        if pool is None or pool.nbytes < nbytes:  # a batch sampler gave a larger batch than all before
+        if pool is None or pool.nbytes < nbytes:  # a batch sampler gave a batch larger than all before
             pool = self._pools[dtype] = self._open_pool(nbytes)
         return torch.from_numpy(pool.lease()[: num_images * image_nbytes]).view(dtype).view(num_images, height, width, 3)

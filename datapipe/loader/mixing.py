@@ -1,4 +1,4 @@
-"""Several datasets mixed by weight, and samples drawn by weight."""
+"""Mix several datasets by weight, and draw samples by weight."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ def mix(
     *,
     num_samples: int | None = None,
 ) -> Dataset:
-    """One dataset of several, of which each makes up a fixed share of every epoch.
+    """Return one dataset of several, each of which makes up a fixed share of every epoch.
 
-    `datasets`: what a loader takes. `weights`: one for each, to any scale; None: each by its size. `num_samples`: length of
-    an epoch; None: as many as there are. Shares hold in every batch, to within a sample or two. A dataset is gone
-    through to its end before any of its samples comes again, over the ends of epochs; what comes again is augmented anew.
-    Batches have the fields that all datasets have; labels are those of the datasets, each counted its own way.
+    `datasets`: as for a loader. `weights`: one for each, to any scale; None: each by its size. `num_samples`: length of
+    an epoch; None: the sum of their sizes. Shares hold in every batch, to within a sample or two. All samples of a dataset come
+    before any of them comes again, also across epochs; a sample that comes again is augmented again.
+    Batches have the fields that all datasets have; labels are those of the datasets, which are not renumbered.
 
-    Raises OptionError for weights that are none, an epoch of no samples, datasets without samples or a common field.
+    Raises OptionError for invalid weights, an epoch of no samples, and datasets without samples or a common field.
     """
     if isinstance(datasets, (str, os.PathLike)) or not len(datasets):
         raise OptionError(f"mix({datasets!r}): pass a list of at least one dataset")
     opened = [_opened(dataset) for dataset in datasets]
     for dataset in opened:
         if dataset.mixture is not None:
-            raise OptionError("mix() of what mix() or repeat() made: pass all datasets to one mix()")
+            raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
     lengths = tuple(len(dataset) for dataset in opened)
     given: Sequence[float] = lengths if weights is None else checked_weights(weights, num=len(opened), what="dataset").tolist()
     length = sum(lengths) if num_samples is None else whole_number(num_samples, "num_samples", least=1)
     counts = shares(given, length)
     for dataset, count in zip(opened, counts, strict=True):
         if count and not len(dataset):
-            raise OptionError(f"{dataset.index.where}: has no samples to make up {count} of an epoch")
+            raise OptionError(f"{dataset.index.where}: has no samples, and its weight asks for {count} of an epoch; leave it out")
     _warn_of_classes(opened)
     return Dataset(concatenated([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
 
 
 def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:
-    """The order of a mixture; the first dataset of one is shuffled as it would be alone."""
+    """Return the order of a mixture. A mixture of one dataset is shuffled as that dataset alone."""
     orders: list[Order] = [
         ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
         for place, length in enumerate(mixture.lengths)
@@ -66,9 +66,9 @@ def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:
 class WeightedSampler:
     """A loader's `sampler` that draws samples with replacement, each as often as its weight says.
 
-    What torch's `WeightedRandomSampler` does, as arithmetic: every rank draws its part of one epoch, and a saved state
+    The arithmetic form of torch's `WeightedRandomSampler`: every rank draws its part of one epoch, and a saved state
     resumes on any number of ranks. `weights`: (n,) for each sample of the dataset in its order. `num_samples`: length of an
-    epoch over all ranks; None: as many as there are weights.
+    epoch over all ranks; None: the number of weights.
     """
 
     weights: NDArray[np.float64] | Sequence[float]
@@ -80,9 +80,9 @@ class WeightedSampler:
             self.num_samples = whole_number(self.num_samples, "num_samples", least=1)
 
     def update_weights(self, weights: NDArray[np.float64] | Sequence[float]) -> None:
-        """Draw by these from the next pass on. Raises OptionError unless there is one for each sample.
+        """Draw by these weights from the next pass on. Raises OptionError unless there is one for each sample.
 
-        States speak of the weights in use: a state resumes in a loader that has the same.
+        States refer to the weights in use: a state resumes in a loader that has the same.
         """
         num = len(self.weights) if hasattr(self, "_cumulated") else np.size(np.asarray(weights, object))
         self.weights = checked_weights(weights, num=num, what="sample")
@@ -92,16 +92,16 @@ class WeightedSampler:
         return len(self.weights) if self.num_samples is None else self.num_samples
 
     def order(self, seed: int) -> WeightedOrder:
-        """The order of a pass by the weights as they are now."""
+        """Return the order of a pass by the current weights."""
         return WeightedOrder(self._cumulated, len(self), seed)
 
     def check_fits(self, dataset: Dataset) -> None:
-        """Raises OptionError unless there is a weight for each sample, and nothing else that says how often it comes."""
+        """Raise OptionError unless there is a weight for each sample, and no mixture that decides how often it comes."""
         if dataset.mixture is not None:
             raise OptionError("a WeightedSampler and a dataset of mix() or repeat() both say how often samples come; use one")
         if len(self.weights) != len(dataset):
             found = f"{dataset.index.where}: has {len(dataset)} samples, and the sampler {len(self.weights)} weights"
-            raise OptionError(f"{found}; pass one for each")
+            raise OptionError(f"{found}; pass one weight for each sample")
 
 
 def _opened(dataset: object) -> Dataset:
@@ -113,18 +113,18 @@ def _opened(dataset: object) -> Dataset:
 
 
 def _warn_of_classes(datasets: Sequence[Dataset]) -> None:
-    """Labels that mean different things are legitimate only where nobody looks at them."""
+    """Warn if the datasets name different classes: then one label means different things."""
     named = {tuple(dataset.index.manifest.classes): dataset for dataset in datasets if dataset.index.manifest.classes}
     if len(named) > 1:
-        told = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
+        listed = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
         warnings.warn(
-            f"mix() of datasets that name different classes ({told:.400}): each keeps its own labels, so one label means "
+            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
             "several things; convert them with the same classes, or do not use the labels",
             stacklevel=3,
         )
 
 
 def _common_fields(datasets: Sequence[Dataset]) -> BatchFields | None:
-    """The fields that the datasets were opened with, if they are the same ones."""
+    """Return the fields with which the datasets were opened, if they are the same."""
     first = datasets[0].fields
     return first if all(dataset.fields == first for dataset in datasets) else None

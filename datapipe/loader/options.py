@@ -10,7 +10,7 @@ from datapipe.core.errors import OptionError
 from datapipe.loader.columns import BoxesForm
 from datapipe.order.plan import Tail
 
-MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: what that costs is shared by all of them
+MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: they share the overhead
 
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
@@ -18,7 +18,7 @@ Output = Literal["tuple", "dict"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """How batches are made up, scheduled and handed over; nothing about what a sample is."""
+    """How batches are sized, scheduled and delivered; nothing about what a sample is."""
 
     batch_size: int
     shuffle: bool
@@ -45,15 +45,15 @@ class LoaderOptions:
         _require(self.boxes in ("list", "padded"), f"boxes is {self.boxes!r}; choose list or padded")
 
     def block_size_of(self, num_samples: int) -> int:
-        """Samples per unit of work in a batch of so many: at most MAX_BLOCK, and as many units for every thread."""
+        """Return the samples per unit of work: at most MAX_BLOCK, with equally many units for every thread."""
         num_threads = max(1, self.num_workers)
         units_each = -(-num_samples // (MAX_BLOCK * num_threads))
         return max(1, -(-num_samples // (max(1, units_each) * num_threads)))
 
     def is_ahead(self, batches: Iterable[int]) -> bool:
-        """Whether enough is in the making, given the number of samples of each batch that is.
+        """Return whether enough batches are in the making, given the number of samples of each.
 
-        That is `prefetch_factor` batches, or more where they are too small to busy all threads.
+        Enough is `prefetch_factor` batches, or more if they are too small to keep all threads busy.
         """
         sizes = list(batches)
         if not self.num_workers:

@@ -1,4 +1,4 @@
-"""Which order a loader's samples come in, from what its arguments and its data say."""
+"""Choose a loader's source of picks and its order from its arguments and its data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datapipe.fetch.row_groups import max_lanes
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.mixing import WeightedSampler, mixed_order
 from datapipe.loader.options import LoaderOptions
+from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.sources import PickSource, SampledSource
-from datapipe.loader.trail import Trail
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
 
@@ -22,15 +22,15 @@ def open_source(
     options: LoaderOptions,
     seed: int,
     rank: Rank,
-    trail: Trail,
+    checksum: SamplerChecksum,
 ) -> PickSource:
-    """Where a pass that begins now takes its picks from. `trail`: that of the loader's own sampler."""
+    """Return the source of picks of a pass that begins now. `checksum`: the checksum of the loader's own sampler."""
     num = len(dataset)
     if batch_sampler is not None:
-        return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, trail=trail)
+        return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, checksum=checksum)
     if sampler is not None and not isinstance(sampler, WeightedSampler):
         drop_last = options.tail is Tail.DROP
-        return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, trail=trail)
+        return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, checksum=checksum)
     order = _order(dataset, options, seed, rank) if sampler is None else sampler.order(seed)
     return Plan(order, options.batch_size, rank, options.tail)
 

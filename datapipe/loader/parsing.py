@@ -1,4 +1,4 @@
-"""A loader's arguments, as users pass them, checked and made into options."""
+"""Check a loader's arguments, as users pass them, and make options of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datapipe.order.plan import Tail
 
 
 def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:
-    """What the arguments of `DataLoader` come to. Raises OptionError for those that make no sense, alone or together."""
+    """Return the options of `DataLoader`'s arguments. Raises OptionError for arguments that make no sense, alone or together."""
     _check_sampling(arguments)
     if arguments["memory_format"] not in (torch.channels_last, torch.contiguous_format):
         raise OptionError(
@@ -42,7 +42,7 @@ def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:
 
 
 def _check_sampling(arguments: Mapping[str, Any]) -> None:
-    """The combinations that torch refuses too; and a sampler's own batches are neither filled up nor left out."""
+    """Refuse the combinations that torch refuses, and those that would fill up or drop a sampler's own batches."""
     names = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "tail")
     batch_size, shuffle, sampler, batch_sampler, drop_last, tail = (arguments[name] for name in names)
     if batch_size is None:
@@ -52,12 +52,12 @@ def _check_sampling(arguments: Mapping[str, Any]) -> None:
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
         raise OptionError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides them")
     if batch_sampler is not None and tail is not None:
-        raise OptionError(f"batch_sampler excludes tail={tail!r}: it decides what becomes of the last samples")
+        raise OptionError(f"batch_sampler excludes tail={tail!r}: it decides how the last samples are batched")
     iterable_or_none(batch_sampler, "batch_sampler")
     if isinstance(sampler, WeightedSampler):
         return
     if sampler is not None and tail == "mask":
-        raise OptionError("sampler excludes tail='mask': what it gives is not filled up; pass tail='pad' or 'drop'")
+        raise OptionError("sampler excludes tail='mask': its batches are not filled up; pass tail='pad' or 'drop'")
     iterable_or_none(sampler, "sampler")
 
 
@@ -68,12 +68,12 @@ def _parse_rename(rename: object) -> dict[str, str]:
 
 
 def default_num_workers() -> int:
-    """Threads for this process: the cores it may use, shared with the other ranks of its node."""
+    """Return the number of threads for this process: the cores it may use, shared with the other ranks of its node."""
     return max(1, num_usable_cores() // positive_environment("LOCAL_WORLD_SIZE", 1))
 
 
 def parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
-    """`drop_last=True` is torch's name for tail="drop"; the two must not disagree."""
+    """Return the tail. `drop_last=True` is torch's name for tail="drop"; the two must not disagree."""
     if tail is None:
         return Tail.DROP if drop_last else Tail.PAD
     try:

@@ -1,4 +1,4 @@
-"""Bad samples: raise, skip, or replace by another one; and labels that no class has."""
+"""Treat bad samples: raise, skip or replace them; and check that labels are within the classes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from datapipe.index.concat import AnyIndex
 from datapipe.order.draws import key64
 from datapipe.transforms import CutMix, MixUp, Recipe
 
-MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole is taken to be bad
-_KEPT = 1000  # reports kept for the user to look at
-_LOGGED = 20  # of them logged one by one
+MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole counts as bad
+_KEPT = 1000  # reports kept for the user
+_LOGGED = 20  # reports logged
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One sample that was left out or replaced."""
+    """One sample that was skipped or replaced."""
 
     epoch: int
     step: int
@@ -34,7 +34,7 @@ class BadSample:
 
 
 class BadSampleLog:
-    """The bad samples met so far. Thread-safe; logs the first ones, counts and keeps the later ones."""
+    """The bad samples found so far. Thread-safe; logs the first ones, counts and keeps the later ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -53,7 +53,7 @@ class BadSampleLog:
 
 
 def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> DecodeError | IntegrityError:
-    """The same error, saying which sample of which file."""
+    """Return the same error, saying which sample of which file."""
     where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
     if isinstance(reason, IntegrityError):
@@ -62,15 +62,15 @@ def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> D
 
 
 def replacement_id(index: AnyIndex, *, seed: int, epoch: int, id: int, attempt: int) -> int:
-    """The sample that stands in for a bad one: a function of these values alone."""
+    """Return the id of the sample that replaces a bad one: a function of these values alone."""
     position = int(key64(seed, epoch, id, attempt)) % len(index)
     return int(index.ids(np.array([position], np.int64))[0])
 
 
 def check_classes(recipe: Recipe, labels: NDArray[np.int64], ids: NDArray[np.int64], index: AnyIndex) -> None:
-    """Raise OptionError, naming a sample, where MixUp or CutMix would be given a label that no class has.
+    """Raise OptionError, naming a sample, if MixUp or CutMix would be given a label outside of the classes.
 
-    On a GPU such a label would end the process: it fails an assertion there. `labels` and `ids`: (b,) of a batch.
+    On a GPU such a label would fail an assertion and end the process. `labels` and `ids`: (b,) of a batch.
     """
     for _, op in recipe.batch:
         if isinstance(op, (MixUp, CutMix)) and op.num_classes is not None:

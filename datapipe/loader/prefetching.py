@@ -1,4 +1,4 @@
-"""`prefetch`: any loader's batches on the device, copied while the batches before them are computed with."""
+"""`prefetch`: put any loader's batches on the device, copying the next ones while the current one is used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from datapipe.backends.device import Arrival, Uploader
+from datapipe.backends.device import DeviceTransfer, Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
-from datapipe.backends.nests import tensors_of
+from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
 
@@ -20,11 +20,11 @@ _NONE_LEFT = object()
 
 
 def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, depth: int = 2) -> PrefetchedLoader:
-    """The batches of `iterable`, their tensors on `device`; `depth` further ones are being copied meanwhile.
+    """Return a loader of the batches of `iterable`, their tensors on `device`; `depth` further ones are copied ahead.
 
-    `iterable`: a torch DataLoader, a datapipe one, a list, a generator: whatever gives batches. `device`: "cuda" is
+    `iterable`: a torch DataLoader, a datapipe one, a list, a generator: anything that gives batches. `device`: "cuda" is
     the current device at the first `next()`, before which no CUDA context is made; on "cpu" batches come as they
-    are, and nothing runs ahead. Raises OptionError for a device that is not there and for arguments that cannot be
+    are, and nothing runs ahead. Raises OptionError for a device that does not exist and for arguments that cannot be
     honoured.
     """
     try:
@@ -32,18 +32,18 @@ def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, de
     except TypeError as exc:
         raise OptionError(f"depth is {depth!r}; it must be a whole number of batches") from exc
     if checked_depth < 1:
-        raise OptionError(f"depth is {depth}; it must be at least 1, the batches copied ahead")
+        raise OptionError(f"depth is {depth}; it must be at least 1, the number of batches copied ahead")
     if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
         raise OptionError(f"iterable is a {type(iterable).__qualname__}, which gives no batches; pass a loader or a generator")
     return PrefetchedLoader(iterable, checked_device(device), depth=checked_depth)
 
 
 class PrefetchedLoader:
-    """What `prefetch` gives: a loader whose batches lie on the device.
+    """The result of `prefetch`: a loader whose batches lie on the device.
 
-    Each `iter()` is a fresh pass, which begins at its first `next()`. All else (`dataset`, `sampler`,
-    `set_epoch`, ...) is the inner loader's, and `state_dict` and `load_state_dict`, where that has them, speak
-    of the batch last handed out, not of those copied ahead. Not to be shared between threads; pickles as its arguments.
+    Each `iter()` is a new pass, which begins at its first `next()`. Other attributes (`dataset`, `sampler`,
+    `set_epoch`, ...) are the inner loader's. `state_dict` and `load_state_dict`, if it has them, refer to
+    the batch last delivered, not to those copied ahead. Do not share it between threads. Pickles as its arguments.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class PrefetchedLoader:
         self._open_runtime = open_runtime
         self._observer: Observer = null_observer
         self._uploader: Uploader | None = None
-        self._state: _State | None = None  # after the batch last handed out; None: what the inner loader says
+        self._state: _State | None = None  # after the batch last delivered; None: ask the inner loader
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._inner) if self.device.type == "cpu" else PrefetchIterator(self)
 
     def __len__(self) -> int:
-        """Batches of a pass. Raises TypeError where the inner loader has no length."""
+        """Return the batches of a pass. Raises TypeError if the inner loader has no length."""
         return len(self._inner)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +80,7 @@ class PrefetchedLoader:
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What the inner loader has is set there, and means what it means there."""
+        """Set an attribute on the inner loader if it has it, as if set there."""
         inner = vars(self).get("_inner")
         if name.startswith("_") or name in ("device", "depth") or not hasattr(inner, name):
             super().__setattr__(name, value)
@@ -108,19 +108,19 @@ class PrefetchedLoader:
 
 
 class PrefetchIterator(Iterator[Any]):
-    """One pass. The inner loader is asked in the thread that calls `next()`, and by nobody else.
+    """One pass. Only the thread that calls `next()` calls the inner loader.
 
-    What it raises comes after the batches before it, and the next `next()` asks it again: ours goes on with the batch after one
-    that failed, as torch's does.
+    An error of the inner loader is raised after the batches before it, and the next `next()` calls it again: a datapipe
+    loader then continues after the batch that failed, as torch's does.
     """
 
     def __init__(self, loader: PrefetchedLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._ahead: deque[tuple[Arrival, _State | None]] = deque()
+        self._ahead: deque[tuple[DeviceTransfer, _State | None]] = deque()
         self._num_asked = 0
-        self._is_exhausted = False  # nothing more comes from the inner loader
-        # Raised once the batches before it are handed out, with the state after it; until then nothing more is asked for.
+        self._is_exhausted = False  # the inner loader has no more batches
+        # Raised once the batches before it are delivered, with the state after it; until then nothing more is requested.
         self._failed: tuple[Exception, _State | None] | None = None
         self._is_over = False
 
@@ -146,8 +146,8 @@ class PrefetchIterator(Iterator[Any]):
             try:
                 raise error
             finally:
-                del error  # its traceback leads here
-        loader._state = None  # all is handed out: the inner loader knows best what follows
+                del error  # its traceback refers to this frame
+        loader._state = None  # all is delivered, so the inner loader's state is exact
         self.close()
         raise StopIteration
 
@@ -174,11 +174,11 @@ class PrefetchIterator(Iterator[Any]):
             runtime = loader._open_runtime(loader.device)
             loader._uploader = Uploader(runtime, observer=loader._observer, max_free=loader.depth + 2)
         if loader._state is None:
-            loader._state = _state_of(loader._inner)  # what it says later is ahead of what was handed out
+            loader._state = _state_of(loader._inner)  # later its state is ahead of what was delivered
         self._batches = iter(loader._inner)
 
     def _top_up(self) -> None:
-        """Have the next batch and `depth` more on their way, if there are so many."""
+        """Have the next batch and `depth` more in transfer, if there are so many."""
         loader = self._loader
         assert self._batches is not None
         assert loader._uploader is not None
@@ -198,7 +198,7 @@ class PrefetchIterator(Iterator[Any]):
 
 
 class _State:
-    """What an inner loader said of itself, kept from changing with it."""
+    """A copy of an inner loader's state, which does not change with the loader."""
 
     __slots__ = ("value",)
 
@@ -212,7 +212,7 @@ def _state_of(inner: Any) -> _State | None:
 
 
 def _num_samples(batch: Any) -> int:
-    """The rows of the batch's first tensor; 0 where it has none."""
+    """Return the rows of the batch's first tensor; 0 if it has none."""
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.dim()), 0)
 
 

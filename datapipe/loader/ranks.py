@@ -1,4 +1,4 @@
-"""Which rank this process is: argument, then torch.distributed, then the environment, then alone; and what ranks agree on."""
+"""Find this process's rank: argument, then torch.distributed, then the environment, then alone; and let ranks agree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.order.plan import Rank
 
-_LONGEST_PAUSE_S = 0.25  # between looks for what rank 0 says: a thousand ranks ask its store at once
+_LONGEST_PAUSE_S = 0.25  # between queries for rank 0's value: a thousand ranks query its store at once
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
-    """The rank in force now. Raises OptionError for half a pair or one that does not parse."""
+    """Return the rank in force now. Raises OptionError for half a pair or one that does not parse."""
     if (rank is None) != (world_size is None):
         raise OptionError(f"rank={rank}, world_size={world_size}: pass both or neither")
     if rank is not None and world_size is not None:
@@ -32,7 +32,7 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
 
 
 def is_of_group(rank: Rank) -> bool:
-    """Whether these are the ranks of torch.distributed's default process group, which can agree on something."""
+    """Return whether these are the ranks of torch.distributed's default process group, which can agree on a value."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     if (rank.rank, rank.world_size) != (torch.distributed.get_rank(), torch.distributed.get_world_size()):
@@ -41,16 +41,16 @@ def is_of_group(rank: Rank) -> bool:
 
 
 def agree_over_group(own: int, rank: Rank, what: str) -> int:
-    """Return what rank 0 of the process group passed as `own` in its n-th call about `what`, where this is this rank's n-th.
+    """Return the value that rank 0 of the process group passed as `own` in its n-th call about `what`, this being the n-th here.
 
-    It goes through the group's key-value store rather than by a collective: rank 0 need not wait for anybody, so a batch that
-    it alone looks at neither hangs nor comes between the collectives of the training, and no device is touched. Raises
-    LifecycleError where rank 0 makes no such call within the group's timeout.
+    It goes through the group's key-value store rather than a collective: rank 0 waits for nobody, so a batch that only
+    rank 0 reads neither hangs nor mixes with the collectives of the training, and no device is touched. Raises
+    LifecycleError if rank 0 makes no such call within the group's timeout.
     """
     store = _store_of_group()
     assert store is not None  # the caller asked `is_of_group`
     done = f"datapipe/{what}/agreed by {rank.rank}"
-    key = f"datapipe/{what}/{store.add(done, 0)}"  # counted when it is done: Ctrl-C may come in between
+    key = f"datapipe/{what}/{store.add(done, 0)}"  # counted once it is done: Ctrl-C may come in between
     if rank.rank == 0:
         store.set(key, str(own))
     else:
@@ -65,7 +65,7 @@ def _wait_for(key: str, store: Any, rank: Rank) -> None:
     while not store.check([key]):
         if time.monotonic() > deadline:
             raise LifecycleError(
-                f"rank {rank.rank} of {rank.world_size} takes the seed that rank 0 draws, and rank 0 has begun no pass over this "
+                f"rank {rank.rank} of {rank.world_size} uses the seed that rank 0 draws, but rank 0 has begun no pass over this "
                 f"dataset within {timeout_s:g} s, the process group's timeout; begin passes on all ranks, or pass seed="
             )
         time.sleep(pause)
@@ -73,5 +73,5 @@ def _wait_for(key: str, store: Any, rank: Rank) -> None:
 
 
 def _store_of_group() -> Any:
-    """The store through which the group's ranks found each other; None for a backend that has none, as MPI."""
+    """Return the store through which the group's ranks found each other; None for a backend without one, such as MPI."""
     return torch.distributed.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""One batch in the making."""
+"""The rows of a batch in the making."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Batch:
     labels: NDArray[np.int64]  # (b,)
     ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
     good: NDArray[np.bool_]  # (b,) False for rows to be left out
-    # (b, h, w, 3); or one (h, w, 3) tensor a sample where sizes differ, or what the user's code made of it; or what is to
-    # go through DALI yet
+    # (b, h, w, 3); or one (h, w, 3) tensor a sample if sizes differ, or the results of the user's transforms; or encoded samples
+    # for DALI
     images: torch.Tensor | list[Any] | Fetched
-    values: list[Values | None]  # (b,) of the further fields, by row; None until there are any
-    num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # to replace the sample of a row
+    values: list[Values | None]  # (b,) of the further fields, by row; None until they are loaded
+    num_attempts: dict[int, int] = dataclasses.field(default_factory=dict)  # attempts to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = dataclasses.field(default_factory=dict)  # rows to be put into images on a device
-    kept: object = None  # until the device is done with the batch
-    announced: list[object] = dataclasses.field(default_factory=list)  # what `Files.will_need` gave: bytes on their way
+    kept: object = None  # kept alive until the device is done with the batch
+    announced: list[object] = dataclasses.field(default_factory=list)  # results of `Files.will_need`: reads in flight
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def draws_of_ids(self) -> Draws:
-        """The draws of the samples that are in the rows now."""
+        """Return the draws of the samples that are in the rows now."""
         if np.array_equal(self.ids, self.picked):
             return self.draws
         return Draws(self.draws.seed, self.draws.epoch, np.where(self.ids == self.picked, self.draws.ids, self.ids))

@@ -1,4 +1,4 @@
-"""The seed of a loader: given, drawn when the first pass begins, or taken from a saved state."""
+"""Settle the seed of a loader: given, drawn when the first pass begins, or taken from a saved state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from datapipe.core.errors import OptionError, StateError
 from datapipe.loader.ranks import agree_over_group, is_of_group
 from datapipe.order.plan import Rank
 
-SeedSource = int | torch.Generator | None  # the seed itself; what it is drawn from; None: torch.initial_seed()
+SeedSource = int | torch.Generator | None  # the seed itself; its generator; None: torch.initial_seed()
 
 
 def seed_source(seed: int | None, generator: torch.Generator | None) -> SeedSource:
-    """Return what `seed=` and `generator=` say. Raises OptionError for both at once, and for what is no seed or generator."""
+    """Return what `seed=` and `generator=` say. Raises OptionError for both at once, and for an invalid seed or generator."""
     if generator is None:
         return None if seed is None else _checked(whole_number(seed, "seed"))
     if not isinstance(generator, torch.Generator):
@@ -26,10 +26,10 @@ def seed_source(seed: int | None, generator: torch.Generator | None) -> SeedSour
 
 
 class Seed:
-    """The seed of one loader. With epoch and sample id it decides all that shuffling and augmentation draw.
+    """The seed of one loader. Together with epoch and sample id it decides every draw of shuffling and augmentation.
 
-    `value` is None until the first pass begins where the seed is to be drawn. Then it stays, from epoch to epoch and in saved
-    states, and a loader that loads such a state takes it over.
+    `value` is None until the first pass begins if the seed is to be drawn. Then it stays, from epoch to epoch and in saved
+    states, and a loader that loads such a state adopts it.
     """
 
     def __init__(self, source: SeedSource) -> None:
@@ -38,18 +38,18 @@ class Seed:
         self._whence = "as given"
 
     def settle(self, rank: Rank, dataset: str) -> int:
-        """Return the seed, for a pass that begins now on `rank`; drawn if that has not been done yet.
+        """Return the seed for a pass that begins now on `rank`; draw it if that has not been done yet.
 
-        Ranks of a torch.distributed process group take what rank 0 draws. Ranks without one cannot agree: each takes its own
-        generator's number, or 0 in place of torch.initial_seed(), with a warning. `dataset`: fingerprint. Raises LifecycleError
-        where rank 0 draws none within the group's timeout.
+        Ranks of a torch.distributed process group take the seed that rank 0 draws. Ranks without one cannot agree: each takes its
+        own generator's number, or 0 in place of torch.initial_seed(), with a warning. `dataset`: fingerprint. Raises
+        LifecycleError if rank 0 draws none within the group's timeout.
         """
         if self.value is None:
             self.value, self._whence = self._draw(rank, dataset)
         return self.value
 
     def resume(self, saved: object) -> None:
-        """Take the seed of a saved state, None if none was drawn then. Raises StateError for another than was given."""
+        """Adopt the seed of a saved state, None if none was drawn then. Raises StateError if another seed was given."""
         if isinstance(self.source, int):
             if saved not in (None, self.source):
                 given = f"the state was saved with seed={saved!r:.60}, this loader has {self.source}"
@@ -60,7 +60,7 @@ class Seed:
             self.value, self._whence = saved, "from the state that was loaded"
 
     def describe(self) -> str:
-        """Return the seed and where it is from, for people."""
+        """Return the seed and its origin, for people."""
         if self.value is not None:
             return f"{self.value}, {self._whence}"
         whence = "a number from the generator" if isinstance(self.source, torch.Generator) else "torch.initial_seed()"
@@ -80,7 +80,7 @@ class Seed:
             return own, whence
         warnings.warn(
             f"rank {rank.rank} of {rank.world_size} has no process group of torch.distributed with these ranks, over which to "
-            "agree on a seed: it is 0, whatever torch.manual_seed was told; pass seed=, or begin passes once the group is there",
+            "agree on a seed: it is 0, whatever torch.manual_seed was given; pass seed=, or begin passes once the group exists",
             RuntimeWarning,
             stacklevel=7,  # at the `next()` of a `DataLoader` that begins the pass
         )

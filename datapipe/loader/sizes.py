@@ -1,4 +1,4 @@
-"""Whether the images of a batch fit together, where nothing but the images themselves says of what size they are."""
+"""Check that the images of a batch have one size, if only the images themselves tell their sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datapipe.index.concat import AnyIndex
 from datapipe.loader.batch_fields import IMAGE
 from datapipe.transforms import Recipe
 
-_LOOKED_AT = 16  # samples, spread over the dataset
+_LOOKED_AT = 16  # number of samples, spread over the dataset
 
 Size = tuple[int, int]  # height, width in pixels
 
@@ -23,10 +23,10 @@ _REMEDY = "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))
 
 
 def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, files: Files) -> None:
-    """Raise OptionError where batches could not be made, as images would differ in size.
+    """Raise OptionError if batches could not be made because images would differ in size.
 
-    `stored_size`: of all images, where the dataset knows it. Otherwise the headers of some are read, unless the recipe makes
-    all images equal: if these leave the recipe in one size, the others are taken to do so too; `stack` says if not.
+    `stored_size`: that of all images, if the dataset knows it. Otherwise the headers of some are read, unless the recipe makes
+    all images equal: if these leave the recipe in one size, the others are assumed to do so too; `stack` raises if not.
     """
     if recipe.output_size(stored_size) is not None:
         return
@@ -36,7 +36,7 @@ def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, fi
 
 
 def stack(images: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> torch.Tensor:
-    """Return (b, 3, h, w) of b images of that size. `ids`: of their samples. Raises OptionError where they differ in size."""
+    """Return (b, 3, h, w) of b images of that size. `ids`: those of the samples. Raises OptionError if they differ in size."""
     sizes = {(int(image.shape[1]), int(image.shape[2])): int(sample) for image, sample in zip(images, ids, strict=True)}
     if len(sizes) > 1:
         (size, first), (other_size, other) = list(sizes.items())[:2]
@@ -46,7 +46,7 @@ def stack(images: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> torch.Tenso
 
 
 def _sizes_of_some(index: AnyIndex, files: Files) -> list[tuple[Size, str]]:
-    """The sizes of some stored images, and what to call each; of bad ones nothing."""
+    """Return the sizes of some stored images, and a description of each; bad images are left out."""
     found: list[tuple[Size, str]] = []
     if not len(index):
         return found
@@ -56,7 +56,7 @@ def _sizes_of_some(index: AnyIndex, files: Files) -> list[tuple[Size, str]]:
     for row, sample in enumerate(ids.tolist()):
         try:
             header = checked_header(files.read(entries.extents, row))
-        except DatapipeError:  # what becomes of it is the policy for bad samples, when it is its turn
+        except DatapipeError:  # the policy for bad samples treats it when it is loaded
             continue
         found.append(((header.height, header.width), str(index.describe(sample))))
     del on_their_way

@@ -1,4 +1,4 @@
-"""Where a loader's picks come from: a plan, or the user's own sampler."""
+"""The source of a loader's picks: a plan, or the user's own sampler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.checks import positions_of
-from datapipe.loader.making import Step
-from datapipe.loader.trail import Trail
-from datapipe.order.plan import Cursor, Picks, Plan, Rank, Span
+from datapipe.loader.batch_making import BatchPicks
+from datapipe.loader.sampler_checksum import SamplerChecksum
+from datapipe.order.plan import BatchSpan, Cursor, Picks, Plan, Rank
 
 
 class PickSource(Protocol):
-    """What an iterator asks for its batches. Its code runs in the consumer's thread."""
+    """The source of an iterator's batches. Its code runs in the consumer's thread."""
 
     @property
     def num_steps(self) -> int: ...
@@ -25,10 +25,10 @@ class PickSource(Protocol):
     @property
     def global_batch(self) -> int: ...
 
-    def steps(self, start: Cursor, /) -> Iterator[Step]: ...
+    def steps(self, start: Cursor, /) -> Iterator[BatchPicks]: ...
 
     def check(self, cursor: Cursor, /) -> None:
-        """Raise StateError where no pass could begin at `cursor`."""
+        """Raise StateError if no pass could begin at `cursor`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SpanSource:
     def global_batch(self) -> int:
         return self.plan.global_batch
 
-    def steps(self, start: Cursor) -> Iterator[Span]:
+    def steps(self, start: Cursor) -> Iterator[BatchSpan]:
         for step in range(self.plan.step_at(start), self.plan.num_steps):
             yield self.plan.span(start.epoch, step)
 
@@ -58,16 +58,16 @@ class SampledSource:
     """Batches from a `sampler` of positions or a `batch_sampler` of lists of them, as torch defines both.
 
     The sampler decides for this rank alone, as torch's DistributedSampler does. A saved place is a number
-    of batches: resuming asks the sampler again and passes over those, which is exact if it repeats itself, and a StateError
-    if it does not.
+    of batches: resuming iterates the sampler again and passes over that many, which is exact if it repeats itself, and a
+    StateError if it does not.
     """
 
-    batches: Iterable[object]  # a sampler of positions where batch_size is given, else a batch sampler
+    batches: Iterable[object]  # a sampler of positions if batch_size is given, else a batch sampler
     batch_size: int | None
     rank: Rank
     drop_last: bool
     num_samples: int  # of the dataset
-    trail: Trail = field(default_factory=Trail)
+    checksum: SamplerChecksum = field(default_factory=SamplerChecksum)
 
     @property
     def global_batch(self) -> int:
@@ -84,12 +84,12 @@ class SampledSource:
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
         if start.samples_done:
-            self.trail.resume(start, self.trail.at(start))
-        first, walk = start.samples_done // self.global_batch, self.trail.begin(self.rank)
-        times = np.zeros(self.num_samples, np.int32)  # that each sample came, in this epoch on this rank
+            self.checksum.resume(start, self.checksum.at(start))
+        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.rank)
+        times = np.zeros(self.num_samples, np.int32)  # occurrences of each sample, in this epoch on this rank
         for step, listed in enumerate(self._lists()):
             positions = positions_of(listed, "the sampler")
-            positions = np.where(positions < 0, positions + self.num_samples, positions)  # counted from the end, as of a list
+            positions = np.where(positions < 0, positions + self.num_samples, positions)  # counted from the end, as in a list
             occurrences = _counted(positions, times)
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             walk.add(positions.tobytes(), after)
@@ -103,7 +103,7 @@ class SampledSource:
                 )
 
     def check(self, cursor: Cursor) -> None:
-        """Any place may turn out to be one: only the sampler, when asked, says how far it goes."""
+        """Accept any place: only iterating the sampler tells how far it goes."""
 
     def _lists(self) -> Iterator[list[object]]:
         if self.batch_size is None:
@@ -118,9 +118,9 @@ class SampledSource:
 
 
 def _counted(positions: NDArray[np.int64], times: NDArray[np.int32]) -> NDArray[np.int64] | None:
-    """(b,) how often each was given before, which `times` is told; None where none was."""
+    """Return (b,) how often each position was given before, and count it in `times`; None if none was."""
     inside = (positions >= 0) & (positions < len(times))
-    if not inside.all():  # left to the index, which says what is wrong with them
+    if not inside.all():  # the index reports what is wrong with them
         return None
     before = times[positions]
     np.add.at(times, positions, 1)

@@ -1,4 +1,4 @@
-"""Where training stands, as JSON-safe values, and whether a loader may resume it."""
+"""Save a loader's place as JSON-safe values, and check whether a loader may resume it."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """The place after the last batch handed out, and what must be the same for it to mean that place."""
+    """The place after the last batch delivered, and what must be equal for it to mean that place."""
 
     epoch: int
     samples_done: int  # of the epoch, over all ranks
     global_batch: int  # batch_size x world_size
     num_samples: int
     order: str
-    seed: int | None  # None: not drawn yet, as no pass has begun; `Seed.resume` says whether it fits
+    seed: int | None  # None: not drawn yet, as no pass has begun; `Seed.resume` checks it
     tail: str
     dataset: str  # fingerprint
-    trail: str = ""  # of a sampler's positions, see `Trail`
+    trail: str = ""  # of a sampler's positions, see `SamplerChecksum`
 
     def to_json(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **dataclasses.asdict(self)}
 
     def cursor_from(self, saved: Mapping[str, Any]) -> Cursor:
-        """The cursor of a saved state, if this loader (whose present state `self` is) would continue it exactly.
+        """Return the cursor of a saved state, if this loader (whose present state is `self`) would continue it exactly.
 
         Raises StateError naming what differs and the value to use.
         """
         if not isinstance(saved, Mapping):
-            raise StateError(f"state is {saved!r:.80}: not a state of this loader; pass what state_dict() gave")
+            raise StateError(f"state is {saved!r:.80}: not a state of this loader; pass what state_dict() returned")
         if saved.get("version") != STATE_VERSION:
             raise StateError(f"state version {saved.get('version')!r}, expected {STATE_VERSION}: not a state of this loader")
         missing = [field.name for field in dataclasses.fields(self) if field.name not in saved]

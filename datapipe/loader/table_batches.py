@@ -1,4 +1,4 @@
-"""A batch of rows from its span of positions to what the user gets: windows looked up, rows gathered, handed over."""
+"""Make a batch of rows from its span of positions: look up windows, gather rows, deliver."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from datapipe.backends.device import Uploader
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.table_windows import LoadedWindow, WindowStore
 from datapipe.backends.tables_arrow import pack
-from datapipe.columns.layout import Layout, Matrix
+from datapipe.columns.layout import Matrix, MatrixLayout
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
-from datapipe.order.plan import Plan, Span, Tail
-from datapipe.order.row_order import Piece, Run, RunOrder, Window
+from datapipe.order.plan import BatchSpan, Plan, Tail
+from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
 
 @dataclass(slots=True)
 class RowBatch:
     """One batch in the making. Several threads may gather parts of it at once: each writes rows of its own."""
 
-    span: Span
-    parts: list[tuple[int, LoadedWindow, Run]]  # first row of the batch, and the run whose rows follow from there
+    span: BatchSpan
+    parts: list[tuple[int, LoadedWindow, RowRun]]  # first row of the batch, and the run whose rows follow from there
     ahead: list[LoadedWindow]  # windows that later steps need
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory
@@ -46,7 +46,7 @@ class RowBatch:
 class MatrixMemory:
     """Leases (rows, width) tensors of one matrix each. Thread-safe, without a lock: two pools made at once do no harm.
 
-    A tensor that is held keeps its own memory alone: whoever collects the labels of an epoch does not keep the features.
+    A tensor that is held keeps only its own memory: whoever collects the labels of an epoch does not keep the features.
     """
 
     def __init__(self, matrix: Matrix, *, open_pool: Callable[[int], SlabPool]) -> None:
@@ -56,7 +56,7 @@ class MatrixMemory:
         self._pool: SlabPool | None = None
 
     def lease(self, num_rows: int, *, room: int = 0) -> torch.Tensor:
-        """(num_rows, width), uninitialised, the caller's until the last view of it dies. `room`: rows to have memory for."""
+        """Return (num_rows, width), uninitialised, the caller's until its last view is freed. `room`: rows to allocate for."""
         row_nbytes = self._matrix.row_nbytes
         nbytes = max(num_rows, room, 1) * row_nbytes
         pool = self._pool
@@ -68,21 +68,21 @@ class MatrixMemory:
 
 @dataclass(frozen=True)
 class TableParts:
-    """What all passes of a loader share. Thread-safe."""
+    """The parts that all passes of a loader share. Thread-safe."""
 
     index: TableIndex
-    layout: Layout
+    layout: MatrixLayout
     options: TableOptions
     bad_samples: BadSampleLog
     observer: Observer
     batches: Sequence[MatrixMemory]
     windows: Sequence[MatrixMemory]
-    workers: Lending[GroupReader]
+    workers: ObjectPool[GroupReader]
     uploader: Uploader | None
     enter_thread: Callable[[], None] | None
 
     def lease_window(self, num_rows: int, room: int) -> list[NDArray[Any]]:
-        """Memory for a window: (num_rows, width) of each matrix. `room`: rows of the largest window."""
+        """Return memory for a window: (num_rows, width) of each matrix. `room`: rows of the largest window."""
         return [memory.lease(num_rows, room=room).numpy() for memory in self.windows]
 
     def fill(self, reader: GroupReader, window: LoadedWindow, piece: Piece) -> None:
@@ -98,14 +98,14 @@ class TableParts:
         self.observe(Stage.DECODE, window.step, start_ns, num)
 
     def note_bad(self, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError) -> None:
-        """Remember a row group that is skipped or replaced."""
+        """Record a row group that is skipped or replaced."""
         group = self.index.group(piece.group)
         first = int(self.index.starts[piece.group]) + piece.start
         where = f"{group} ({piece.stop - piece.start} rows from row {first} of the table)"
         self.bad_samples.add(BadSample(window.window.epoch, window.step, first, where, str(error)))
 
     def observe(self, stage: Stage, step: int, start_ns: int, num_samples: int, nbytes: int = 0) -> None:
-        """Tell the observer of a span that ends now."""
+        """Report to the observer a stage that ends now."""
         self.observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
 
 
@@ -126,7 +126,8 @@ class TableMaker:
             self.order,
             seed=self.seed,
             first_step=self.first_step,
-            lease=partial(self.parts.lease_window, room=self.order.max_window),  # nothing of the maker's: no cycle keeps windows
+            # Refers to `parts` rather than to the maker, so that no cycle keeps windows alive.
+            lease=partial(self.parts.lease_window, room=self.order.max_window),
             fill=self.parts.fill,
             on_bad=self.parts.note_bad,
             on_error=self.parts.options.on_error,
@@ -142,14 +143,14 @@ class TableMaker:
         return self.parts.observer
 
     @property
-    def workers(self) -> Lending[GroupReader]:
+    def workers(self) -> ObjectPool[GroupReader]:
         return self.parts.workers
 
     @property
     def enter_thread(self) -> Callable[[], None] | None:
         return self.parts.enter_thread
 
-    def prepare(self, span: Span) -> RowBatch:
+    def prepare(self, span: BatchSpan) -> RowBatch:
         """Look up the windows of a batch, and those to come; lease memory."""
         start_ns = time.perf_counter_ns()
         epoch = span.after.epoch
@@ -166,12 +167,12 @@ class TableMaker:
         return batch
 
     def blocks(self, batch: RowBatch) -> list[range]:
-        """The rows of each block."""
+        """Return the rows of each block."""
         size = self.options.block_size_of(len(batch))
         return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
     def spare(self, batch: RowBatch) -> list[Callable[[GroupReader], object]]:
-        """Row groups of windows that later steps need."""
+        """Return work that reads row groups of windows that later steps need."""
         return [partial(self._store.fill_ahead, window.window) for window in batch.ahead for _ in window.pending]
 
     def load_block(self, batch: RowBatch, rows: range, worker: GroupReader) -> None:
@@ -198,7 +199,7 @@ class TableMaker:
         raise AssertionError("tables have no stage that decodes whole batches")
 
     def finish(self, batch: RowBatch) -> Any:
-        """The matrices as the user gets them, or their arrival on a device."""
+        """Return the matrices as the user gets them, or their arrival on a device."""
         matrices = batch.matrices
         batch.parts.clear()  # windows are not needed any more
         if not batch.good.all():
@@ -223,8 +224,8 @@ class TableMaker:
 
     # -- windows --------------------------------------------------------------------------------
 
-    def _ahead(self, span: Span, runs: list[Run]) -> list[Window]:
-        """The windows that follow those of a step, and those of the step after it."""
+    def _ahead(self, span: BatchSpan, runs: list[RowRun]) -> list[ShuffleWindow]:
+        """Return the windows that follow those of a step, and those of the step after it."""
         found = [self.order.following(run.window) for run in runs]
         if span.step + 1 < self.plan.num_steps:
             following = self.plan.span(span.after.epoch, span.step + 1)

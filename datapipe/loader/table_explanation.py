@@ -1,4 +1,4 @@
-"""What a loader of tables does where, and why: for people."""
+"""Describe what a loader of tables does where, and why, for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datapipe.order.row_order import PLACE_NBYTES, WindowedRows
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
-    """What `explain` prints of a `TableLoader`, line by line."""
+    """Return the lines that `explain` prints of a `TableLoader`."""
     index, layout, options, plan = loader.dataset.index, loader.layout, loader.options, loader.plan()
     on_gpu = loader.device.type == "cuda"
     about = index.describe()

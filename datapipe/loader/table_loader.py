@@ -12,7 +12,7 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
-from datapipe.columns.layout import Columns, Layout, layout_of
+from datapipe.columns.layout import Columns, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -21,18 +21,18 @@ from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.loader.choice import resolve_device
-from datapipe.loader.iteration import BatchIterator, Epochs, Pass
-from datapipe.loader.lending import Lending
+from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
-from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.loader.state import LoaderState
 from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.order.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
 
@@ -40,28 +40,28 @@ TableBackend = Literal["auto", "tables_arrow"]
 
 
 class TableDataset:
-    """What `loader.dataset` is: the rows of a table, counted, with their schema."""
+    """The `dataset` of a loader: the rows of a table, counted, with their schema."""
 
     def __init__(self, index: TableIndex) -> None:
         self.index = index
 
     def __len__(self) -> int:
-        """Rows, over all ranks."""
+        """Return the rows, over all ranks."""
         return len(self.index)
 
 
 class TableLoader:
-    """Batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
+    """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
 
     `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, or a list of paths. What a batch is:
 
     columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
       ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
       smallest that holds all its columns exactly.
-    label: a column, handed out as (b,); or a list of them, as (b, columns).
+    label: a column, delivered as (b,); or a list of them, as (b, columns).
     dtypes: the dtype of the matrix, or of each by name, such as {"dense": torch.float32}.
 
-    transform: a `dp.Columns`: what is done to columns before; it must be fitted.
+    transform: a `dp.Columns`: operations on columns that are carried out first; it must be fitted.
 
     A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
@@ -70,13 +70,13 @@ class TableLoader:
     shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory.
     num_workers: threads; by default the cores this process may use. 0: the caller's thread.
     tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
-    on_error: "raise" where a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
+    on_error: "raise" if a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
       rows that are shuffled with them; see `bad_samples`.
-    device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
-    seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as of `DataLoader`.
+    device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
+    seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as for `DataLoader`.
 
-    Lengths, epochs, ranks, states and iterators are as of `DataLoader`. A batch belongs to whoever holds it. Raises OptionError
-    for arguments that cannot be honoured, and what `open_table` raises.
+    Lengths, epochs, ranks, states and iterators are those of `DataLoader`. A batch belongs to whoever holds it. Raises
+    OptionError for arguments that cannot be honoured, and what `open_table` raises.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class TableLoader:
         )
         self._worker_init_fn = callable_or_none(worker_init_fn, "worker_init_fn")
         self._seed = Seed(seed_source(seed, generator))
-        resolve_rank(rank, world_size)  # half a pair is refused here, not at the first batch
+        resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = TableDataset(open_table(source))
         if transform is not None and not isinstance(transform, Recipe):
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
-        self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
+        self.layout: MatrixLayout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
@@ -138,7 +138,7 @@ class TableLoader:
         self._parts: TableParts | None = None
         self._latest: Plan | None = None
         self.origin = ""
-        # What frameworks and scripts read off a torch DataLoader.
+        # Attributes that frameworks and scripts read from a torch DataLoader.
         self.batch_size = self.options.batch_size
         self.drop_last = self.options.tail is Tail.DROP
         self.num_workers = self.options.num_workers
@@ -151,10 +151,10 @@ class TableLoader:
     def __iter__(self) -> BatchIterator:
         now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         check_still_alone(self._frozen_rank(), now, SpanSource(self.plan()))
-        return BatchIterator(Pass(self._begin, self.__len__, self._epochs, self._worker_init_fn))
+        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self._worker_init_fn))
 
     def __len__(self) -> int:
-        """Batches per epoch on this rank; the same on all."""
+        """Return batches per epoch on this rank; the same on all."""
         return self.plan().num_steps
 
     def __reduce__(self) -> tuple[Callable[..., TableLoader], tuple[dict[str, Any]]]:
@@ -163,15 +163,15 @@ class TableLoader:
     # -- epochs, state, observation -------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be over this epoch. Without it epochs count up from 0."""
+        """Make the next pass one over this epoch. Without it epochs count up from 0."""
         self._epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch handed out: small, JSON-safe. Once a pass has ended: the beginning of the next epoch."""
+        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
         return {**self._state().to_json(), "layout": self.layout.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on from there, on as many ranks as you like while batch_size x world_size is the same.
+        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
 
         Raises StateError for a state that this loader would not continue exactly.
         """
@@ -191,16 +191,16 @@ class TableLoader:
 
     @property
     def seed(self) -> int | None:
-        """What the order depends on; None until it is drawn, when the first pass begins."""
+        """The seed of the order; None until it is drawn, when the first pass begins."""
         return self._seed.value
 
     def describe_seed(self) -> str:
-        """Return the seed and where it is from, for people."""
+        """Return the seed and its origin, for people."""
         return self._seed.describe()
 
     @property
     def device(self) -> torch.device:
-        """Where batches are handed over."""
+        """The device on which batches are delivered."""
         return self._resolve_device()
 
     @property
@@ -208,10 +208,10 @@ class TableLoader:
         """The row groups that were skipped or replaced, the latest 1,000."""
         return list(self._bad_samples.latest)
 
-    # -- what passes are made of ----------------------------------------------------------------
+    # -- the parts of a pass --------------------------------------------------------------------
 
     def plan(self, seed: int = 0) -> Plan:
-        """The steps of a pass with that seed; how many there are depends on no seed."""
+        """Return the steps of a pass with that seed; their number depends on no seed."""
         rank, options = self._frozen_rank(), self.options
         return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
 
@@ -233,7 +233,7 @@ class TableLoader:
         return self._rank
 
     def _begin(self) -> tuple[TableMaker, SpanSource]:
-        """What a pass that begins now makes its batches with, and takes its spans from."""
+        """Return the maker and the source of spans of a pass that begins now."""
         rank = self._frozen_rank()
         seed = self._seed.settle(rank, self.dataset.index.fingerprint)
         order = self._order(seed, rank)
@@ -244,7 +244,7 @@ class TableLoader:
         return TableMaker(self._shared_parts(), plan, order, seed, first_step), SpanSource(plan)
 
     def _shared_parts(self) -> TableParts:
-        """What all passes share; memory is kept from pass to pass. Made in the consumer's thread: on a GPU it makes a stream."""
+        """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
         if self._parts is None:
             options, layout = self.options, self.layout
             runtime = cuda_runtime(self.device) if self.device.type == "cuda" else None
@@ -267,7 +267,7 @@ class TableLoader:
                 observer=self._observer,
                 batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
                 windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
-                workers=Lending(lambda: GroupReader(names, dictionaries=texts)),
+                workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
                 uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
                 enter_thread=None if runtime is None else runtime.enter_thread,
             )
@@ -288,7 +288,7 @@ class TableLoader:
 
 
 def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
-    """Say why ranks read the same row groups, and what to do; None where each reads its own."""
+    """Return why ranks read the same row groups, with a remedy; None if each reads its own."""
     order, ranks = plan.order, plan.rank.world_size
     if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
         return None

@@ -11,12 +11,12 @@ from datapipe.loader.options import OnError
 from datapipe.order.plan import Tail
 
 WINDOW_NBYTES = 1 << 30
-_MIN_BLOCK = 4096  # rows gathered at once, where a batch has so many
+_MIN_BLOCK = 4096  # rows gathered at once, if a batch has so many
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How batches of rows are made up, scheduled and handed over."""
+    """How batches of rows are sized, scheduled and delivered."""
 
     batch_size: int
     shuffle: bool
@@ -26,7 +26,7 @@ class TableOptions:
     on_error: OnError
     pin_memory: bool
     timeout_s: float  # 0: wait for ever
-    window_nbytes: int  # of rows that are shuffled with each other, and read ahead
+    window_nbytes: int  # rows that are shuffled with each other, and read ahead
     batch_transform: Callable[..., Any] | None
 
     def __post_init__(self) -> None:
@@ -38,11 +38,11 @@ class TableOptions:
         _require(self.window_nbytes >= 1, f"window_nbytes is {self.window_nbytes}; it must be at least 1")
 
     def block_size_of(self, num_rows: int) -> int:
-        """Rows per unit of work in a batch of so many."""
+        """Return the rows per unit of work in a batch of `num_rows`."""
         return max(_MIN_BLOCK, -(-num_rows // max(1, self.num_workers)))
 
     def is_ahead(self, batches: Iterable[int]) -> bool:
-        """Whether enough is in the making: `prefetch_factor` batches, or more where they are too small to busy all threads."""
+        """Return whether enough is in the making: `prefetch_factor` batches, or more if those do not keep all threads busy."""
         sizes = list(batches)
         if not self.num_workers:
             return len(sizes) >= 1

@@ -1,6 +1,6 @@
-"""The threads that load batches, and the board on which they find their work.
+"""Run the threads that load batches, and the queue from which they take work.
 
-Threads know the board and the maker, never the iterator, so an iterator that is dropped is collected,
+Threads refer to the queue and the maker, never the iterator, so an iterator that is dropped is collected,
 and its finaliser ends them. With no threads the consumer does the same work itself.
 """
 
@@ -19,17 +19,17 @@ from typing import Any
 import torch
 
 from datapipe.backends.images_dali.pipeline import DaliPipeline
+from datapipe.loader.batch_making import BatchMaker, BatchPicks
 from datapipe.loader.dali_images import FetchWorker
-from datapipe.loader.making import Maker, Step
 
 Worker = Any  # what a maker's `workers` lends
 
-_JOIN_S = 10.0  # a thread that reads from storage which does not respond ends when its read does
-_UNHEARD_S = 0.01  # time for a collection to end
+_JOIN_S = 10.0  # a thread whose storage does not respond ends when its read does
+_COLLECTION_S = 0.01  # time for a garbage collection to end
 
 
 class Latch:
-    """What one thread waits for until another opens it, once.
+    """An event that one thread waits for and another opens, once.
 
     Ctrl-C in the middle of `threading.Event.wait` may leave the event's lock held, and then nothing can set it.
     """
@@ -41,30 +41,30 @@ class Latch:
 
     def open(self) -> None:
         self._is_open = True
-        with contextlib.suppress(RuntimeError):  # released already
+        with contextlib.suppress(RuntimeError):  # already released
             self._closed.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Return whether it was opened in time; None waits for ever."""
+        """Return whether it was opened in time; None waits without a limit."""
         return self._is_open or self._closed.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class BatchTask:
-    """One batch on its way: prepared, its blocks loaded, decoded if that is a step of its own, finished; or failed."""
+    """One batch in the making: prepared, its blocks loaded, decoded if that is a stage of its own, finished; or failed."""
 
-    def __init__(self, maker: Maker, picks: Step) -> None:
+    def __init__(self, maker: BatchMaker, picks: BatchPicks) -> None:
         self.picks = picks
         self.done = Latch()
         self._maker = maker
         self._batch: Any = None
         self._num_left = 0
-        self.spare: list[Callable[[Worker], object]] = []  # work for batches to come, once this one is prepared
+        self.spare: list[Callable[[Worker], object]] = []  # work for later batches, once this one is prepared
         self._result: Any = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def prepare(self) -> list[range]:
-        """Look the batch up; the blocks to be loaded next."""
+        """Look the batch up. Returns the blocks to load next."""
         try:
             self._batch = self._maker.prepare(self.picks)
             blocks = self._maker.blocks(self._batch)
@@ -78,7 +78,7 @@ class BatchTask:
         return blocks
 
     def load(self, rows: range, worker: Worker) -> bool:
-        """Load one block; whoever loads the last one finishes the batch. True if it is to be decoded next instead."""
+        """Load one block; the last one finishes the batch. Returns True if it is to be decoded next instead."""
         assert self._batch is not None
         try:
             if self._error is None:
@@ -95,7 +95,7 @@ class BatchTask:
         return False
 
     def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
-        """Decode the batch as a whole, and finish it."""
+        """Decode the whole batch, and finish it."""
         assert self._batch is not None
         try:
             self._maker.decode(self._batch, pipeline, worker)
@@ -104,19 +104,21 @@ class BatchTask:
             self._fail(exc)
 
     def take(self) -> Any:
-        """The finished batch, once; raises what its making raised."""
+        """Return the finished batch, once. Raises the error of its making."""
         self._raise_error()
         result, self._result = self._result, None
         return result
 
     def raise_interrupt(self) -> None:
-        """Raise, and forget, what interrupted the making of the batch without being a fault of the batch."""
+        """Raise, and forget, what interrupted the making of the batch without being an error of the batch."""
         if not isinstance(self._error, Exception):
             self._raise_error()
 
     def _raise_error(self) -> None:
-        """Raise it, once. Its traceback leads to the iterator: what kept it would make a cycle, and threads of an iterator that
-        is dropped would not end before a collection. For the same reason no variable holds it.
+        """Raise the error, once, and forget it.
+
+        Its traceback refers to the iterator: keeping it would make a cycle, and the threads of an iterator that is dropped would
+        not end before a garbage collection. For the same reason no variable holds it.
         """
         try:
             if self._error is not None:
@@ -127,7 +129,7 @@ class BatchTask:
     def _finish(self) -> None:
         assert self._batch is not None
         self._result = self._maker.finish(self._batch)
-        self._batch = None  # from here on the user's references alone keep the slab
+        self._batch = None  # from here on only the user's references keep the slab
         self.done.open()
 
     def _fail(self, exc: BaseException) -> None:
@@ -136,15 +138,16 @@ class BatchTask:
         self.done.open()
 
 
-class Board:
-    """Work waiting for threads: batches to prepare come before blocks to load, and these before spare work for batches to come;
-    batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere and
-    called again.
+class WorkQueue:
+    """Work for threads. Batches to prepare come first, then blocks to load, then spare work for later batches.
+
+    Batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere
+    and called again.
     """
 
     def __init__(self) -> None:
-        # Held by itself, not through a Condition, in the consumer's thread: Ctrl-C in `Condition.__exit__` leaves it held.
-        self._lock = threading.RLock()  # a collection in the middle of it may end in `close`
+        # Acquired directly in the consumer's thread, not through a Condition: Ctrl-C in `Condition.__exit__` leaves it held.
+        self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may call `close`
         self._loading, self._decoding = threading.Condition(self._lock), threading.Condition(self._lock)
         self._tasks: deque[BatchTask] = deque()
         self._blocks: deque[tuple[BatchTask, range]] = deque()
@@ -153,12 +156,13 @@ class Board:
         self._is_closed = False
 
     def add(self, task: BatchTask) -> None:
+        """Queue a batch to be prepared."""
         with self._lock:
             self._tasks.append(task)
             self._loading.notify()
 
     def close(self) -> None:
-        """Let every thread end after what it is at."""
+        """Let every thread end after its present work."""
         with self._lock:
             self._is_closed = True
             self._tasks.clear()
@@ -169,7 +173,7 @@ class Board:
             self._decoding.notify_all()
 
     def load(self, worker: Worker) -> None:
-        """Prepare batches and load blocks until the board is closed."""
+        """Prepare batches and load blocks until the queue is closed."""
         while True:
             with self._loading:
                 while not (self._tasks or self._blocks or self._spare or self._is_closed):
@@ -196,7 +200,7 @@ class Board:
                     self._loading.notify_all()
 
     def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
-        """Decode fetched batches until the board is closed."""
+        """Decode fetched batches until the queue is closed."""
         while True:
             with self._decoding:
                 while not (self._fetched or self._is_closed):
@@ -207,10 +211,10 @@ class Board:
             task.decode(pipeline, worker)
 
 
-def run_here(task: BatchTask, maker: Maker) -> None:
-    """Make one batch in the calling thread, as decode threads would: with torch's operators on one thread.
+def run_here(task: BatchTask, maker: BatchMaker) -> None:
+    """Make one batch in the calling thread, as loading threads would: with torch's operators on one thread.
 
-    Ctrl-C in the middle of it raises here; the task may then be run again.
+    Ctrl-C in the middle raises here; the task may then be run again.
     """
     num_intraop = torch.get_num_threads()
     try:
@@ -226,14 +230,14 @@ def run_here(task: BatchTask, maker: Maker) -> None:
 
 
 class LoaderThreads:
-    """The threads of one pass and their `board`: those that load, and those that decode where that is a step of its own.
+    """The threads of one pass and their `work_queue`: those that load, and those that decode if that is a stage of its own.
 
     `init` is called in each loading thread with its number, as torch's worker_init_fn. Each thread runs torch's
-    operators on one thread alone: pools of several would fight over the cores.
+    operators on one thread only: several thread pools would compete for the cores.
     """
 
-    def __init__(self, maker: Maker, *, init: Callable[[int], None] | None) -> None:
-        board = self.board = Board()
+    def __init__(self, maker: BatchMaker, *, init: Callable[[int], None] | None) -> None:
+        work_queue = self.work_queue = WorkQueue()
         self._maker = maker
         self._process = os.getpid()
         self._errors: list[BaseException] = []
@@ -241,16 +245,16 @@ class LoaderThreads:
         num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
         self._ready = threading.Barrier(num_loading + num_decoding + 1)
         self._threads = [
-            self._thread(f"datapipe-{number}", board.load, None if init is None else partial(init, number))
+            self._thread(f"datapipe-{number}", work_queue.load, None if init is None else partial(init, number))
             for number in range(num_loading)
         ]
         self._threads += [
-            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, board.decode), None)
+            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, work_queue.decode), None)
             for number in range(num_decoding)
         ]
 
     def start(self) -> None:
-        """Start them all. Raises what `init` raised; `stop` ends the others, then as at any time.
+        """Start all threads. Raises what `init` raised; then, as at any time, `stop` ends the others.
 
         torch's number of threads leaks to threads that are started later unless the new thread reads it back before
         this one restores its own, hence the barrier.
@@ -260,7 +264,7 @@ class LoaderThreads:
             for thread in self._threads:
                 thread.start()
             self._ready.wait()
-        except BaseException:  # Ctrl-C, or no more threads to be had: those that run must not wait for the others
+        except BaseException:  # Ctrl-C, or no further thread can be started: those that run must not wait for the others
             self._ready.abort()
             raise
         finally:
@@ -269,34 +273,34 @@ class LoaderThreads:
             raise self._errors[0]
 
     def stop(self) -> None:
-        """Close the board and wait for the threads to end, unless called by one of them.
+        """Close the queue and wait for the threads to end, unless one of them calls it.
 
-        That, and being called with any lock held, happens where a collection finds an iterator that was dropped; hence
-        the limit. In a forked child there are no threads, and the board's lock may be held for ever.
+        A garbage collection that finds a dropped iterator may call this in such a thread, and with any lock held; hence
+        the time limit. In a forked child there are no threads, and the queue's lock may be held for ever.
         """
         if os.getpid() != self._process:
             return
         try:
-            self.board.close()
+            self.work_queue.close()
             self._join()
         except KeyboardInterrupt:
-            self.board.close()
-            atexit.register(self._join)  # an interpreter that ends under a thread in C++ code aborts
+            self.work_queue.close()
+            atexit.register(self._join)  # an interpreter that ends while a thread is in C++ code aborts
             raise
 
-    def stop_unheard(self) -> None:
-        """`stop` where a collection calls it: what is raised there, nobody hears. Ctrl-C comes once more, right after."""
+    def stop_from_finalizer(self) -> None:
+        """Call `stop` from a garbage collection, which swallows exceptions. Ctrl-C is sent again right after."""
         try:
             self.stop()
         except KeyboardInterrupt:
             main = threading.main_thread().ident or 0
-            again = threading.Timer(_UNHEARD_S, signal.pthread_kill, (main, signal.SIGINT))
+            again = threading.Timer(_COLLECTION_S, signal.pthread_kill, (main, signal.SIGINT))
             again.daemon = True
             again.start()
 
     def abandon(self) -> None:
-        """Close the board and wait for nobody: a thread hangs, and ends when its read does."""
-        self.board.close()
+        """Close the queue without waiting: a thread hangs, and ends when its read does."""
+        self.work_queue.close()
         self._threads.clear()
 
     def _join(self) -> None:
@@ -309,7 +313,7 @@ class LoaderThreads:
         return threading.Thread(target=self._run, args=(serve, begin), name=name, daemon=True)
 
     def _run(self, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> None:
-        if self._ready.broken:  # the start was interrupted, and nobody waits for this thread
+        if self._ready.broken:  # the start was interrupted, and nothing waits for this thread
             return
         worker: Worker | None = None
         torch.set_num_threads(1)
@@ -331,8 +335,8 @@ class LoaderThreads:
             self._maker.workers.give_back(worker)
 
 
-def _decode(maker: Maker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
-    """Let `serve` have a pipeline beside the worker."""
+def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
+    """Call `serve` with a pipeline and the worker."""
     assert maker.dali is not None
     assert isinstance(worker, FetchWorker)
     pipeline = maker.dali.pipelines.borrow()

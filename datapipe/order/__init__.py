@@ -1,1 +1,1 @@
-"""Which sample comes when, and with which random draws: arithmetic on positions and seeds."""
+"""Compute which sample comes when, and its random draws: arithmetic on positions and seeds."""

@@ -1,7 +1,7 @@
-"""Random numbers as a function of who asks, not of when.
+"""Random numbers that depend on the sample, not on when they are drawn.
 
 `Draws` gives every sample its own numbers from (seed, epoch, sample id, operation, draw). Threads,
-ranks, batch size and position in the epoch have no part in it, so resuming needs nobody's state and
+ranks, batch size and position in the epoch have no influence, so resuming needs no saved generator state and
 two backends given the same draws cut the same crop.
 
 The generator is a counter hashed by `mix64`, the finaliser of SplitMix64 (Steele, Lea, Flood:
@@ -25,7 +25,7 @@ _TO_UNIT = 1.0 / (1 << 53)
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of 64-bit words whose every output bit depends on every input bit."""
+    """Apply a bijection of 64-bit words whose every output bit depends on every input bit."""
     z = values ^ (values >> _S30)
     z *= _MIX_1
     z ^= z >> _S27
@@ -50,7 +50,7 @@ def _mix64_int(z: int) -> int:
 
 
 def apart(ids: NDArray[np.int64], occurrences: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """What samples draw by where they come several times in an epoch: their ids at occurrence 0, else another word."""
+    """Return the keys by which samples draw if they come several times in an epoch: ids at occurrence 0, else another word."""
     if occurrences is None or not occurrences.any():
         return ids
     again = np.where(occurrences > 0, mix64(occurrences.astype(np.uint64) * _GOLDEN), np.uint64(0))
@@ -71,8 +71,8 @@ def _counters(count: int) -> NDArray[np.uint64]:
 class Draws:
     """The random numbers of some samples in one epoch.
 
-    `ids`: (n,) int64 sample ids, or what `apart` makes of them, or for draws of a whole batch a single key. What is drawn
-    for a batch is kept and shared by its slices, so blocks of it cost next to nothing. Thread-safe.
+    `ids`: (n,) int64 sample ids, or the result of `apart`, or a single key for draws of a whole batch. The numbers drawn
+    for a batch are kept and shared by its slices, so blocks of it cost almost nothing. Thread-safe.
     """
 
     seed: int
@@ -85,17 +85,17 @@ class Draws:
         return len(self.ids)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Draws:
-        """The draws of some of the samples: what they draw does not change."""
+        """Return the draws of some of the samples, which draw the same numbers as before."""
         return Draws(self.seed, self.epoch, self.ids[rows], (self, rows) if isinstance(rows, slice) else None)
 
     def words(self, operation: int, count: int) -> NDArray[np.uint64]:
-        """(n, count) uniform 64-bit words for the operation at that position of the recipe."""
+        """Return (n, count) uniform 64-bit words for the operation at that position of the recipe."""
         key = key64(self.seed, self.epoch, operation)
         streams = mix64(self.ids.astype(np.uint64) * _GOLDEN ^ key)
         return mix64(streams[:, None] + _counters(count))
 
     def uniform(self, operation: int, count: int) -> NDArray[np.float64]:
-        """(n, count) float64, uniform in [0, 1); read-only."""
+        """Return (n, count) float64, uniform in [0, 1); read-only."""
         if self._part_of is not None:
             whole, rows = self._part_of
             return whole.uniform(operation, count)[rows]

@@ -1,4 +1,4 @@
-"""Which samples make up which batch, on every rank, from any point of any epoch.
+"""Divide an epoch into batches, on every rank, from any point of any epoch.
 
 A *step* is one batch on each of `world_size` ranks: `batch_size * world_size` consecutive positions
 of the epoch's order, of which rank r takes the r-th run of `batch_size`. The place in an epoch is one
@@ -20,16 +20,16 @@ from datapipe.order.sample_order import Order
 
 
 class Tail(enum.Enum):
-    """What becomes of the samples left over after the last full step."""
+    """How to treat the samples left over after the last full step."""
 
-    PAD = "pad"  # shared out evenly; up to world_size - 1 samples are repeated so that ranks have equally many
+    PAD = "pad"  # divided evenly; up to world_size - 1 samples are repeated so that ranks have equally many
     DROP = "drop"  # left out of this epoch
     MASK = "mask"  # a full step, filled with repeats that a boolean mask marks as such
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process among those that share an epoch."""
+    """This process's rank among those that share an epoch."""
 
     rank: int = 0
     world_size: int = 1
@@ -48,11 +48,11 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One rank's batch as a range of positions of the epoch, before any order is asked."""
+class BatchSpan:
+    """One rank's batch as a range of positions of the epoch, before the order is applied."""
 
     step: int  # of the epoch, from 0
-    after: Cursor  # where the epoch stands once this step is done
+    after: Cursor  # the place in the epoch once this step is done
     start: int  # first position of the epoch
     stop: int  # end of the range; positions from `num_samples` on are repeats and count from 0 again
     num_samples: int  # of the epoch
@@ -62,11 +62,11 @@ class Span:
 
     @property
     def num_real(self) -> int:
-        """How many of the first samples are no repeats."""
+        """The number of leading samples that are not repeats."""
         return max(0, min(self.stop, self.num_samples) - self.start)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The (start, stop) ranges of positions below `num_samples` that it consists of, in order."""
+        """Yield the (start, stop) ranges of positions below `num_samples` that the span consists of, in order."""
         start = self.start
         while start < self.stop:
             first = start % self.num_samples
@@ -80,10 +80,10 @@ class Picks:
     """The samples of one rank's batch."""
 
     step: int  # of the epoch, from 0
-    after: Cursor  # where the epoch stands once this step is done
+    after: Cursor  # the place in the epoch once this step is done
     positions: NDArray[np.int64]  # (b,) positions in the dataset
-    real: NDArray[np.bool_]  # (b,) False where a sample is a repeat that pads the tail
-    occurrences: NDArray[np.int64] | None = None  # (b,) to be augmented apart where a sample comes again; None: all 0
+    real: NDArray[np.bool_]  # (b,) False for a sample that is a repeat and pads the tail
+    occurrences: NDArray[np.int64] | None = None  # (b,) keeps draws of a sample that comes again apart; None: all 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -91,7 +91,7 @@ class Picks:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An order cut into steps. `num_samples` of the epoch are shared out over all ranks."""
+    """An order divided into steps. All ranks share the `num_samples` of an epoch."""
 
     order: Order
     batch_size: int  # per rank
@@ -114,15 +114,15 @@ class Plan:
         return full + (left > 0 and self.tail is not Tail.DROP)
 
     def steps(self, start: Cursor) -> Iterator[Picks]:
-        """The batches of this rank from `start` to the end of its epoch.
+        """Yield the batches of this rank from `start` to the end of its epoch.
 
-        Raises StateError where `start` does not lie between two steps of this plan.
+        Raises StateError if `start` does not lie between two steps of this plan.
         """
         for step in range(self.step_at(start), self.num_steps):
             yield self.picks(start.epoch, step)
 
     def step_at(self, cursor: Cursor) -> int:
-        """The number of the step that begins at `cursor`."""
+        """Return the number of the step that begins at `cursor`. Raises StateError if none does."""
         step, rest = divmod(cursor.samples_done, self.global_batch)
         if cursor.samples_done >= len(self.order) > 0:
             return self.num_steps
@@ -134,15 +134,15 @@ class Plan:
         return step
 
     def check(self, cursor: Cursor) -> None:
-        """Raise StateError where `cursor` does not lie between two steps of this plan."""
+        """Raise StateError if `cursor` does not lie between two steps of this plan."""
         self.step_at(cursor)
 
     def picks(self, epoch: int, step: int) -> Picks:
-        """One batch, from its number alone."""
+        """Return one batch, from its number alone."""
         span = self.span(epoch, step)
         mine = span.start + np.arange(len(span), dtype=np.int64)
         places = mine % span.num_samples
-        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol takes longer than all the rest here
+        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
         return Picks(
             step=step,
             after=span.after,
@@ -151,8 +151,8 @@ class Plan:
             occurrences=None if occurrences is None else occurrences(epoch, places),
         )
 
-    def span(self, epoch: int, step: int) -> Span:
-        """One batch as a range of positions of the epoch."""
+    def span(self, epoch: int, step: int) -> BatchSpan:
+        """Return one batch as a range of positions of the epoch."""
         num_samples = len(self.order)
         first = step * self.global_batch
         left = num_samples - first
@@ -161,4 +161,4 @@ class Plan:
             share = -(-left // self.rank.world_size)
         start = first + self.rank.rank * share
         after = Cursor(epoch, min(first + self.global_batch, num_samples))
-        return Span(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)
+        return BatchSpan(step=step, after=after, start=start, stop=start + share, num_samples=num_samples)

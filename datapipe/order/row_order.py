@@ -1,6 +1,6 @@
-"""Orders of the rows of a table, given as runs: which consecutive part of which shuffled window makes up a batch.
+"""Orders of the rows of a table, given as runs: consecutive parts of shuffled windows that make up a batch.
 
-A batch of a table has tens of thousands of rows, so nothing here is done per row but the permutations of windows.
+A batch of a table has tens of thousands of rows, so only the permutations of windows are computed per row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from datapipe.order.sample_order import Permutation
 Ints = NDArray[np.int64]
 
 MAX_LANES = 16
-PLACE_NBYTES = 8  # that a window keeps of each row beside its values: where shuffling puts it
-_GROUPS_PER_LANE = 4  # at least: a row group that two lanes share is read twice
+PLACE_NBYTES = 8  # kept for each row of a window besides its values: its shuffled place
+_GROUPS_PER_LANE = 4  # at least, as a row group that two lanes share is read twice
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one row group, and where in a window they lie."""
+    """Consecutive rows of one row group, and their place in a window."""
 
     group: int  # number in the table
     start: int  # row of the group
@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ShuffleWindow:
     """Rows that are shuffled with each other: consecutive places of an epoch's sequence of row groups."""
 
     epoch: int
@@ -52,10 +52,10 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Rows of a batch: the part from `start` to `stop` of a window's rows in shuffled order."""
 
-    window: Window
+    window: ShuffleWindow
     start: int
     stop: int
 
@@ -64,11 +64,11 @@ class Run:
 
 
 class RunOrder(Protocol):
-    """What a loader of tables asks."""
+    """An order of rows, as a loader of tables needs it."""
 
     @property
     def kind(self) -> str:
-        """Kept in saved states: a state resumes only under the order that made it."""
+        """The name in saved states: a state resumes only under the order that made it."""
 
     def __len__(self) -> int: ...
 
@@ -78,22 +78,22 @@ class RunOrder(Protocol):
 
     @property
     def max_window(self) -> int:
-        """No window has more rows."""
+        """The largest number of rows of a window."""
 
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
-        """The rows of the table at these positions of the epoch."""
+        """Return the rows of the table at these positions of the epoch."""
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
-        """The runs that hold these positions of the epoch, in order; 0 <= start <= stop <= len."""
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
+        """Yield the runs that hold these positions of the epoch, in order; 0 <= start <= stop <= len."""
 
-    def pieces(self, window: Window) -> list[Piece]:
-        """The parts of row groups that a window consists of, in the order of its places."""
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
+        """Return the parts of row groups that make up a window, in the order of its places."""
 
-    def shuffled(self, window: Window) -> Ints | None:
-        """(len(window),) the window's row at each shuffled place; None where it is not shuffled."""
+    def shuffled(self, window: ShuffleWindow) -> Ints | None:
+        """Return (len(window),) the window's row at each shuffled place; None if it is not shuffled."""
 
-    def following(self, window: Window) -> Window | None:
-        """The window after it in its lane; None after the last."""
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
+        """Return the next window in the same lane; None after the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,25 +113,25 @@ class StoredRows:
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         return positions
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
         while start < stop:
             group = bisect.bisect_right(self.starts, start) - 1
             window = self._window(epoch, group)
             end = min(stop, window.end)
-            yield Run(window, start - window.first, end - window.first)
+            yield RowRun(window, start - window.first, end - window.first)
             start = end
 
-    def pieces(self, window: Window) -> list[Piece]:
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
         return [Piece(window.number, 0, len(window), 0)]
 
-    def shuffled(self, window: Window) -> None:
+    def shuffled(self, window: ShuffleWindow) -> None:
         return None
 
-    def following(self, window: Window) -> Window | None:
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
         return self._window(window.epoch, window.number + 1) if window.end < len(self) else None
 
-    def _window(self, epoch: int, group: int) -> Window:
-        return Window(epoch, 0, group, int(self.starts[group]), int(self.starts[group + 1]))
+    def _window(self, epoch: int, group: int) -> ShuffleWindow:
+        return ShuffleWindow(epoch, 0, group, int(self.starts[group]), int(self.starts[group + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ class ShuffledRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowedRows:
-    """A shuffle for tables that are read a row group at a time: few row groups are under way at once.
+    """A shuffle for tables that are read a row group at a time: few row groups are in use at once.
 
-    The row groups of an epoch are put in random order, and their rows dealt to *lanes*: runs of that sequence, all equally
-    long. Every step takes an equal share of each lane, and a lane is shuffled in windows of `groups_per_window` whole row
+    The row groups of an epoch are put in random order, and their rows are dealt to *lanes*: stretches of that sequence, all
+    equally long. Every step takes an equal share of each lane, and a lane is shuffled in windows of `groups_per_window` whole row
     groups (fewer at its ends). Lanes and windows depend on the rows per step over all ranks, not on the number of ranks, so
-    resuming on another number of ranks changes nothing, and ranks that divide the number of lanes read row groups of their own.
-    The rows that fill no step come last, in a lane of their own.
+    resuming on another number of ranks changes nothing, and if the number of ranks divides that of lanes, each reads row groups
+    of its own. The rows that fill no step come last, in a lane of their own.
     """
 
     starts: Ints  # (g + 1,) rows of the table at which the row groups begin, and the number of rows
@@ -172,9 +172,9 @@ class WindowedRows:
 
     @classmethod
     def within(cls, starts: Ints, *, seed: int, global_batch: int, row_nbytes: int, window_nbytes: int) -> WindowedRows:
-        """The order of which two windows in each lane take at most `window_nbytes`, where one row group in one lane allows it.
+        """Return an order of which two windows in each lane take at most `window_nbytes`, or one row group in one lane.
 
-        `row_nbytes`: of a row in memory. As many lanes as there may be, then windows as large as they may be.
+        `row_nbytes`: size of a row in memory. Uses as many lanes as possible, then windows as large as possible.
         """
         num_groups = max(1, len(starts) - 1)
         group_nbytes = max(1, int(starts[-1]) * row_nbytes // num_groups)
@@ -185,7 +185,7 @@ class WindowedRows:
 
     @property
     def kind(self) -> str:
-        """Names lanes and windows too: under others the same place in an epoch is another one."""
+        """The name in saved states, with lanes and windows: under others the same place in an epoch is another one."""
         return f"row windows of {self.groups_per_window} groups in {self.num_lanes} lanes"
 
     def __len__(self) -> int:
@@ -198,15 +198,15 @@ class WindowedRows:
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         return _rows_at(self, epoch, positions)
 
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
         for lane, first, end in self._stretches(start, stop):
             while first < end:
                 window = self._window_at(epoch, lane, first)
                 part = min(end, window.end)
-                yield Run(window, first - window.first, part - window.first)
+                yield RowRun(window, first - window.first, part - window.first)
                 first = part
 
-    def pieces(self, window: Window) -> list[Piece]:
+    def pieces(self, window: ShuffleWindow) -> list[Piece]:
         groups, ends = self._sequence(window.epoch)
         found, place = [], window.first
         number = int(np.searchsorted(ends, place, side="right"))
@@ -218,11 +218,11 @@ class WindowedRows:
             place, number = end, number + 1
         return found
 
-    def shuffled(self, window: Window) -> Ints:
+    def shuffled(self, window: ShuffleWindow) -> Ints:
         key = int(key64(self.seed, window.epoch, window.lane, window.number))
         return RowPermutation(len(window), key)(0, len(window))
 
-    def following(self, window: Window) -> Window | None:
+    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
         _, end = self._extent(window.lane)
         return self._window_at(window.epoch, window.lane, window.end) if window.end < end else None
 
@@ -237,12 +237,12 @@ class WindowedRows:
         return len(self) // self.global_batch
 
     def _extent(self, lane: int) -> tuple[int, int]:
-        """The places of a lane; that of the rows that fill no step comes last."""
+        """Return the places of a lane; the lane of the rows that fill no step comes last."""
         length = self._num_steps * self._share
         return lane * length, len(self) if lane == self.num_lanes else (lane + 1) * length
 
     def _stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(lane, first place, end) of consecutive places that hold these positions, in order."""
+        """Yield (lane, first place, end) of consecutive places that hold these positions, in order."""
         share, in_steps = self._share, self._num_steps * self.global_batch
         while start < min(stop, in_steps):
             step, within = divmod(start, self.global_batch)
@@ -256,10 +256,10 @@ class WindowedRows:
 
     # -- windows --------------------------------------------------------------------------------
 
-    def _window_at(self, epoch: int, lane: int, place: int) -> Window:
-        """The window of the lane that holds `place`.
+    def _window_at(self, epoch: int, lane: int, place: int) -> ShuffleWindow:
+        """Return the window of the lane that holds `place`.
 
-        Windows end where row groups do, those of one lane a row group later than those of the lane before it, so that lanes
+        Windows end with row groups, those of each lane one row group later than those of the lane before it, so that lanes
         need new row groups at different steps.
         """
         lane_first, lane_end = self._extent(lane)
@@ -271,15 +271,15 @@ class WindowedRows:
         before, last = opening - lag + number * size - 1, opening - lag + (number + 1) * size - 1
         first = lane_first if before < opening else max(lane_first, int(ends[before]))
         end = min(lane_end, int(ends[min(last, len(ends) - 1)]))
-        return Window(epoch, lane, number, first, end)
+        return ShuffleWindow(epoch, lane, number, first, end)
 
     def _sequence(self, epoch: int) -> tuple[Ints, Ints]:
-        """The row groups in the epoch's order, and the places at which they end."""
+        """Return the row groups in the epoch's order, and the places at which they end."""
         return _sequence(_Key(self.starts), int(key64(self.seed, epoch)))
 
 
 def _rows_at(order: RunOrder, epoch: int, positions: Ints) -> Ints:
-    """The rows of the table at positions of an epoch: run by run, over stretches of consecutive positions."""
+    """Return the rows of the table at positions of an epoch: run by run, over stretches of consecutive positions."""
     found = np.empty(len(positions), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
     for begin, end in itertools.pairwise(edges):

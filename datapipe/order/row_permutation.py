@@ -1,6 +1,6 @@
-"""Permutations of very many rows, computed for consecutive positions at once.
+"""Permute very many rows, computed for consecutive positions at once.
 
-They take 32-bit integers in blocks that fit a core's cache: about 10 ns per row, where `order.Permutation` takes over 100.
+This uses 32-bit integers in blocks that fit a core's cache: about 10 ns per row, against over 100 for `Permutation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datapipe.core.errors import OptionError
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import TABLE_LIMIT, Permutation
 
-MAX_ROWS = 1 << 32  # of one permutation: its halves are multiplied in 32 bits
+MAX_ROWS = 1 << 32  # of one permutation, as its halves are multiplied in 32 bits
 _NUM_ROUNDS = 8
 _BLOCK = 1 << 15  # rows permuted at a time
 
@@ -25,8 +25,8 @@ _BLOCK = 1 << 15  # rows permuted at a time
 class RowPermutation:
     """A pseudorandom bijection of range(num_rows), chosen by a 64-bit key, at about 10 ns per row.
 
-    A Feistel network over pairs (left, right) with left < a and right < b, where a * b is hardly more than `num_rows`; what
-    falls beyond is mapped again (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Below 2^16 rows it is
+    A Feistel network over pairs (left, right) with left < a and right < b, where a * b is hardly more than `num_rows`; results
+    beyond it are mapped again (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Below 2^16 rows it is
     `order.Permutation`. Raises OptionError beyond MAX_ROWS.
     """
 
@@ -35,10 +35,10 @@ class RowPermutation:
 
     def __post_init__(self) -> None:
         if self.num_rows > MAX_ROWS:
-            raise OptionError(f"{self.num_rows} rows are shuffled as a whole; the most is {MAX_ROWS}: split the table")
+            raise OptionError(f"{self.num_rows} rows cannot be shuffled together; the limit is {MAX_ROWS}: split the table")
 
     def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
-        """(stop - start,) where the positions from `start` to `stop` go, 0 <= start <= stop <= num_rows."""
+        """Return (stop - start,) the images of the positions from `start` to `stop`, 0 <= start <= stop <= num_rows."""
         if self.num_rows < TABLE_LIMIT:
             return Permutation(self.num_rows, self.key)(np.arange(start, stop, dtype=np.int64))
         out = np.empty(stop - start, np.int64)
@@ -48,7 +48,7 @@ class RowPermutation:
         return out
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where these positions go."""
+        """Return the images of these positions."""
         if self.num_rows < TABLE_LIMIT:
             return Permutation(self.num_rows, self.key)(positions)
         words = positions.astype(np.uint32)
@@ -80,7 +80,7 @@ class RowPermutation:
             mixed *= size  # at most 2^16 each
             mixed >>= np.uint32(16)
             target += mixed  # below 2 * size, which is below 2^32
-            np.subtract(target, size, out=mixed)  # wraps to a large number where target < size
+            np.subtract(target, size, out=mixed)  # wraps to a large number if target < size
             np.minimum(target, mixed, out=target)
         left *= b
         left += right

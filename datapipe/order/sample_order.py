@@ -1,4 +1,4 @@
-"""Orders: the k-th sample of an epoch as arithmetic.
+"""Orders of samples: the k-th sample of an epoch as arithmetic.
 
 An order maps positions of an epoch, 0 <= k < n, to positions of the dataset's id list. It holds no
 list (below 2^16 a small table) and no state, so any process can ask for any part of any epoch.
@@ -24,16 +24,16 @@ _ROUNDS = 6
 
 
 class Order(Protocol):
-    """What a plan asks for positions."""
+    """A map from positions of an epoch to positions of the dataset."""
 
     @property
     def kind(self) -> str:
-        """Kept in saved states: a state resumes only under the order that made it."""
+        """The name in saved states: a state resumes only under the order that made it."""
 
     def __len__(self) -> int: ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """The dataset positions, int64, of these positions of the epoch; a bijection of range(len) unless it is Repeating."""
+        """Return the dataset positions, int64, of these positions; a bijection of range(len) unless the order is Repeating."""
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class Repeating(Protocol):
     """An order in which samples may come several times in an epoch, so that it is no bijection."""
 
     def occurrences(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """What tells those times apart: (m,) another number from 0 for each."""
+        """Return (m,) a number from 0 for each position, different for each occurrence of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ class ShuffledOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowedOrder:
-    """A shuffle for data that is read a row group at a time: few row groups are under way at once, each is read once.
+    """A shuffle for data that is read a row group at a time: few row groups are in use at once, each is read once.
 
-    The row groups of an epoch are put in random order and the samples in them dealt to *lanes*: runs of that sequence,
+    The row groups of an epoch are put in random order and their samples are dealt to *lanes*: stretches of that sequence,
     all equally long. Every step takes an equal share of each lane, and a lane is shuffled in windows of the size of
     a row group or two. Lanes depend on the samples per step over all ranks, not on the number of ranks: resuming on
-    another number of ranks changes nothing, and ranks that divide the number of lanes own whole ones. The windows
-    of one lane end at other steps than those of another, so that row groups are needed one after the other.
+    another number of ranks changes nothing, and if the number of ranks divides that of lanes, each owns whole lanes. The windows
+    of different lanes end at different steps, so that row groups are needed one after the other.
     """
 
     starts: NDArray[np.int64]  # (g + 1,) positions at which the row groups begin, and the number of samples
     seed: int
     global_batch: int
-    max_lanes: int = MAX_LANES  # fewer where row groups are large: those of every lane are under way at once
+    max_lanes: int = MAX_LANES  # fewer if row groups are large, as those of every lane are in use at once
     kind: str = "windowed"
 
     def __len__(self) -> int:
@@ -102,14 +102,14 @@ class WindowedOrder:
         return max(lanes for lanes in range(1, min(self.max_lanes, MAX_LANES) + 1) if self.global_batch % lanes == 0)
 
     def _in_lanes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the lanes laid end to end; behind them the samples that fill no step, in order."""
+        """Return places in the lanes laid end to end; after them the samples that fill no step, in order."""
         share, num_steps = self.global_batch // self.num_lanes, len(self) // self.global_batch
         steps, within = np.divmod(positions, self.global_batch)
         lanes, offsets = np.divmod(within, share)
         return np.where(steps < num_steps, (lanes * num_steps + steps) * share + offsets, positions)
 
     def _in_windows(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the sequence of row groups: shuffled within each window of each lane."""
+        """Return places in the sequence of row groups: shuffled within each window of each lane."""
         num_samples, num_groups = len(self), max(1, len(self.starts) - 1)
         lane_length = max(1, num_samples // self.global_batch * (self.global_batch // self.num_lanes))
         window = max(1, min(2 * -(-num_samples // num_groups), lane_length))
@@ -126,7 +126,7 @@ class WindowedOrder:
         return shuffled
 
     def _in_row_groups(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions in the dataset of places in this epoch's sequence of row groups."""
+        """Return the dataset positions of places in this epoch's sequence of row groups."""
         num_groups = len(self.starts) - 1
         groups = Permutation(num_groups, int(key64(self.seed, epoch)))(np.arange(num_groups, dtype=np.int64))
         ends = np.cumsum(np.diff(self.starts)[groups])
@@ -148,7 +148,7 @@ class Permutation:
         return self._walk(positions, forward=True)
 
     def inverse(self, values: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """The positions at which these values stand: `p.inverse(p(k)) == k`."""
+        """Return the positions of these values: `p.inverse(p(k)) == k`."""
         if self.num_samples < TABLE_LIMIT:
             return _inverse_table(self.num_samples, self.key)[values]
         return self._walk(values, forward=False)
@@ -183,7 +183,7 @@ def _feistel_inverse(words: NDArray[np.uint64], keys: list[np.uint64], half_bits
 
 @functools.lru_cache(maxsize=64)  # a windowed order has a small one for each lane
 def _table(num_samples: int, key: int) -> NDArray[np.int64]:
-    """A permutation below 2^16: positions sorted by their hashes (equal hashes keep their order)."""
+    """Return a permutation below 2^16: positions sorted by their hashes (equal hashes keep their order)."""
     table = np.argsort(mix64(np.arange(num_samples, dtype=np.uint64) ^ mix64(np.full(1, key, np.uint64))), kind="stable")
     table.setflags(write=False)
     return table

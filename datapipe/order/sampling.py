@@ -1,7 +1,7 @@
-"""Orders in which samples come more or less often than once: with replacement, and mixed from several datasets.
+"""Orders in which samples come more or less often than once: drawn with replacement, or mixed from several datasets.
 
-As all orders they are arithmetic: any process can ask for any part of any epoch. What comes several times in an epoch
-comes with a number, its *occurrence*, so that it is not augmented the same way twice.
+Like all orders they are arithmetic: any process can ask for any part of any epoch. A sample that comes several times in an
+epoch has a number each time, its *occurrence*, so that it is not augmented the same way twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WeightedOrder:
 
     @property
     def kind(self) -> str:
-        """Names weights and length too: under others the same place in an epoch is another one."""
+        """The name in saved states, with weights and length: under others the same place in an epoch is another one."""
         return f"weighted {hashlib.sha256(self.cumulated.tobytes()).hexdigest()[:12]}, {self.num_samples} an epoch"
 
     def __len__(self) -> int:
@@ -45,12 +45,12 @@ class WeightedOrder:
         return np.minimum(found, last)
 
     def occurrences(self, epoch: int, positions: Ints, /) -> Ints:
-        """(m,) a number that no other drawing of the same sample has in this epoch."""
+        """Return (m,) a number unique among the drawings of a sample in this epoch."""
         return positions
 
 
 def checked_weights(weights: object, *, num: int, what: str) -> NDArray[np.float64]:
-    """(n,) weights, finite, none negative and not all zero. Raises OptionError for others."""
+    """Return (n,) weights, finite, none negative and not all zero. Raises OptionError for others."""
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as exc:
@@ -64,11 +64,11 @@ def checked_weights(weights: object, *, num: int, what: str) -> NDArray[np.float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedOrder:
-    """Several orders side by side, each with a fixed number of samples in every epoch.
+    """Several orders interleaved, each with a fixed number of samples in every epoch.
 
-    The k-th sample of an epoch belongs to a fixed one of them, spread so evenly that in any run of an epoch each has its
-    share to within two samples. Each goes through its samples to the end before any of them comes again, and an epoch
-    goes on where the one before stopped: its pass number is the epoch that its own order is asked about. Positions
+    The k-th sample of an epoch belongs to a fixed one of them, spread so evenly that in any stretch of an epoch each has its
+    share to within two samples. All samples of an order come before any of them comes again, and an epoch
+    continues where the one before stopped: the number of a pass over an order is the epoch that the order is asked for. Positions
     count through the datasets one after the other.
     """
 
@@ -78,7 +78,7 @@ class MixedOrder:
 
     @property
     def kind(self) -> str:
-        """Names the shares too: under others the same place in an epoch is another one."""
+        """The name in saved states, with the shares: under others the same place in an epoch is another one."""
         how = "mixed" if self.is_shuffled else "mixed in stored order"
         return f"{how} {':'.join(map(str, self.counts))}"
 
@@ -99,14 +99,14 @@ class MixedOrder:
         return found
 
     def occurrences(self, epoch: int, positions: Ints, /) -> Ints:
-        """(m,) how often each sample came before, over all epochs."""
+        """Return (m,) how often each sample came before, over all epochs."""
         which, number = interleaved(self.counts, positions)
         lengths = np.array([max(1, len(order)) for order in self.orders], np.int64)
         return (number + epoch * np.array(self.counts, np.int64)[which]) // lengths[which]
 
 
 def shares(weights: Sequence[float], num_samples: int) -> tuple[int, ...]:
-    """`num_samples` shared out by weight, in whole numbers: each is off by less than one (largest remainder)."""
+    """Divide `num_samples` by weight, in whole numbers: each is off by less than one (largest remainder)."""
     total = sum(map(Fraction, weights))
     exact = [Fraction(weight) * num_samples / total for weight in weights]
     counts = [int(value) for value in exact]
@@ -117,9 +117,9 @@ def shares(weights: Sequence[float], num_samples: int) -> tuple[int, ...]:
 
 
 def interleaved(counts: Sequence[int], positions: Ints) -> tuple[Ints, Ints]:
-    """Which of several sequences each position of their even interleaving belongs to, and its number in it.
+    """Return to which of several evenly interleaved sequences each position belongs, and its number in that sequence.
 
-    The j-th of m elements stands at (2j + 1) / 2m of the way; all are merged by that, the first sequence winning ties.
+    The j-th of m elements lies at (2j + 1) / 2m of the way; all are merged by that, the first sequence winning ties.
     The place of an element in the merge is a sum of roundings, and so exact; it is found by bisection.
     """
     num = sum(counts)
@@ -139,18 +139,18 @@ def interleaved(counts: Sequence[int], positions: Ints) -> tuple[Ints, Ints]:
 
 
 def _rank(counts: Sequence[int], place: int, number: Ints) -> Ints:
-    """How many elements of all sequences come before these of sequence `place`."""
+    """Return how many elements of all sequences come before these of sequence `place`."""
     own = counts[place]
     rank = number.copy()
     for other, count in enumerate(counts):
         if other == place or not count:
             continue
-        # (2j + 1) / 2count < (2i + 1) / 2own, or equal to it where the other sequence wins ties
+        # (2j + 1) / 2count < (2i + 1) / 2own, or equal to it if the other sequence wins ties
         reach = (2 * number + 1) * count - own
         rank += np.clip(reach // (2 * own) + 1 if other < place else -(-reach // (2 * own)), 0, count)
     return rank
 
 
 def own_seed(seed: int, place: int) -> int:
-    """The seed of one of several orders that are mixed."""
+    """Return the seed of one of several orders that are mixed."""
     return int(key64(seed, place, 0x6D6978))

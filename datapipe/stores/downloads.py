@@ -1,4 +1,4 @@
-"""Large objects as one stream into a file: what is interrupted goes on from where it was."""
+"""Download large objects as one stream into a file; an interrupted stream continues where it stopped."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def download(
 ) -> int:
     """Read all of an object in the calling thread; return its size.
 
-    `write`: gets each piece and its offset, in order; what it raises is passed on. `nbytes`: how large the object must be.
-    `timeout_s`: without a byte, after which it has failed. `is_wanted`: asked between pieces; once it says no, StorageError.
-    Raises MissingDataError and StorageError, also where the object is of another size or is replaced meanwhile.
+    `write`: gets each piece and its offset, in order; its exceptions are passed on. `nbytes`: the required size of the object.
+    `timeout_s`: time without a byte after which it fails. `is_wanted`: called between pieces; False ends it with StorageError.
+    Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
     """
     requests().check_process()
     done, etag, size = 0, None, nbytes
@@ -47,7 +47,7 @@ def download(
                 if len(piece):
                     try:
                         write(piece, done)
-                    except Exception as exc:  # not the store's, and not to be tried again
+                    except Exception as exc:  # not the store's, and not to be retried
                         raise _WriteError(exc) from exc
                     done, attempts, last_s = done + len(piece), 0, time.monotonic()
                 if not is_wanted():
@@ -73,11 +73,11 @@ def download(
 
 
 class _WriteError(Exception):
-    """Stands for what `write` raises, so that it is not taken for the store's."""
+    """Wraps an exception of `write`, so that it is not mistaken for one of the store's."""
 
 
 def _pieces(location: Location, offset: int, etag: str | None) -> Iterator[tuple[Any, Any]]:
-    """What the store gives from `offset` on, piece by piece, with what it says of the object."""
+    """Yield the object from `offset` on, piece by piece, each with the object's metadata."""
     options: GetOptions = {}
     if offset:
         options["range"] = {"offset": offset}

@@ -1,7 +1,7 @@
-"""What a store answered when it refused, as errors of one line: what, where, what was found, and what to do.
+"""Turn a store's failures into errors of one line: what, where, what was found, and what to do.
 
-Messages are made of the status, the store's name for the error and our own URL. The text of the library's errors is never
-passed on: it may hold signed URLs.
+Messages consist of the status, the store's error code and our own URL. The text of the library's errors is never
+included: it may contain signed URLs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another
 
 
 class Cause(enum.Enum):
-    """What went wrong, as far as it decides what to do."""
+    """The cause of a failure, as far as it decides how to handle it."""
 
     MISSING = "missing"
-    CHANGED = "changed"  # another etag than before
-    EXISTS = "exists"  # something is there that was not to be
+    CHANGED = "changed"  # the etag differs from before
+    EXISTS = "exists"  # an object exists that must not
     DENIED = "denied"
     THROTTLED = "throttled"
-    TRANSIENT = "transient"  # may go well next time
-    BROKEN = "broken"  # will not go well, however often it is tried
+    TRANSIENT = "transient"  # a retry may succeed
+    BROKEN = "broken"  # no retry will succeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class Failure:
     """A request that failed."""
 
     kind: Cause
-    what: str  # for people: what was found, and what to do
+    what: str  # for users: what was found, and what to do
 
     @property
     def may_pass(self) -> bool:
-        """Whether to try again."""
+        """Whether a retry may succeed."""
         return self.kind in (Cause.THROTTLED, Cause.TRANSIENT)
 
     def error(self, location: Location) -> DatapipeError:
-        """Return the exception that says so."""
+        """Return the exception for it."""
         text = f"{location}: {self.what}"
         if self.kind is Cause.MISSING:
             return MissingDataError(text)
@@ -56,19 +56,19 @@ class Failure:
 
 
 class ShortBodyError(Exception):
-    """Fewer bytes came than were asked for."""
+    """Fewer bytes came than were requested."""
 
 
 class WholeObjectError(Exception):
-    """The whole object came where a range was asked for."""
+    """The whole object came although a range was requested."""
 
 
 class ChangedError(Exception):
-    """An answer of another etag or size than the first one: from a server that knows no If-Match."""
+    """A response with another etag or size than the first one: from a server that ignores If-Match."""
 
 
 def examine(exc: BaseException, location: Location) -> Failure:
-    """Say what an exception of `obstore`, or of reading what it gave, means."""
+    """Classify an exception of `obstore`, or one raised while its result was read."""
     if isinstance(exc, ChangedError):
         return Failure(Cause.CHANGED, "changed")
     text = str(exc)
@@ -103,7 +103,7 @@ def examine(exc: BaseException, location: Location) -> Failure:
 
 
 def _without_answer(text: str, location: Location) -> Failure:
-    """Where no status came: no credentials, no such host, no connection, no time."""
+    """Classify a failure without a status: no credentials, no such host, no connection, a timeout."""
     if "redirect without LOCATION" in text:
         return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
     if any(sign in text for sign in _NO_CREDENTIALS):

@@ -35,15 +35,15 @@ class Location:
 
 
 def is_url(text: str) -> bool:
-    """Whether the text is a URL, of an object store or of something else, rather than the path of a file."""
+    """Return whether the text is a URL, of an object store or of something else, rather than the path of a file."""
     return _URL.match(text) is not None
 
 
 def parse_location(url: str) -> Location:
-    """Return the place that a URL names.
+    """Return the location that a URL names.
 
-    Raises OptionError for schemes that are not read, for user names and passwords in a URL, and for queries, as signed URLs
-    have: a signature is good for one object, and a dataset has several. No part of them appears in the message.
+    Raises OptionError for unsupported schemes, for user names and passwords in a URL, and for queries, as signed URLs
+    have: a signature is valid for one object, and a dataset has several. The message contains no part of them.
     """
     try:
         parts = urlsplit(url)
@@ -75,7 +75,7 @@ def parse_location(url: str) -> Location:
 
 
 def _hugging_face(url: str, kind: str, path: str) -> tuple[str, str]:
-    """The dataset with its revision, and the rest: hf://datasets/OWNER/NAME[@REVISION]/PATH."""
+    """Return the dataset with its revision, and the rest, of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
     owner, _, rest = path.partition("/")
     name, _, key = rest.partition("/")
     if kind != "datasets" or not owner or not name:

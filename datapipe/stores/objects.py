@@ -1,4 +1,4 @@
-"""Whole objects and listings: small things that are waited for."""
+"""Read whole objects and list prefixes; the caller waits for these small requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datapipe.stores.failures import examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
-from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
 
-OPEN_TIMEOUT_S = 20.0  # without success: somebody may have typed the name of a host wrongly, and waits
+OPEN_TIMEOUT_S = 20.0  # without success; short, because the name of a host may be mistyped and a user waits
 
 
 def read_object(location: Location) -> bytes:
@@ -19,8 +19,8 @@ def read_object(location: Location) -> bytes:
 
 
 def read_objects(locations: Sequence[Location]) -> list[bytes]:
-    """Return all of several objects, read at once. Raises what the first of them that failed came to."""
-    wanted = [Pending(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
+    """Return all of several objects, read at once. Raises the error of the first of them that failed."""
+    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
     requests().submit(wanted)
     return [pending.wait() for pending in wanted]
 
@@ -28,7 +28,7 @@ def read_objects(locations: Sequence[Location]) -> list[bytes]:
 def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
     """Return the names directly under a prefix, those of further prefixes with a slash at the end, sorted.
 
-    Empty where the store cannot list, as an HTTP server. Raises StorageError where it refuses.
+    Empty if the store cannot list, as an HTTP server. Raises StorageError if it refuses.
     """
     if location.scheme in ("http", "https", "hf"):
         return []

@@ -1,4 +1,4 @@
-"""From a location to a client of `obstore`, with the credentials that the environment has."""
+"""Open a location as a client of `obstore`, with credentials from the environment."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 _MAX_IDLE = 512  # connections kept for the next requests, per host
 _CONNECT_S = 5
-_SILENCE_S = 10  # without a byte, after which an attempt is given up
+_SILENCE_S = 10  # time without a byte after which an attempt is abandoned
 
 _stores: dict[tuple[str, str, bool], ObjectStore] = {}
 _lock = threading.Lock()
 
 
 def open_store(location: Location, *, for_uploads: bool = False) -> ObjectStore:
-    """Return the client of the location's bucket or host: one for each in a process. Makes no request.
+    """Return the client of the location's bucket or host; a process has one for each. Makes no request.
 
-    `for_uploads`: one that lets the store be silent for as long as a large body is sent. Clients do not retry: whoever uses
-    them does. Raises DependencyError where `obstore`, or what a profile needs, is not installed, and OptionError where the
-    environment's settings make no sense to it.
+    `for_uploads`: return one that allows the store to be silent while a large body is sent. Clients do not retry; their users
+    do. Raises DependencyError if `obstore`, or what a profile needs, is not installed, and OptionError if `obstore` does not
+    accept the environment's settings.
     """
     place = location.scheme, location.root, for_uploads
     with _lock:
@@ -38,7 +38,7 @@ def open_store(location: Location, *, for_uploads: bool = False) -> ObjectStore:
 
 
 def forget_stores() -> None:
-    """Let the next use of each store take its credentials and settings from the environment again."""
+    """Read credentials and settings from the environment again at the next use of each store."""
     with _lock:
         _stores.clear()
 
@@ -60,7 +60,7 @@ def _opened(location: Location, silence_s: float | None) -> ObjectStore:
 def _client(endpoint: str | None, silence_s: float | None, *, headers: dict[str, str] | None = None) -> ClientConfig:
     config: ClientConfig = {
         "connect_timeout": timedelta(seconds=_CONNECT_S),
-        "timeout": timedelta(hours=1),  # of a whole object; silence is what ends an attempt
+        "timeout": timedelta(hours=1),  # of a whole object; an attempt ends when no bytes come, not by its duration
         "pool_max_idle_per_host": str(_MAX_IDLE),
     }
     if silence_s is not None:
@@ -90,7 +90,7 @@ def _open_s3(location: Location, silence_s: float | None) -> ObjectStore:
 
 
 def _wants_profile() -> bool:
-    """Whether credentials lie where only boto3 finds them: in the files of AWS's command line."""
+    """Return whether there are credentials that only boto3 finds, in the files of AWS's command line."""
     given = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
     if any(os.environ.get(name) for name in given):
         return False
@@ -108,7 +108,7 @@ def _profile(location: Location, region: str | None) -> dict[str, Any]:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as exc:
         if profile is None:
-            return {}  # the files may be of another use; without credentials the store says so
+            return {}  # the files may be for another purpose; without credentials the store's error says so
         raise DependencyError(f"{location}: AWS_PROFILE names a profile, which boto3 reads; pip install boto3") from exc
     try:
         session = boto3.Session(profile_name=profile)

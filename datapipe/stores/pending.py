@@ -1,4 +1,4 @@
-"""Requests that are under way, as the threads that wait for them see them."""
+"""Requests in progress, as seen by the threads that wait for them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from datapipe.stores.location import Location
 
-_LOOK_S = 1.0  # Ctrl-C in a thread that has just been let in may leave the others outside; they look again
+_LOOK_S = 1.0  # Ctrl-C in a thread that has just acquired the lock may leave the others blocked, so they retry
 
 
 @dataclass(slots=True)
 class RemoteObject:
-    """An object and what its first answer said of it; later answers must agree. Shared by all who read it."""
+    """An object and what its first response said about it; later responses must agree. Shared by all its readers."""
 
     location: Location
-    etag: str | None = None  # None until the first answer, or where the store has none
-    nbytes: int = -1  # -1 until the first answer
+    etag: str | None = None  # None until the first response, or if the store has none
+    nbytes: int = -1  # -1 until the first response
 
 
-class Pending:
-    """Bytes that were asked for: those from `start` to `end` of an object, or all of it. Thread-safe.
+class PendingBytes:
+    """A request for the bytes from `start` to `end` of an object, or for all of it. Thread-safe.
 
-    Whoever wants the bytes holds on to it: one that nobody holds is not fetched any more.
+    The caller must keep a reference: a request without references is not made any more.
     """
 
     __slots__ = (
@@ -43,9 +43,9 @@ class Pending:
         self.object = target
         self.start = start
         self.end = end  # exclusive; None: the whole object
-        self.is_urgent = is_urgent  # somebody waits for it already
-        self.timeout_s = timeout_s  # without success, after which it has failed; None: as others
-        self.started_s = 0.0  # of the attempt under way
+        self.is_urgent = is_urgent  # a thread waits for it already
+        self.timeout_s = timeout_s  # without success, after which it has failed; None: the default
+        self.started_s = 0.0  # of the current attempt
         self.attempts = 0
         self.is_hedged = False
         self.task: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class Pending:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes were asked for; 0 where nobody knows."""
+        """The number of requested bytes; 0 if unknown."""
         return 0 if self.end is None else self.end - self.start
 
     @property
@@ -69,22 +69,22 @@ class Pending:
         return self._error is not None
 
     def finish(self, data: bytes) -> None:
-        """Hand the bytes to whoever waits; only the first to finish or fail counts."""
+        """Deliver the bytes to the waiting threads; only the first call of `finish` or `fail` counts."""
         if not self._done:
             self._data, self._done = data, True
             self._lock.release()
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error in whoever waits."""
+        """Raise the error in the waiting threads."""
         if not self._done:
             self._error, self._done = error, True
             self._lock.release()
 
     def wait(self) -> bytes:
-        """Return the bytes when they are there. Raises what the request came to."""
+        """Return the bytes once they have arrived. Raises the request's error."""
         while not self._done:
             if self._lock.acquire(timeout=_LOOK_S):
-                self._lock.release()  # for others who wait
+                self._lock.release()  # for other waiting threads
         if self._error is not None:
             raise self._error
         return self._data

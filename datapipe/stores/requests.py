@@ -1,7 +1,7 @@
 """The requests of a process: one thread with an event loop makes all of them, with one layer of retries.
 
-An attempt that fails for a reason that may pass is made again after a random pause; one that takes much longer than others
-has another one made beside it, and the first to succeed counts.
+An attempt that fails for a transient reason is repeated after a random pause. If one takes much longer than usual, a second
+attempt runs in parallel, and the first to succeed counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from datapipe.core.errors import LifecycleError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
-from datapipe.stores.pending import Pending, RemoteObject
-from datapipe.stores.window import MAX_NBYTES, Window
+from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -35,11 +35,11 @@ _TICK_S = 0.25
 
 
 @dataclass(slots=True)
-class Counts:
-    """What the requests of a process came to so far."""
+class RequestCounts:
+    """Totals of a process's requests."""
 
     requests: int = 0  # attempts
-    nbytes: int = 0  # of bodies that came whole
+    nbytes: int = 0  # of complete bodies
     retries: int = 0
     hedges: int = 0
     throttled: int = 0
@@ -49,14 +49,14 @@ class Requests:
     """Makes requests in a thread of its own. Thread-safe. Does not survive a fork."""
 
     def __init__(self) -> None:
-        self.window = Window()
-        self.counts = Counts()
+        self.window = RequestWindow()
+        self.counts = RequestCounts()
         self.timeout_s = TIMEOUT_S
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._queue: deque[weakref.ref[Pending]] = deque()
-        self._under_way: set[Pending] = set()
-        self._nbytes = 0  # asked for and not there yet
+        self._queue: deque[weakref.ref[PendingBytes]] = deque()
+        self._under_way: set[PendingBytes] = set()
+        self._nbytes = 0  # requested and not received
         self._is_ticking = False
         self._hedges: set[asyncio.Task[None]] = set()  # asyncio keeps no reference of its own
         self._thread = threading.Thread(target=self._run, name="datapipe-requests", daemon=True)
@@ -64,28 +64,28 @@ class Requests:
 
     @property
     def num_under_way(self) -> int:
-        """How many requests are made at this moment."""
+        """The number of requests in progress."""
         return len(self._under_way)
 
     def set_limits(self, *, most: int, timeout_s: float) -> None:
-        """Let at most so many requests be under way, and fail after so many seconds; the latest settings count for all."""
+        """Set the most requests in progress at once, and the time after which one fails; the latest settings apply to all."""
         self.window.most, self.timeout_s = most, timeout_s
 
-    def submit(self, wanted: Iterable[Pending]) -> None:
-        """Make these requests, in this order, as soon as there is room; returns at once."""
+    def submit(self, wanted: Iterable[PendingBytes]) -> None:
+        """Make these requests, in this order, as capacity allows; returns at once."""
         self.check_process()
         references = [weakref.ref(pending) for pending in wanted]
         if references:
             self._loop.call_soon_threadsafe(self._enqueue, references)
 
-    def hasten(self, pending: Pending) -> None:
-        """Make this request now if it waits for room: somebody waits for it."""
+    def hasten(self, pending: PendingBytes) -> None:
+        """Make this request now if it is still queued: a thread waits for it."""
         self.check_process()
         if not pending.is_done and not pending.started_s:
             self._loop.call_soon_threadsafe(self._start, pending)
 
     def check_process(self) -> None:
-        """Raise LifecycleError in a child that was forked after the first use: the library's threads are not there."""
+        """Raise LifecycleError in a child that was forked after the first use, where the library's threads do not exist."""
         if os.getpid() != self._process:
             raise LifecycleError(
                 "an object store was used in this process before it forked, and cannot be used in the child; "
@@ -93,7 +93,7 @@ class Requests:
             )
 
     def stop(self) -> None:
-        """End the thread; what is under way is given up."""
+        """End the thread; requests in progress are abandoned."""
         if os.getpid() != self._process or not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -112,18 +112,18 @@ class Requests:
         for pending in list(self._under_way):
             pending.fail(LifecycleError("the process ends"))
 
-    def _enqueue(self, references: list[weakref.ref[Pending]]) -> None:
+    def _enqueue(self, references: list[weakref.ref[PendingBytes]]) -> None:
         self._queue.extend(references)
         self._fill()
 
     def _fill(self) -> None:
-        """Start what there is room for."""
+        """Start as many requests as capacity allows."""
         while self._queue and len(self._under_way) < self.window.limit and self._nbytes < MAX_NBYTES:
             pending = self._queue.popleft()()
             if pending is not None:
                 self._start(pending)
 
-    def _start(self, pending: Pending) -> None:
+    def _start(self, pending: PendingBytes) -> None:
         if pending.started_s or pending.is_done:
             return
         pending.started_s = time.monotonic()
@@ -134,8 +134,8 @@ class Requests:
             self._is_ticking = True
             self._loop.call_later(_TICK_S, self._tick)
 
-    async def _see_through(self, pending: Pending) -> None:
-        """Try until it succeeds, fails for good, or the time is over."""
+    async def _see_through(self, pending: PendingBytes) -> None:
+        """Repeat the request until it succeeds, fails for good, or the time is over."""
         begun_s = time.monotonic()
         timeout_s = self.timeout_s if pending.timeout_s is None else pending.timeout_s
         try:
@@ -170,8 +170,8 @@ class Requests:
             self._nbytes -= pending.nbytes
             self._fill()
 
-    async def _attempt(self, pending: Pending) -> bytes:
-        """Return the bytes, of the length asked for, of the object as it was first seen."""
+    async def _attempt(self, pending: PendingBytes) -> bytes:
+        """Return the requested bytes; the object must be the one of the first response."""
         target = pending.object
         store = open_store(target.location)
         options: GetOptions = {}
@@ -186,7 +186,7 @@ class Requests:
         data = bytes(await result.bytes_async())
         if target.nbytes < 0:
             target.etag, target.nbytes = meta["e_tag"], meta["size"]
-        elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # also of a server that knows no If-Match
+        elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # checked here too, for servers that ignore If-Match
             raise ChangedError
         wanted = meta["size"] if pending.end is None else pending.nbytes
         if len(data) != wanted:
@@ -194,7 +194,7 @@ class Requests:
         self.counts.nbytes += len(data)
         return data
 
-    async def _error(self, failure: Failure, pending: Pending, elapsed_s: float) -> BaseException:
+    async def _error(self, failure: Failure, pending: PendingBytes, elapsed_s: float) -> BaseException:
         location = pending.object.location
         if failure.kind is Cause.CHANGED and pending.object.etag is not None:
             now = await self._etag_now(pending.object)
@@ -226,8 +226,8 @@ class Requests:
         if self._is_ticking:
             self._loop.call_later(_TICK_S, self._tick)
 
-    async def _hedge(self, pending: Pending) -> None:
-        """Make one attempt beside the one that takes long; where it fails, the other goes on as it would have."""
+    async def _hedge(self, pending: PendingBytes) -> None:
+        """Make a second attempt parallel to the slow one; if it fails, the first continues."""
         with contextlib.suppress(Exception):
             data = await self._attempt(pending)
             pending.finish(data)
@@ -240,7 +240,7 @@ _lock = threading.Lock()
 
 
 def requests() -> Requests:
-    """Return the process's own. Raises LifecycleError in a child forked after the first use."""
+    """Return the process's shared object. Raises LifecycleError in a child forked after the first use."""
     global _shared
     with _lock:
         if _shared is None:

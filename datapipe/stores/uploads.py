@@ -1,4 +1,4 @@
-"""Objects written whole or not at all, and never over another one unless that is asked for."""
+"""Write objects completely or not at all, and replace existing ones only on request."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.requests import TIMEOUT_S, requests
 
-MAX_OBJECT_NBYTES = 5 << 30  # S3's limit for an object that is written at once
+MAX_OBJECT_NBYTES = 5 << 30  # S3's limit for an object written by one request
 WRITABLE = ("s3", "gs", "az")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 def refuse_unwritable(location: Location) -> None:
-    """Raise OptionError for places that nothing is written to."""
+    """Raise OptionError for locations that cannot be written."""
     if location.scheme not in WRITABLE:
         names = ", ".join(f"{scheme}://" for scheme in WRITABLE)
         raise OptionError(f"{location}: cannot be written; choose a place in one of {names}")
 
 
 def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float = TIMEOUT_S) -> bool:
-    """Write a file as one object, in one request; return whether it was written: False where its bytes are there already.
+    """Write a file as one object, by one request; return whether it was written: False if the object has these bytes already.
 
-    The object appears whole or not at all. Without `overwrite` another object of the name is left alone: StorageError. What it
-    holds is compared by its bytes. Raises StorageError, and OptionError for a file that is too large.
+    The object appears completely or not at all. Without `overwrite`, an existing object with other bytes is kept: StorageError.
+    Existing objects are compared by their bytes. Raises StorageError, and OptionError for a file that is too large.
     """
     requests().check_process()
     with open_file(path) as file:
@@ -48,7 +48,7 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
                 _put(location, contents, overwrite=overwrite)
             except Exception as exc:
                 failure, elapsed_s = examine(exc, location), time.monotonic() - begun_s
-                if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose answer was lost
+                if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose response was lost
                     if holds(location, contents):
                         return attempts > 0
                     raise StorageError(
@@ -69,7 +69,7 @@ def _put(location: Location, contents: Any, *, overwrite: bool) -> None:
 
 
 def holds(location: Location, contents: Any) -> bool:
-    """Whether the object has exactly these bytes; reads it if it has as many. Raises StorageError."""
+    """Return whether the object has exactly these bytes; reads it if the size matches. Raises StorageError."""
     digest = hashlib.sha256()
     try:
         download(location, lambda piece, offset: digest.update(piece), nbytes=len(contents))
@@ -83,7 +83,7 @@ def holds(location: Location, contents: Any) -> bool:
 
 
 def size_of(location: Location) -> int | None:
-    """The size of an object in bytes; None where there is none. Raises StorageError."""
+    """Return the size of an object in bytes, None if it does not exist. Raises StorageError."""
     requests().check_process()
     begun_s = time.monotonic()
     while True:
@@ -99,7 +99,7 @@ def size_of(location: Location) -> int | None:
 
 
 def delete(location: Location) -> None:
-    """Delete an object; nothing happens where there is none. Raises StorageError."""
+    """Delete an object; does nothing if it does not exist. Raises StorageError."""
     requests().check_process()
     try:
         open_store(location).delete(location.key)

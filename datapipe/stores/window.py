@@ -1,4 +1,4 @@
-"""How many requests may be under way at once, from how they fare. Arithmetic over given times."""
+"""Decide how many requests may be in progress at once, from their measured times. Pure arithmetic; times are passed in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RECOVERY = 1.1  # per tick, after throttling
 _KEPT = 512  # latencies
 
 
-class Window:
+class RequestWindow:
     """The limit of requests in flight: 1.5 x rate x p95 latency, from 64 to `most`, halved when the store throttles."""
 
     def __init__(self, most: int = MAX_REQUESTS) -> None:
@@ -31,12 +31,12 @@ class Window:
         self._num_done += 1
 
     def throttled(self) -> None:
-        """Halve the limit: the store says that it is too much."""
+        """Halve the limit, because the store throttles."""
         self._ceiling = max(_LEAST_AFTER_THROTTLING, min(self._ceiling, self.limit) / 2)
         self.limit = min(self.limit, int(self._ceiling))
 
     def tick(self, now_s: float) -> None:
-        """Set the limit by what was done since the last tick."""
+        """Set the limit from the results since the last tick."""
         if self._last_tick_s is not None and now_s > self._last_tick_s:
             self.rate = self._num_done / (now_s - self._last_tick_s)
         self._last_tick_s, self._num_done = now_s, 0
@@ -49,5 +49,5 @@ class Window:
 
     @property
     def hedge_after_s(self) -> float:
-        """How old an attempt is before another one is made beside it."""
+        """The age of an attempt at which a second one starts, in seconds."""
         return max(1.0, 4 * self.p95_s)

@@ -1,1 +1,1 @@
-"""Stand-ins that tests and benchmarks share. Nothing of the package imports them."""
+"""Fakes that tests, benchmarks and the demo share."""

@@ -1,7 +1,7 @@
-"""An HTTP server in front of objects, with latency, limited bandwidth and faults on request.
+"""Serve objects over HTTP with latency, limited bandwidth and faults on request.
 
-It answers from a directory, as a store that is read would, or passes requests on to another server such as moto. Only for
-tests and benchmarks: it listens on the loopback interface and checks no signature.
+It answers from a directory, as a store of static objects would, or passes requests on to another server such as moto. Only
+for tests and benchmarks: it listens on the loopback interface and checks no signature.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _REASONS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found
 
 
 @dataclass
-class Fault:
-    """What is done to some of the requests. Several are looked at in order; the first that applies is done.
+class PlantedFault:
+    """A fault of some of the requests. Faults are tried in order; the first that applies happens.
 
     reset: the connection is cut before the answer. status: answered with `status`. truncate: half of the body, then the end.
     stall: half of the body, then nothing. slow: the body in pieces over `seconds`. whole: the range is ignored, 200 in place
-    of 206. flip: one bit of the body is another one.
+    of 206. flip: one bit of the body is inverted.
     """
 
     kind: FaultKind
-    share: float = 1.0  # of the requests that match
-    times: int = -1  # at most so often; -1: no limit
-    path: str = ""  # what the paths of requests that match end with
+    share: float = 1.0  # share of the requests that match
+    times: int = -1  # limit; -1: none
+    path: str = ""  # suffix of the paths of requests that match
     method: str = "GET"
     status: int = 503
     seconds: float = 1.0
-    code: str = ""  # S3's name for the error; by default that of the status
-    done: int = 0  # how often it was done
+    code: str = ""  # S3's name of the error; by default that of the status
+    done: int = 0  # how often it happened
 
-    def applies(self, request: Request, chance: random.Random) -> bool:
-        """Whether this request is one of them; counts it if so."""
+    def applies(self, request: ReceivedRequest, chance: random.Random) -> bool:
+        """Return True if this request gets the fault, and count it."""
         if request.method != self.method or not request.path.endswith(self.path) or 0 <= self.times <= self.done:
             return False
         if chance.random() >= self.share:
@@ -56,23 +56,24 @@ class Fault:
 
 @dataclass
 class Weather:
-    """How requests fare; may be changed while the server runs."""
+    """The conditions under which requests are served; may be changed while the server runs."""
 
     latency_s: float = 0.0  # before each answer
     bandwidth: float = 0.0  # bytes per second and connection; 0: no limit
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[PlantedFault] = field(default_factory=list)
     seed: int = 0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
-    def fault_of(self, request: Request) -> Fault | None:
+    def fault_of(self, request: ReceivedRequest) -> PlantedFault | None:
+        """Return the fault that this request gets."""
         return next((fault for fault in self.faults if fault.applies(request, self.chance)), None)
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request as it came."""
+class ReceivedRequest:
+    """A request as received."""
 
     method: str
     target: str  # path and query
@@ -86,23 +87,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back."""
+    """An answer to send."""
 
     status: int
     headers: dict[str, str]
     body: bytes
 
 
-Origin = Callable[[Request], Awaitable[Answer]]
+Origin = Callable[[ReceivedRequest], Awaitable[Answer]]
 
 
 class Directory:
-    """Objects that are the files of a directory: GET and HEAD, with ranges, If-Match and ETag."""
+    """Serves the files of a directory as objects: GET and HEAD, with ranges, If-Match and ETag."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: ReceivedRequest) -> Answer:
         path = (self._root / request.path.lstrip("/")).resolve()
         if not path.is_relative_to(self._root) or not path.is_file():
             return refusal(404, "NoSuchKey")
@@ -122,9 +123,9 @@ class Directory:
 
 
 def passed_on(host: str, port: int) -> Origin:
-    """Return an origin that asks another server."""
+    """Return an origin that passes requests on to another server."""
 
-    async def ask(request: Request) -> Answer:
+    async def ask(request: ReceivedRequest) -> Answer:
         reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
             headers = {**request.headers, "connection": "close"}
@@ -145,7 +146,7 @@ def passed_on(host: str, port: int) -> Origin:
 
 
 class FaultyStore:
-    """The server, in a thread of its own for the time of the `with` block; `url` is where it listens."""
+    """The server, in a thread of its own for the time of the `with` block; `url` is its address."""
 
     def __init__(self, origin: Origin, weather: Weather | None = None) -> None:
         self.weather = weather or Weather()
@@ -196,7 +197,7 @@ class FaultyStore:
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection is good for another one."""
+        """Answer one request. Returns whether the connection can be used for another one."""
         request = await _read_request(reader)
         self.num_requests += 1
         self.log.append(f"{request.method} {request.path}")
@@ -213,7 +214,7 @@ class FaultyStore:
         else:
             if kind == "whole":
                 plain = {name: value for name, value in request.headers.items() if name != "range"}
-                answer = await self._origin(Request(request.method, request.target, plain, request.body))
+                answer = await self._origin(ReceivedRequest(request.method, request.target, plain, request.body))
             else:
                 answer = await self._origin(request)
         body = answer.body
@@ -253,7 +254,7 @@ async def _send(writer: asyncio.StreamWriter, body: bytes, seconds: float) -> No
 
 
 def refusal(status: int, code: str = "") -> Answer:
-    """Return an error as S3 words it."""
+    """Return an error in S3's form."""
     name = code or _REASONS.get(status, "Error").replace(" ", "")
     return Answer(status, {"Content-Type": "application/xml"}, f"<Error><Code>{name}</Code></Error>".encode())
 
@@ -265,11 +266,11 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]
     return first, {name.lower(): value.strip() for name, value in pairs}
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     first, headers = await _read_head(reader)
     method, target, _ = first.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Request(method, target, headers, body)
+    return ReceivedRequest(method, target, headers, body)
 
 
 def _range_of(header: str | None, size: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Generated photographs: an image folder to try things on, with nothing to download.
+"""Generate photographs: an image folder for trials, with nothing to download.
 
-The pictures have what loaders notice in photographs: ImageNet's sizes, about 78 KB of JPEG each, a
+The pictures have the properties of photographs that matter to loaders: ImageNet's sizes, about 78 KB of JPEG each, a
 spectrum that falls with frequency, hard edges, occlusion. Each shows one large object whose colour,
 outline and stripes belong to its class, so a small network learns them within an epoch.
 
@@ -27,7 +27,7 @@ from PIL import Image, ImageDraw
 
 from datapipe.core.errors import OptionError
 
-# (width, height) in pixels and how often: the sizes that make up most of ImageNet.
+# (width, height) in pixels and frequency: the sizes that make up most of ImageNet.
 SCALES: dict[str, tuple[tuple[tuple[int, int], float], ...]] = {
     "imagenet": (
         ((500, 375), 0.36), ((500, 333), 0.15), ((375, 500), 0.14), ((640, 480), 0.13), ((800, 600), 0.10), ((400, 300), 0.12),
@@ -35,7 +35,7 @@ SCALES: dict[str, tuple[tuple[tuple[int, int], float], ...]] = {
     "small": (((80, 60), 0.5), ((60, 80), 0.2), ((96, 64), 0.3)),
 }  # fmt: skip
 
-_CANVAS = {"imagenet": 1536, "small": 384}  # side of the textures that pictures are cut from, pixels
+_CANVAS = {"imagenet": 1536, "small": 384}  # side of the textures from which pictures are cut, pixels
 _NUM_CANVASES = 3
 _QUALITY = 90
 _Pixel = TypeVar("_Pixel", bound=np.generic)
@@ -93,12 +93,12 @@ def make_image_folder(
 
 
 def class_name(label: int) -> str:
-    """The folder of a class."""
+    """Return the folder name of a class."""
     return f"class_{label:03d}"
 
 
 def _draw_image(number: int, *, label: int, seed: int, scale: str, canvases: _Canvases) -> NDArray[np.uint8]:
-    """The picture of that number and class, (height, width, 3) RGB."""
+    """Return the picture of that number and class, (height, width, 3) RGB."""
     rng = np.random.default_rng((seed, number))
     sizes, shares = zip(*SCALES[scale], strict=True)
     width, height = sizes[rng.choice(len(sizes), p=shares)]
@@ -117,7 +117,7 @@ def _draw_image(number: int, *, label: int, seed: int, scale: str, canvases: _Ca
 
 
 def _encode_image(pixels: NDArray[np.uint8], number: int) -> bytes:
-    """JPEG bytes; every third picture keeps full chroma, as about a third of ImageNet does."""
+    """Return JPEG bytes; every third picture keeps full chroma, as about a third of ImageNet does."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=_QUALITY, subsampling=0 if number % 3 == 2 else 2)
     return file.getvalue()
@@ -127,13 +127,13 @@ def _encode_image(pixels: NDArray[np.uint8], number: int) -> bytes:
 
 
 def _class_color(label: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """The class's hue (golden-section steps around the circle), with some play."""
+    """Return the class's hue (golden-section steps around the circle), with some variation."""
     hue = (label * 0.6180339887 + rng.normal(0, 0.02)) % 1.0
     return np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.6, 0.95), rng.uniform(0.6, 0.95)), np.float32) * 255
 
 
 def _stripes(label: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """(height, width) bands of +-1 whose direction belongs to the class."""
+    """Return (height, width) bands of +-1 whose direction belongs to the class."""
     angle = math.pi * (label % 7) / 7 + rng.normal(0, 0.08)
     period = min(height, width) / rng.uniform(8, 14)
     y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle))
@@ -142,7 +142,7 @@ def _stripes(label: int, rng: np.random.Generator, height: int, width: int) -> N
 
 
 def _draw_outline(draw: ImageDraw.ImageDraw, outline: int, rng: np.random.Generator, width: int, height: int) -> None:
-    """A filled shape over a third to a half of the shorter side, from the picture's centre."""
+    """Draw a filled shape over a third to a half of the shorter side, from the picture's centre."""
     radius = min(width, height) * rng.uniform(0.3, 0.5)
     x, y = width * rng.uniform(0.35, 0.65), height * rng.uniform(0.35, 0.65)
     corners, inner = _OUTLINES[outline]
@@ -168,7 +168,7 @@ def _make_canvases(seed: int, side: int) -> _Canvases:
 
 
 def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int, width: int) -> NDArray[_Pixel]:
-    """A window of one of the canvases at a random place, mirrored half the time."""
+    """Return a window of one of the canvases at a random place, mirrored half the time."""
     canvas = canvases[rng.integers(len(canvases))]
     top, left = rng.integers(canvas.shape[0] - height), rng.integers(canvas.shape[1] - width)
     window = canvas[top : top + height, left : left + width]
@@ -176,7 +176,7 @@ def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int,
 
 
 def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
-    """Discs with radii distributed as r^-3, the small ones as likely on top as the large ones."""
+    """Return discs with radii distributed as r^-3, small ones as likely on top as large ones."""
     canvas = Image.new("RGB", (side, side))
     draw = ImageDraw.Draw(canvas)
     number = round(5_000 * (side / 1536) ** 2)  # enough to cover it several times
@@ -193,7 +193,7 @@ def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
 
 
 def _pink_noise(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
-    """Zero-mean noise whose amplitude falls as 1/f; mostly grey, as light varies more than colour."""
+    """Return zero-mean noise whose amplitude falls as 1/f; mostly grey, as light varies more than colour."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = np.inf
     planes = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from datapipe.diagnostics.bracket import Bracket as DiagnosticBracket
+from datapipe.diagnostics.bracket import ThreadBracket as DiagnosticBracket
 from datapipe.diagnostics.cuda_clock import open_clock
 
 

@@ -49,32 +49,32 @@ def row_cuts(cuts: Cuts) -> list[RowCut]:
 _AS_ROW_CUT = functools.partial(tuple.__new__, RowCut)  # RowCut(*values), without executing Python code
 
 
-class Row(NamedTuple):
+class BlockRow(NamedTuple):
     """One row of a block as numpy and as torch see it."""
 
     pixels: NDArray[np.uint8]  # (h, w, 3), contiguous
     as_batch: torch.Tensor  # (1, 3, h, w), the same memory
 
 
-def rows_of(block: torch.Tensor) -> list[Row]:
+def rows_of(block: torch.Tensor) -> list[BlockRow]:
     """Return the rows of a block, (n, h, w, 3) uint8 and contiguous. Scratch memory needs these views only once."""
     num, height, width, _ = block.shape
     image = 3 * height * width
     batches = block.as_strided((num, 1, 3, height, width), (image, image, 1, 3 * width, 3)).unbind()
-    return list(map(Row, block.numpy(), batches))
+    return list(map(BlockRow, block.numpy(), batches))
 
 
-def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> None:
+def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | BlockRow) -> None:
     """Write the result of `how` for one sample to `out`.
 
     `image`: (h, w, 3) uint8, the pixels of `how.region` only; never changed, and copied first unless it is contiguous and
-    writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`; a `Row` saves two views.
+    writable. `out`: contiguous (h, w, 3) uint8 of the window's size, not overlapping `image`; a `BlockRow` saves two views.
 
     Raises DecodeError if the image does not have the region's size, ValueError if `out` does not have the window's.
     """
     (_, _, region_height, region_width), (height, width), window, (vertically, horizontally), fill, interpolation = how
     top, left, window_height, window_width = window
-    pixels, as_batch = out if isinstance(out, Row) else _row(out)
+    pixels, as_batch = out if isinstance(out, BlockRow) else _row(out)
     if image.shape != (region_height, region_width, 3):
         raise DecodeError(f"decoding returned an array of shape {image.shape}; expected ({region_height}, {region_width}, 3)")
     if pixels.shape != (window_height, window_width, 3):
@@ -93,7 +93,7 @@ def cut(image: NDArray[np.uint8], how: RowCut, out: NDArray[np.uint8] | Row) -> 
         as_batch.copy_(torch.flip(as_batch, ((2, 3) if vertically else (3,)) if horizontally else (2,)))
 
 
-def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8] | Row) -> None:
+def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
     """Do the same as `cut` for one sample's rows of a whole chain; `image` holds the pixels of the first row's region."""
     if len(steps) > 1:
         refuse_large(steps)
@@ -105,10 +105,10 @@ def cut_through(image: NDArray[np.uint8], steps: Sequence[RowCut], out: NDArray[
     cut(image, steps[-1], out)
 
 
-def _row(pixels: NDArray[np.uint8]) -> Row:
+def _row(pixels: NDArray[np.uint8]) -> BlockRow:
     if not pixels.flags.c_contiguous:
         raise ValueError(f"the destination must be contiguous; it is {pixels.shape} with strides {pixels.strides}")
-    return Row(pixels, _as_batch(pixels))
+    return BlockRow(pixels, _as_batch(pixels))
 
 
 def refuse_large(steps: Sequence[RowCut]) -> None:

@@ -17,7 +17,7 @@ from datapipe.core.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from datapipe.transforms.lowering import Kind, described, lower, mixes_batches
 from datapipe.transforms.pixels.dtype import Normalize, ScaleAndShift, ToDtype, scale_and_shift
-from datapipe.transforms.pixels.reach import Reach
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.protocols import BatchOp, GeometryOp, PixelOp
 
 Size = tuple[int, int]  # height, width in pixels
@@ -149,10 +149,10 @@ def _check_movable(op: GeometryOp, geometry: Sequence[tuple[int, GeometryOp]], p
     flips = isinstance(op, (RandomHorizontalFlip, RandomVerticalFlip))
     crops = isinstance(op, (RandomCrop, CenterCrop)) and not _may_pad(op, geometry)
     for step in pixels:
-        reach = getattr(step.op, "reach", Reach.PLACE)
+        locality = getattr(step.op, "locality", Locality.PLACE)
         # A sum over an image does not depend on the order for whole numbers; for fractions it does.
-        summed = reach is Reach.IMAGE and step.dtype == torch.uint8
-        if not ((flips and (summed or reach is Reach.POINT)) or (crops and reach is Reach.POINT)):
+        summed = locality is Locality.IMAGE and step.dtype == torch.uint8
+        if not ((flips and (summed or locality is Locality.POINT)) or (crops and locality is Locality.POINT)):
             raise OptionError(
                 f"{op!r} comes after {step.op!r}, and swapping them would change the result; "
                 "move all crops, resizes, paddings and flips to the front of the list"

@@ -108,7 +108,7 @@ def test_ours_takes_them_too(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["generator", "transform", "seed", "shuffle", "on_error", "device", "tail", "output"])
 def test_arguments_that_are_read_once_are_refused(root: Path, name: str) -> None:
-    with pytest.raises(dp.OptionError, match=f"{name} cannot be set once the loader is made"):
+    with pytest.raises(dp.OptionError, match=f"{name} cannot be set on a loader that exists"):
         setattr(loaders(root)["ours"], name, None)
 
 

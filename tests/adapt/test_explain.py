@@ -1,4 +1,4 @@
-"""`explain` of loaders that stay with torch's workers: who does what, and what would gain more."""
+"""`explain` of loaders that stay with torch's workers: which part runs where, and what would gain more."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixtur
     assert found["decoder"].startswith(f"datapipe's ({default_decoder_name()}), in torch's workers; Pillow for")
     recipe = found["recipe"].splitlines()
     assert [line.partition(":")[0] for line in recipe[:3]] == ["by datapipe, with the decode"] * 2 + [
-        "by torch's workers, as they are"
+        "by torch's workers, unchanged"
     ]
     assert "RandomCrop(24)" in recipe[1]
     assert recipe[2].endswith(".watermarked, torchvision.transforms.ToTensor")
@@ -78,20 +78,20 @@ def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixtur
     assert found["batches"] == "by default_collate, in torch's workers"
     cores, transforms = found["to gain"].splitlines()
     assert cores == "num_workers=8 instead of 2: this process may use 8 cores"
-    assert transforms.startswith("transforms that datapipe has (docs/transforms.md) in place of ")
+    assert transforms.startswith("use transforms that datapipe has (docs/transforms.md) in place of ")
     assert found["seed"].startswith("torch.initial_seed()")
 
 
 def test_a_collate_fn_for_images(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = folders.ImageFolder(root, v1.Compose([v1.RandomCrop(24)]))
     found = told(dp.from_torch(DataLoader(dataset, 4, num_workers=2, collate_fn=as_lists)), capsys)
-    assert "handed_over" not in str(found)
-    assert found["recipe"].endswith("\nhanded over as the transforms would hand it over")
+    assert "handover_point" not in str(found)
+    assert found["recipe"].endswith("\npassed on as the transforms would pass it on")
     assert found["batches"] == "by as_lists, in torch's workers"
     assert (
         found["to gain"]
         .splitlines()[1]
-        .startswith("transforms that end in ToTensor(), and in place of as_lists a collate_fn that takes")
+        .startswith("end the transforms in ToTensor(), and in place of as_lists use a collate_fn that takes")
     )
 
 
@@ -103,12 +103,12 @@ def test_a_dataset_that_is_not_seen_through(dataset: Any, asked: dict[str, Any],
     found = told(dp.from_torch(DataLoader(dataset, **({"batch_size": 2} | asked)), device="cpu"), capsys)
     assert found["workers"].startswith("none: the training process makes each batch itself")
     if asked.keys() == {"sampler"}:
-        assert found["decoder"].startswith(f"datapipe's ({default_decoder_name()}) for JPEGs that {name} opens by Pillow")
+        assert found["decoder"].startswith(f"datapipe's ({default_decoder_name()}) for JPEGs that {name} opens with Pillow")
         assert found["deferred"] == "nothing seen yet: operations are listed once batches have come"
         assert found["seed"].startswith("torch.initial_seed()")
     else:
-        assert found["decoder"] == f"what the code of {name} uses: datapipe does not see its files"
-        assert found["recipe"] == f"none by datapipe; all transforms by the code of {name}, in the training process"
+        assert found["decoder"] == f"that of {name}'s code: datapipe does not see its files"
+        assert found["recipe"] == f"{name}'s code runs all transforms, in the training process"
         assert "seed" not in found
     assert "num_workers=8 so that batches are made while the model computes" in found["to gain"]
     assert "`datapipe convert`" in found["to gain"]

@@ -1,4 +1,4 @@
-"""torch's loaders taken over: the same samples, in the same order, by whoever can read them."""
+"""torch's loaders taken over: the same samples in the same order, whether datapipe or torch reads them."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def test_data_that_is_another_is_refused(root: Path, converted: Path, tmp_path: 
     with pytest.raises(dp.OptionError, match=r"data=.*: has 12 samples, the dataset 37; convert the folder again: "):
         dp.from_torch(theirs(folder), data=other)
     folder.samples[:2] = folder.samples[1::-1]
-    with pytest.raises(dp.OptionError, match=r"sample 0 was made of .*, where the dataset has .*; convert"):
+    with pytest.raises(dp.OptionError, match=r"sample 0 was made of .*, but the dataset has .*; convert"):
         dp.from_torch(theirs(folder), data=converted)
     with pytest.raises(dp.OptionError, match=r"one folder that torchvision reads.*, and this is a ConcatDataset; read it in"):
         dp.from_torch(theirs(ConcatDataset([folder, folder])), data=converted)
-    with pytest.raises(dp.OptionError, match=r"data=.*: the samples are made by torch's workers"):
+    with pytest.raises(dp.OptionError, match=r"data=.*: torch's workers make the samples"):
         dp.from_torch(theirs(Numbers()), data=converted)
 
 
@@ -270,7 +270,7 @@ def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(own_batches: bool)
     next(steps), next(steps)
     again = dp.from_torch(torch.utils.data.DataLoader(Numbers(), **arguments))
     again.load_state_dict(ours.state_dict())
-    with pytest.raises(dp.StateError, match="does not give again what it gave"):
+    with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
         next(iter(again))
 
 
@@ -298,7 +298,7 @@ def test_ranks_share_the_samples_where_asked(root: Path, seen: bool, shuffle: bo
     assert len(together) == len(targets) + len(targets) % 2
     assert sorted(set(together)) == sorted(set(targets))
     assert [sorted(part) for part in taken[False]] == [sorted(targets)] * 2
-    with pytest.raises(dp.OptionError, match="the order is decided by a list, which decides for its rank"):
+    with pytest.raises(dp.OptionError, match="a list decides the order, for its rank alone"):
         dp.from_torch(theirs(data, sampler=[1, 2]), share_among_ranks=True)
     with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):
         list(dp.from_torch(theirs(data)).batch_sampler)
@@ -348,7 +348,7 @@ def test_what_is_no_loader_is_refused(root: Path) -> None:
     for wrong in (folders.ImageFolder(root), [1, 2], "path"):
         with pytest.raises(dp.OptionError, match=r"takes a torch.utils.data.DataLoader, got a .*prefetch"):
             dp.from_torch(wrong)  # type: ignore[arg-type]
-    with pytest.raises(dp.OptionError, match=r"on_error='skip': the samples are made by torch's workers"):
+    with pytest.raises(dp.OptionError, match=r"on_error='skip': torch's workers make the samples"):
         dp.from_torch(theirs(Numbers()), on_error="skip")
     ours = dp.from_torch(theirs(Numbers()))
     assert dp.from_torch(ours) is ours  # type: ignore[arg-type]

@@ -242,7 +242,10 @@ def test_classes_with_batches_of_their_own_are_refused(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("loader", "reason"),
-    [(DataLoader(Stream(), 2), "IterableDataset, whose place nobody knows"), (DataLoader(Numbers(), None), "batch_size=None")],
+    [
+        (DataLoader(Stream(), 2), "IterableDataset, which has no place that could be saved"),
+        (DataLoader(Numbers(), None), "batch_size=None"),
+    ],
     ids=["a stream", "single samples"],
 )
 def test_what_is_given_back_as_it_is(loader: DataLoader[Any], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +276,7 @@ def test_a_loader_pickles_and_its_place_is_saved_apart() -> None:
     again.load_state_dict(loader.state_dict())
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in steps]
     assert again.origin == loader.origin
-    with pytest.raises(dp.OptionError, match="Lengthless without a length; a place in it cannot be saved"):
+    with pytest.raises(dp.OptionError, match="Lengthless without a length, so no place in it can be saved"):
         dp.from_torch(DataLoader(Lengthless(), sampler=[1])).state_dict()  # type: ignore
 
 

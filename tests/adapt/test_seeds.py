@@ -1,4 +1,4 @@
-"""What seeds a torch loader that was taken over, whoever makes its batches."""
+"""The seed of a torch loader that was taken over, whether datapipe or torch makes its batches."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Numbers(Dataset[int]):
 
 
 class Whole(Numbers):
-    """Reads whatever it is asked for at once, and says what that was."""
+    """A sampler's consumer that draws everything at once and records it."""
 
     def __getitems__(self, keys: Any) -> list[str]:
         return [repr(keys)]
@@ -159,7 +159,7 @@ def test_batches_of_arrays_are_told_apart_whole() -> None:
     for resumed in (same, other):
         resumed.load_state_dict(loader.state_dict())
     assert told(same) == [[0, 1, 2, 3]]
-    with pytest.raises(dp.StateError, match="does not give again"):
+    with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
         next(iter(other))
 
 
@@ -192,7 +192,7 @@ def test_a_state_taken_after_the_last_batch_leaves_nothing_of_its_epoch() -> Non
 
 
 def share(iterator: Iterator[Any], hold: Callable[[], None]) -> list[BaseException]:
-    """What a second thread is told that asks while the first is inside."""
+    """The error of a second thread that calls next() while the first is inside."""
     caught: list[BaseException] = []
 
     def ask() -> None:
@@ -226,6 +226,6 @@ def test_an_iterator_is_not_to_be_shared() -> None:
     (error,) = share(iterator, told_off.set)
     thread.join(30)
     assert isinstance(error, dp.LifecycleError)
-    assert "not to be shared between threads" in str(error)
+    assert "do not share an iterator between threads" in str(error)
     assert first == [[0, 1, 2, 3]], "the first thread is not disturbed"
     assert next(iterator).tolist() == [4, 5, 6, 7]

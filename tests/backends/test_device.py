@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
-from datapipe.backends.device import Arrival, Uploader
+from datapipe.backends.device import DeviceTransfer, Uploader
 from datapipe.backends.device_runtime import checked_device
-from datapipe.backends.nests import tensors_of
+from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.order.draws import Draws
@@ -71,7 +71,7 @@ def test_two_thousand_batches_take_few_slabs() -> None:
     uploader = Uploader(fake, max_free=4)
     batch = {"image": torch.ones(2, 3, 8, 8), "label": torch.arange(2)}
     most = 0
-    ahead: list[Arrival] = []
+    ahead: list[DeviceTransfer] = []
     for step in range(2000):
         ahead.append(uploader.upload(batch))
         most = max(most, len(fake.pending))
@@ -180,9 +180,9 @@ def test_no_thread_waits_for_another_that_lets_go_of_memory() -> None:
 def test_threads_share_an_uploader() -> None:
     fake = FakeDevice(5)
     uploader = Uploader(fake, max_free=3)
-    arrivals: list[dict[int, Arrival]] = [{} for _ in range(4)]
+    arrivals: list[dict[int, DeviceTransfer]] = [{} for _ in range(4)]
 
-    def load(own: dict[int, Arrival], first: int) -> None:
+    def load(own: dict[int, DeviceTransfer], first: int) -> None:
         for number in range(first, 80, 4):
             batch = host_batch(number)
             given = batch if number % 3 else {name: fake.pin(tensor) for name, tensor in batch.items()}
@@ -359,7 +359,7 @@ def test_a_mix_leaves_rows_in_their_memory_format() -> None:
 
 
 def test_what_pixel_operations_share_is_on_no_stream() -> None:
-    """Two loaders, each with a copy stream; one's is behind when the other's batch is warped."""
+    """Two loaders, each with a copy stream; one stream lags when the other's batch is warped."""
     images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = images.contiguous(memory_format=torch.channels_last)
     turned, expected = rotation_matrix(np.array([30.0, -20.0])), images.clone(memory_format=torch.preserve_format)

@@ -1,4 +1,4 @@
-"""Uploads on a real device: the same rules as on the fake one, and that copies go on beside a busy GPU."""
+"""Uploads on a real device: the same rules as on the fake one, and copies continue while the GPU is busy."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
 from datapipe.backends import device
-from datapipe.backends.device import Arrival, Uploader
-from datapipe.backends.device_runtime import Pending
+from datapipe.backends.device import DeviceTransfer, Uploader
+from datapipe.backends.device_runtime import KeepAlive
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) -> Reads:
     """What training does, in an order that the seed decides: upload ahead, take, compute, drop."""
     chance = random.Random(seed)
-    ahead: list[tuple[dict[str, torch.Tensor], Arrival]] = []
+    ahead: list[tuple[dict[str, torch.Tensor], DeviceTransfer]] = []
     reads: Reads = []
     others_stream = fake.new_stream()
     for step in range(num_steps):
@@ -44,7 +44,7 @@ def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) 
         while len(ahead) > chance.randrange(3):
             expected, arrival = ahead.pop(0)
             if chance.random() < 0.1:
-                continue  # taken by nobody
+                continue  # never taken
             found = arrival.hand_over()
             for name, tensor in expected.items():
                 reads.append((tensor, fake.read(found[name])))
@@ -78,7 +78,7 @@ class _NoWait(FakeDevice):
 
 
 class _NoWaitForTheMaker(FakeDevice):
-    """Without the wait for whoever made a tensor that is on the device already."""
+    """Without waiting for the stream that made a tensor already on the device."""
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         if stream is self.default_stream:
@@ -111,8 +111,8 @@ class _EverythingPinned(FakeDevice):
 
 
 def _early_release(patch: pytest.MonkeyPatch) -> None:
-    """Pinned memory let go as soon as its copy was asked for."""
-    patch.setattr(Pending, "add", lambda pending, event, things: things.clear())
+    """Pinned memory released as soon as its copy was requested."""
+    patch.setattr(KeepAlive, "add", lambda pending, event, things: things.clear())
 
 
 def _forget_device_tensors(patch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def _then_elsewhere(patch: pytest.MonkeyPatch) -> None:
     """`then` on the stream of the thread that uploads."""
     upload = Uploader.upload
 
-    def elsewhere(self: Uploader, nest: Any, then: Any = None) -> Arrival:
+    def elsewhere(self: Uploader, nest: Any, then: Any = None) -> DeviceTransfer:
         def run(moved: Any) -> Any:
             with self._runtime.under(self._runtime.default_stream):  # type: ignore[attr-defined]
                 return then(moved)
@@ -140,24 +140,24 @@ def _then_elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ask_for_a_value(patch: pytest.MonkeyPatch) -> None:
-    hand_over = Arrival.hand_over
+    hand_over = DeviceTransfer.hand_over
 
-    def asking(arrival: Arrival) -> Any:
+    def asking(arrival: DeviceTransfer) -> Any:
         nest = hand_over(arrival)
         nest["label"].sum().item()
         return nest
 
-    patch.setattr(Arrival, "hand_over", asking)
+    patch.setattr(DeviceTransfer, "hand_over", asking)
 
 
 def _synchronize(patch: pytest.MonkeyPatch) -> None:
-    hand_over = Arrival.hand_over
+    hand_over = DeviceTransfer.hand_over
 
-    def waiting(arrival: Arrival) -> Any:
+    def waiting(arrival: DeviceTransfer) -> Any:
         arrival._event.synchronize()
         return hand_over(arrival)
 
-    patch.setattr(Arrival, "hand_over", waiting)
+    patch.setattr(DeviceTransfer, "hand_over", waiting)
 
 
 def _nothing(patch: pytest.MonkeyPatch) -> None:
@@ -192,11 +192,11 @@ def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert signs == ({sign} if sign else set())
 
 
-# -- who waits for whom -------------------------------------------------------------------------------
+# -- which stream waits for which ---------------------------------------------------------------------
 
 
 def test_the_host_waits_for_nothing() -> None:
-    """The device stands still; uploads and hand-overs go on."""
+    """The device is halted; uploads and hand-overs continue."""
     fake = FakeDevice(is_lazy=True)
     uploader = Uploader(fake)
     reads: Reads = []

@@ -1,4 +1,4 @@
-"""A pipeline of DALI's: right in any batch, after failures, and for whoever holds its pixels."""
+"""A DALI pipeline gives the right pixels in any batch, after failures, and to every holder of its outputs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datapipe.backends.tables_arrow import BLOCK, pack
-from datapipe.columns.layout import Feature, Layout, Matrix
+from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import column_of
 from datapipe.core.errors import DecodeError, OptionError
@@ -21,9 +21,9 @@ from datapipe.index.tables import TableFile, TableGroup
 GROUP = TableGroup(TableFile("t.parquet", "parquet", 1, 1, 1, nulls={"b": 77}), 3, 100)
 
 
-def layout_for(kinds: dict[str, pa.DataType], dtype: str) -> Layout:
-    features = tuple(Feature(column_of(name, kind), column_of(name, kind).dtype) for name, kind in kinds.items())
-    return Layout((Matrix("x", features, dtype),), None)
+def layout_for(kinds: dict[str, pa.DataType], dtype: str) -> MatrixLayout:
+    features = tuple(MatrixColumn(column_of(name, kind), column_of(name, kind).dtype) for name, kind in kinds.items())
+    return MatrixLayout((Matrix("x", features, dtype),), None)
 
 
 def packed(arrays: dict[str, pa.Array], dtype: str, start: int = 0, stop: int | None = None) -> np.ndarray:

@@ -12,7 +12,7 @@ Reads = list[tuple[torch.Tensor, Callable[[], torch.Tensor]]]  # what should be 
 
 
 def host_batch(number: int) -> dict[str, torch.Tensor]:
-    """Tensors of several kinds, other values for each number, none of them the byte that stands for rubbish."""
+    """Tensors of several kinds, with different values for each number; none contains the byte that marks overwritten memory."""
     image = (torch.arange(2 * 3 * 4 * 4) * 7 + number * 13).remainder(199).to(torch.uint8).view(2, 3, 4, 4)
     return {
         "image": image.contiguous(memory_format=torch.channels_last),

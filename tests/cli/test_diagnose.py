@@ -53,7 +53,7 @@ def _has(name: str) -> bool:
 
 
 def fault_of(found: dict[str, Any]) -> str:
-    """The stage that is waited for most, beside cores, which whatever else runs on the machine may take away."""
+    """The stage that is waited for most, leaving out waits for cores, which other processes on the machine may cause."""
     stages = [stage["name"] for stage in found["attribution"]["stages"]]
     return str(next(name for name in stages if name != "cores"))
 
@@ -230,7 +230,7 @@ if __name__ == "__main__":
 PHOTO = jpeg(1, 800, 1000)
 
 
-@pytest.mark.parametrize("name", ["SIGKILL"])  # of which nothing in the process is told
+@pytest.mark.parametrize("name", ["SIGKILL"])  # a signal that the process cannot see
 def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datapipe.cli.diagnose._SNAPSHOT_S", 1.0)
     dies = f"""
@@ -259,7 +259,7 @@ def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Dia
     assert status == 0
     assert found["verdict"]["kind"] == "data-bound"
     assert found["loaders"][0]["dataset"] == "ImageFolder"
-    assert fault_of(found) in ("decode", "transform", "transfer")  # the last on cores that others keep busy
+    assert fault_of(found) in ("decode", "transform", "transfer")  # the last on cores that other processes keep busy
     names = {one["name"] for one in found["remedies"]["predictions"] + found["remedies"]["within_noise"]}
     assert {"datapipe's loader", "datapipe's loader on converted data", "num_workers=2"} <= names
     smaller = [one for one in found["remedies"]["predictions"] if one["changes_results"]]

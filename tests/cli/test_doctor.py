@@ -52,7 +52,7 @@ def test_kept_images_are_counted_and_may_be_too_many(
     assert "rm -r" not in text
     monkeypatch.setattr(doctor, "_MUCH_NBYTES", 1e6)
     assert main(["doctor"]) == 0
-    assert f"advice    rm -r {caches / 'decoded'} frees 2.0 MB; what is used again is kept again\n" in capsys.readouterr().out
+    assert f"advice    rm -r {caches / 'decoded'} frees 2.0 MB; what is needed again is cached again\n" in capsys.readouterr().out
 
 
 def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     (advice,) = [line for line in doctor.examine()["advice"] if "JPEG" in line]
-    assert advice.startswith("GPU 1 decodes whole JPEGs, not the crop's region alone: its test was killed by SIGSEGV; another ")
+    assert advice.startswith("GPU 1 decodes whole JPEGs, not only the crop's region: its test was killed by SIGSEGV; another ")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_torchvision_for_another_torch_is_named_with_its_remedy(
     version, _, build = torch.__version__.partition("+")
     said = "advice    torchvision 9.9 (RuntimeError: operator torchvision::nms does not exist); timm 9.9 (RuntimeError: "
     assert said in text
-    assert f"beside torch {torch.__version__}" in text
+    assert f"with torch {torch.__version__}" in text
     assert f"pip install --force-reinstall torch=={version} torchvision" in text
     assert (f"--index-url https://download.pytorch.org/whl/{build}\n" in text) == bool(build)
     install("torchvision", "")
@@ -116,6 +116,6 @@ def test_a_torchvision_for_another_torch_is_named_with_its_remedy(
     install("timm", "import a_module_that_is_not_there")
     text = advice()
     assert "timm 9.9 (ModuleNotFoundError: No module named 'a_module_that_is_not_there') cannot be imported" in text
-    assert "out of reach: pip install --upgrade timm\n" in text
+    assert "unavailable: pip install --upgrade timm\n" in text
     install("timm", "")
     assert "cannot be imported" not in advice()

@@ -1,4 +1,4 @@
-"""Fields beside the image, from bytes to values; and what is no such field is bad, never a crash."""
+"""Fields other than the image, from bytes to values; invalid bytes make a bad sample, never a crash."""
 
 from __future__ import annotations
 

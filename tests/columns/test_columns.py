@@ -310,7 +310,7 @@ def test_a_vocabulary_that_is_gone_or_another(table: Path, tmp_path: Path) -> No
         (["a"], "pass a dict"),
         ({"a": [C.Log1p(), C.Categorify()]}, "Categorify takes the stored values; put it first"),
         ({"a": [C.Categorify(), C.Normalize()]}, "Normalize after ids"),
-        ({"a": [C.Normalize(), C.FillMissing(0)]}, "FillMissing fills what is stored"),
+        ({"a": [C.Normalize(), C.FillMissing(0)]}, "FillMissing fills stored values"),
         ({"a": [C.Normalize(), C.Normalize()]}, "Normalize twice"),
     ],
 )
@@ -334,9 +334,11 @@ def test_arguments_that_mean_nothing(make: Any) -> None:
 
 
 def test_columns_that_do_not_go_with_operations(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"column 'word' is .*string, and Log1p takes no such values; start with Categorify"):
+    with pytest.raises(
+        OptionError, match=r"column 'word' is .*string, and Log1p does not accept such values; start with Categorify"
+    ):
         column(table, "word", C.Log1p(), fit=False)
-    with pytest.raises(OptionError, match=r"'word' of the group 'x' is .*: strings are no numbers.*Categorify"):
+    with pytest.raises(OptionError, match=r"'word' of the group 'x' is .*: strings are not numbers.*Categorify"):
         dp.TableLoader(table, 10, columns=["word"])
     with pytest.raises(OptionError, match=r"no column matches 'X\*'"):
         C({"X*": C.Normalize()}).fit(table)
@@ -346,7 +348,7 @@ def test_columns_that_do_not_go_with_operations(table: Path, tmp_path: Path) -> 
         column(table, "price", C.Bucketize((1,)))
     with pytest.raises(OptionError, match=r"t\.parquet: column 'count' has \d+ nulls, and int32 has no value"):
         column(table, "count", C.Clip(0, 5))
-    with pytest.raises(OptionError, match="'full' holds -50 to 49, which uint8 does not"):
+    with pytest.raises(OptionError, match="'full' holds -50 to 49, which uint8 cannot hold"):
         column(table, "full", C.Cast("uint8"))
     with pytest.raises(OptionError, match=r"pass a dp\.Columns"):
         dp.TableLoader(table, 10, columns=["full"], transform=[C.Log1p()])  # type: ignore[arg-type]

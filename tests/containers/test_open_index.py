@@ -1,4 +1,4 @@
-"""What a path may be, and what is said of one that is nothing."""
+"""The paths that open_index accepts, and its messages for those that are no dataset."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_links_to_folders_around_them_are_left_out_and_named(own: Path, caplog: 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256, "d/" * 2500], ids=["NUL", "half a character", "long", "deep"])
 @pytest.mark.parametrize("pattern", ["", "*"])
 def test_a_name_that_no_file_can_have_is_refused(name: str, pattern: str) -> None:
-    with pytest.raises(OptionError, match=r"the path to the dataset is .* no file can be called"):
+    with pytest.raises(OptionError, match=r"the path to the dataset is .* cannot be a file name"):
         open_index(name + pattern)
 
 

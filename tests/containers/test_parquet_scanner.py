@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.parquet"
 
 
-# -- what others write ----------------------------------------------------------------------------
+# -- files of other writers ------------------------------------------------------------------------
 
 COLUMNS: dict[str, Callable[[list[bytes]], pa.Array]] = {
     "struct": structs,
@@ -435,10 +435,10 @@ GOOD = page(values(b"a", b"bc"), num=2)
     [
         (GOOD[:1], "cut"),
         (GOOD[:-1], "reaches beyond its column"),
-        (page(values(b"a"), num=2), "other than the 2 values|ends at"),
+        (page(values(b"a"), num=2), "values in the pages is not 2|ends at"),
         (page(values(b"a", b"bc") + b"x", num=2), "are left"),
         (page(values(b"a", b"bc", b""), num=2), "are left"),
-        (page(values(b"a", b"bc", b""), num=3), "other than the 2 values"),
+        (page(values(b"a", b"bc", b""), num=3), "values in the pages is not 2"),
         (page(b"\xff\xff\xff\xff", num=2), "reaches beyond its page"),
         (page(values(b"a", b"bc"), num=2, nbytes=2**31 - 1), "reaches beyond its column"),
         (page(values(b"a", b"bc"), num=2, nbytes=-1), "field 3 of a header is -1"),
@@ -450,10 +450,10 @@ GOOD = page(values(b"a", b"bc"), num=2)
         (b"\x19\xfc" + bytes(50), "a value of type 9 at byte 1, expected a number"),  # a list
         (b"\x49\xfc\xff\xff\xff\x0f" + bytes(50), "a list at byte 6 is longer"),
         (b"\x4b\xff\xff\xff\xff\x0f\x55" + bytes(50), "cut"),  # a map of numbers
-        (b"\x38\xff\xff\xff\xff\x0f" + bytes(50), "beyond what it lies in"),  # a string
+        (b"\x38\xff\xff\xff\xff\x0f" + bytes(50), "beyond its enclosing structure"),  # a string
         (b"\x9c" + b"\x1c" * 50, "a value of type 12"),  # structs in structs
         (b"\x99" + b"\x19" * 50, "a value of type 9"),  # lists in lists
-        (b"\x9d" + bytes(9), "beyond what it lies in"),  # half of a UUID
+        (b"\x9d" + bytes(9), "beyond its enclosing structure"),  # half of a UUID
         (b"\x9e" + bytes(50), "a value of type 14"),
         (b"\x58" + bytes(50), "expected a struct"),
         (b"\x17" + bytes(50), "expected a number or a string"),
@@ -550,7 +550,7 @@ def column_of(footer: dict[int, Any]) -> dict[int, Any]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda footer: column_of(footer).update({9: 4}), "row group 1 overlaps what lies before it"),
+        (lambda footer: column_of(footer).update({9: 4}), "row group 1 overlaps the data before it"),
         (lambda footer: column_of(footer).update({9: 2**62}), "reaches beyond the end: the file was cut"),
         (lambda footer: column_of(footer).update({7: 2**62}), "reaches beyond the end: the file was cut"),
         (lambda footer: column_of(footer).update({9: -1}), "field 9 of a header is -1"),

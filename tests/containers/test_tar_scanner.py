@@ -1,4 +1,4 @@
-"""The tar scanner against what other writers make, and against what nobody should."""
+"""The tar scanner against archives of other writers, and against malformed ones."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_hidden_files_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_hidden_tars_are_no_shards(tmp_path: Path) -> None:
-    """macOS leaves `._x.tar` beside `x.tar` on foreign disks."""
+    """macOS writes `._x.tar` next to `x.tar` on foreign disks."""
     shard(tmp_path, tar(("a.jpg", IMAGE)))
     (tmp_path / "._x.tar").write_bytes(b"\0\x05\x16\x07 not a tar")
     assert len(open_index(tmp_path)) == 1
@@ -254,7 +254,7 @@ def test_members_that_would_be_one_field_keep_their_suffixes(tmp_path: Path) -> 
 
 
 def test_a_second_image_of_some_samples(tmp_path: Path) -> None:
-    """The best suffix is the image; what is left of the others is a field if all samples have it."""
+    """The first suffix in order of preference is the image; the others become fields if all samples have them."""
     rows, fields = index_shard(shard(tmp_path, tar(("a.png", b"1"), ("a.jpg", IMAGE), ("b.png", b"22"))))
     assert [spec.name for spec in fields] == ["image"]
     assert [extent.nbytes for extent in rows.extents["image"]] == [len(IMAGE), 2]
@@ -360,7 +360,7 @@ def test_damaged_pax_headers_are_errors(text: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [b"L", b"x"])
 def test_names_of_megabytes_are_not_believed(kind: bytes) -> None:
-    with pytest.raises(FormatError, match="not believed"):
+    with pytest.raises(FormatError, match="more than the limit"):
         scan(header(b"name", b"%011o" % (2 << 20), kind) + bytes(3 << 20))
 
 

@@ -1,4 +1,4 @@
-"""The TFRecord scanner against protobuf and another writer, and against what nobody should write."""
+"""The TFRecord scanner against protobuf and another writer, and against malformed files."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_samples_are_called_by_what_names_them(name: str, tmp_path: Path) -> Non
 
 
 def value_in(path: Path, rows: SidecarRows, name: str, row: int) -> bytes:
-    """As it is read: behind its prefix."""
+    """The bytes as they are read: after the prefix."""
     extent = rows.extents[name][row]
     return rows.prefixes.get(name, b"") + path.read_bytes()[extent.offset : extent.offset + extent.nbytes]
 
@@ -270,7 +270,7 @@ def test_features_of_some_samples_are_counted(tmp_path: Path) -> None:
     rows, fields = index_shard(shard(tmp_path, frames(*(example(image=IMAGE, **more) for more in (some, others, {})))))
     assert [spec.name for spec in fields] == ["image"]
     assert rows.lacking == {"text": 2, "x": 2, "z": 2, "z_2": 2}
-    assert rows.unread == {"y": "floats, not as many in each sample"}
+    assert rows.unread == {"y": "floats, of different numbers per sample"}
 
 
 def test_names_that_would_be_one_are_told_apart(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_datasets_that_do_not_tell_their_source(tree: Path, tmp_path: Path) -> N
 
 
 def test_a_run_killed_while_it_cleared_up_is_finished(tree: Path, tmp_path: Path) -> None:
-    """With --overwrite, too; but not if other options are asked for."""
+    """With --overwrite, too; but not if other options are given."""
     options = ConvertOptions(tree, tmp_path / "out", num_workers=1, overwrite=True)
     convert(options)
     before = contents(tmp_path / "out")

@@ -104,7 +104,7 @@ def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("parts", [("1/3", "2/3", "3/3"), (None, None, None)], ids=["parts", "the same run thrice"])
 def test_runs_at_the_same_time(tmp_path: Path, parts: tuple[str | None, ...]) -> None:
-    """Parts share the work; of equal runs one works and the others say so. Nobody is in anybody's way."""
+    """Parts share the work; of equal runs one works and the others say so. No run disturbs another."""
     source = make_tree(tmp_path / "source", num_classes=2, per_class=30)
     arguments = ("--to", "webdataset", "--shard-size", "5KB", "--workers", "1")
     out, reference = tmp_path / "out", tmp_path / "reference"

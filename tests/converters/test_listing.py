@@ -1,4 +1,4 @@
-"""The listing: torchvision's order, and what real folders hold beside images."""
+"""The listing: torchvision's order, and what real folders contain besides images."""
 
 from __future__ import annotations
 

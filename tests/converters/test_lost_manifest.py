@@ -1,4 +1,4 @@
-"""Converted shards without their dataset.json are read as those of others: every field, with its kind as far as can be told."""
+"""Converted shards without their dataset.json are read like shards of other writers: every field, with its recognisable kind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_field_comes_back(tmp_path: Path, to: str) -> None:
 
 
 def test_bytes_keep_their_name_in_the_tar(tmp_path: Path) -> None:
-    """So that whoever knows `mp4` finds it, and decodes it as it was."""
+    """So that code that knows `mp4` finds it, and decodes the original bytes."""
     out = converted(source(tmp_path / "in.tar"), tmp_path / "out", seed=None)
     with tarfile.open(next(out.glob("*.tar"))) as tar:
         suffixes = {name.partition(".")[2] for name in tar.getnames()}

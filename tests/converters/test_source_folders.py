@@ -60,7 +60,7 @@ def test_class_maps_of_paths(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_folders(tmp_path: Path) -> None:
-    """No class for them: bad where folders were asked for, samples without classes; ImageFolder passes over them."""
+    """Files without a class folder: bad if folders give the classes, samples without label otherwise; ImageFolder skips them."""
     source = deep(tmp_path / "in")
     put(source / "top.jpg", image(7))
     assert len(sources_of(converted(source, tmp_path / "folder"))) == 5
@@ -202,7 +202,7 @@ def test_files_that_are_not_known(tmp_path: Path, name: str, said: str) -> None:
 
 def test_the_command_says_what_it_took_the_source_for(tmp_path: Path) -> None:
     source = deep(tmp_path / "in")
-    taken = f"{source}: taken for an image folder (images in folders; --from image-folder)"
+    taken = f"{source}: recognised as an image folder (images in folders; --from image-folder)"
     dry = run_cli("convert", source, tmp_path / "out", "--to", "webdataset", "--dry-run")
     assert taken in dry.stderr
     assert "fields: image, label\n" in dry.stdout
@@ -210,7 +210,7 @@ def test_the_command_says_what_it_took_the_source_for(tmp_path: Path) -> None:
     assert taken in done.stderr
     assert f"{tmp_path / 'out'}: 5 samples in 1 shards" in done.stdout
     told = run_cli("convert", source, tmp_path / "no", "--to", "hdf5", "--from", "image-folder", "--dry-run")
-    assert "taken for" not in told.stderr
+    assert "recognised as" not in told.stderr
     usage = run_cli("convert", source, tmp_path / "no", "--to", "hdf5", "--field", "a=b")
     assert (usage.returncode, "is not NAME=KIND" in usage.stderr) == (2, True)
 

@@ -1,4 +1,4 @@
-"""Manifests: what columns are taken for, what is refused with its line, and files that are not there or not allowed."""
+"""Manifests: how columns are read, what is refused with its line, and files that are missing or not allowed."""
 
 from __future__ import annotations
 

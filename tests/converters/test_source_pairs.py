@@ -1,4 +1,4 @@
-"""Files that belong together by name: which are taken for what, and what becomes of those that are alone."""
+"""Files paired by name: which becomes which field, and what happens to files without a partner."""
 
 from __future__ import annotations
 

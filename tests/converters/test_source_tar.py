@@ -125,7 +125,7 @@ def test_our_own_shards_come_back(tmp_path: Path) -> None:
     second = converted(first, tmp_path / "second")
     assert read_manifest(second).classes == tuple("wxyz")
     (first / ".building").mkdir()
-    with pytest.raises(UnfinishedError, match="half made"):
+    with pytest.raises(UnfinishedError, match="unfinished"):
         converted(first, tmp_path / "third")
     assert kinds_of(second) == {"image": "image", "mask": "mask", "boxes": "boxes", "label": "label"}
     assert [field_of(second, name) for name in ("image", "mask", "boxes")] == [[image(0)], [mask(0)], [boxes]]

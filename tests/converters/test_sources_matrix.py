@@ -74,7 +74,7 @@ def test_parts_and_workers_do_not_show(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_source_that_changed_is_refused(made: Made, tmp_path: Path) -> None:
-    """Resuming names what changed; restored, it goes on."""
+    """Resuming names what changed; once that is restored, it continues."""
     options, out = options_of(made, tmp_path / "out"), tmp_path / "out"
     convert(options_of(made, out, part=Part(1, 2)))
     root = made.options.get("root", made.source if made.source.is_dir() else made.source.parent)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.containers.tar.layout import MAX_MEMBER_NBYTES, Member, dali_index, member_header, padding
+from datapipe.containers.tar.layout import MAX_MEMBER_NBYTES, IndexedMember, dali_index, member_header, padding
 from datapipe.core.errors import FormatError
 
 
@@ -42,5 +42,5 @@ def test_padding_reaches_the_next_block(nbytes: int) -> None:
 
 
 def test_dali_index() -> None:
-    samples = [(Member("jpg", 512, 3, "0.jpg"), Member("cls", 1536, 1, "0.cls"))]
+    samples = [(IndexedMember("jpg", 512, 3, "0.jpg"), IndexedMember("cls", 1536, 1, "0.cls"))]
     assert dali_index(samples, 1) == b"v1.2 1\njpg 512 3 0.jpg cls 1536 1 0.cls\n"

@@ -20,7 +20,7 @@ from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.stores import uploads
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
-from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_moto, pytest.mark.slow]
 
@@ -112,9 +112,9 @@ def test_stopped_around_each_put(
 def test_a_bad_network(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
     place = parse_location(f"s3://{BUCKET}/bad-network")
     store.weather.faults = [
-        Fault("reset", share=0.2, method="PUT", times=5),
-        Fault("status", share=0.2, method="PUT", times=5),
-        Fault("truncate", share=0.3, method="PUT", times=5),  # written, and the answer lost
+        PlantedFault("reset", share=0.2, method="PUT", times=5),
+        PlantedFault("status", share=0.2, method="PUT", times=5),
+        PlantedFault("truncate", share=0.3, method="PUT", times=5),  # written, and the answer lost
     ]
     convert_to_store(options_of(folder), place)
     assert objects(place) == local
@@ -123,7 +123,7 @@ def test_a_bad_network(store: FaultyStore, folder: Path, local: dict[str, bytes]
 def test_two_conversions_into_one_place(
     store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One wins, whole, and the other says so, having written nothing."""
+    """One finishes; the other stops with an error and has written nothing."""
     place, each = parse_location(f"s3://{BUCKET}/two"), to_store._each
     losers: list[str] = []
 

@@ -21,7 +21,7 @@ TEXTS = {
 
 
 def paired(root: Path, suffix: str, odd: bytes, *, num: int = 4) -> Path:
-    """Images beside texts; that of the second is `odd`."""
+    """Images and texts; the second sample's text is `odd`."""
     for number in range(num):
         put(root / f"{number}.jpg", image(number))
         put(root / f"{number}.{suffix}", odd if number == 1 else b"1")

@@ -186,7 +186,7 @@ def test_what_is_no_dataset(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"no dataset\.json"):
         verify(tmp_path / "empty")
     (dataset / ".building").mkdir()
-    with pytest.raises(UnfinishedError, match="half made"):
+    with pytest.raises(UnfinishedError, match="unfinished"):
         verify(dataset)
     (dataset / ".building").rmdir()
     (dataset / "dataset.json").write_text("{")

@@ -14,7 +14,7 @@ from converters.verify import Problem, verify
 from converters.verify_remote import verify_remote
 from datapipe.containers import open_index
 from datapipe.stores.location import parse_location
-from datapipe.testing.faulty_store import Fault
+from datapipe.testing.faulty_store import PlantedFault
 
 pytestmark = [needs_obstore, pytest.mark.slow]
 PLACE = parse_location(f"s3://{BUCKET}/train")
@@ -44,9 +44,9 @@ def test_damage_is_named_as_on_a_disk(converted: Path, tmp_path: Path) -> None:
 def test_a_bad_network_is_no_damage(converted: Path, tmp_path: Path) -> None:
     with directory_store(tmp_path, train=converted) as store:
         store.weather.faults = [
-            Fault("truncate", share=0.5, times=6),
-            Fault("reset", share=0.5, times=6),
-            Fault("status", share=0.5, times=6),
+            PlantedFault("truncate", share=0.5, times=6),
+            PlantedFault("reset", share=0.5, times=6),
+            PlantedFault("status", share=0.5, times=6),
         ]
         report = verify_remote(PLACE)
         assert all(fault.done for fault in store.weather.faults)

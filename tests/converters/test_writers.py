@@ -30,7 +30,7 @@ from converters.writers import (
     checked_fields,
     suffix_of,
 )
-from converters.writers.hdf5_layout import Columns, lay_out
+from converters.writers.hdf5_layout import ShardFields, lay_out
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import is_field_name
 from datapipe.containers.hdf5.layout import DATA_START
@@ -412,7 +412,7 @@ def test_bytes_besides_the_fields(target: Target, tmp_path: Path) -> None:
 def test_the_layout_of_a_terabyte_takes_no_memory_for_it() -> None:
     """HDF5 writes around the data; the data themselves are never in memory."""
     offsets = {"image": np.array([0, 10**12]), "mask": np.array([0, 10**11])}
-    layout = lay_out(Columns(offsets, labels=np.zeros(1, np.int64), keys=[b"0"], sizes=np.ones((1, 2), np.int32), pixels={}))
+    layout = lay_out(ShardFields(offsets, labels=np.zeros(1, np.int64), keys=[b"0"], sizes=np.ones((1, 2), np.int32), pixels={}))
     assert sum(len(data) for _, data in layout.pieces) < 50_000
     assert layout.data_offsets["image"] == DATA_START
     assert layout.data_offsets["mask"] >= DATA_START + 10**12

@@ -52,7 +52,7 @@ def test_an_error_with_a_number_is_printable_too() -> None:
 
 def test_what_our_loggers_are_told_is_printable(caplog: pytest.LogCaptureFixture) -> None:
     get_logger("datapipe.of_a_test").warning("%s: left out", EVIL)
-    get_logger("datapipe.of_a_test").warning("%s: left out", EVIL)  # asked for again, not filtered twice
+    get_logger("datapipe.of_a_test").warning("%s: left out", EVIL)  # read a second time, not filtered twice
     logging.getLogger("somebody_else").warning("%s", "\x1b[31m")
     assert caplog.messages == [f"{SHOWN}: left out"] * 2 + ["\x1b[31m"]
 

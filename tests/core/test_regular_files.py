@@ -76,11 +76,11 @@ def test_regular_files_are_read(tmp_path: Path) -> None:
 def test_documents_have_a_limit(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(FormatError, match="sparse: 1099511627776 bytes, of which at most"):
+    with pytest.raises(FormatError, match="sparse: 1099511627776 bytes, more than the limit of"):
         read_bytes(tmp_path / "sparse")
     (tmp_path / "x").write_bytes(b"12345")
     assert read_bytes(tmp_path / "x", at_most=5) == b"12345"
-    with pytest.raises(FormatError, match="x: 5 bytes, of which at most 4"):
+    with pytest.raises(FormatError, match="x: 5 bytes, more than the limit of 4"):
         read_bytes(tmp_path / "x", at_most=4)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.bracket import Bracket, Hooks
+from datapipe.diagnostics.bracket import Hooks, ThreadBracket
 from datapipe.diagnostics.diagnosis import Command
 from datapipe.diagnostics.recorded import Process, process_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage
@@ -37,7 +37,7 @@ def process(
 ) -> Process:
     """One pass over a loader with one worker, to which a batch takes `make_s`, `cpu` of it on a core; a step `work_s`."""
     world = VirtualWorld()
-    bracket = Bracket(world, hooks=Hooks(syncs=True, copies=True, updates=True))
+    bracket = ThreadBracket(world, hooks=Hooks(syncs=True, copies=True, updates=True))
     recording = Recording(bracket)
     recording.note_loader(replace(FACTS, **facts))
     has_no_workers = facts.get("num_workers") == 0  # then it is made within next()

@@ -118,7 +118,7 @@ def json_of(value: Any) -> Any:
 
 
 def remedies_of(gap_s: float) -> dict[str, Any]:
-    """What the real ranking says of two workers that take 136 ms for a batch, beside 42 ms of work."""
+    """The real ranking of two workers that take 136 ms for a batch, while a step takes 42 ms of work."""
     rng = np.random.default_rng(2)
     setup = Setup(2, 4, num_cores=8)
     workload = Workload(

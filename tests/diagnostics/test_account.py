@@ -17,7 +17,7 @@ VALIDATION, VALIDATION_WAIT_S, PAUSE_S = 5, 0.2, 0.3
 
 
 def rows() -> tuple[Steps, int]:
-    """Short epochs whose workers start anew, each with a validation and a pause after it; and when the last one ends."""
+    """Short epochs whose workers start again, each followed by a validation and a pause; and the end of the last one."""
     found, now = [], 2.0
     for epoch in range(EPOCHS):
         for loader, num in ((0, STEPS), (1, VALIDATION)):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.torch_stages.attribution import attribute, attribute_events
-from datapipe.diagnostics.torch_stages.breakdown import Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.breakdown import SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
 
@@ -34,7 +34,7 @@ def profile(
     pin: float = 0,
     around: float = 0,
 ) -> BatchProfile:
-    """A batch whose making starts at `start`, handed out once it is there, and has been asked for."""
+    """A batch that is being made from `start` on, is returned once it is ready, and was requested before."""
     at = [round(value * MS) for value in itertools.accumulate([start, dataset, collate, transfer, pin])]
     taken = max(at[-1], round(asked * MS)) + round(around * MS)
     made = Making(
@@ -63,7 +63,7 @@ def of_wait(found: Attribution) -> dict[str, float]:
 
 
 def test_a_wait_for_a_batch_in_the_making_is_charged_with_its_whole_way() -> None:
-    # made until 26, on the way until 36, pinned until 40; what came before it was asked for, at 10, made it late as well
+    # made until 26, in transfer until 36, pinned until 40; what happened before the request, at 10, made it late as well
     found = attribute([profile(0, 0, dataset=20, collate=6, transfer=10, pin=4, asked=10)])
     assert of_wait(found) == pytest.approx({"read": 0.5, "collate": 0.15, "transfer": 0.25, "pin": 0.1}, abs=1e-6)
     assert found.wait_s == pytest.approx(0.030)
@@ -71,7 +71,7 @@ def test_a_wait_for_a_batch_in_the_making_is_charged_with_its_whole_way() -> Non
 
 
 def test_a_wait_for_a_batch_that_is_made_is_charged_with_what_it_goes_through() -> None:
-    # made until 26, asked for at 30, on the way until 36, pinned until 40
+    # made until 26, requested at 30, in transfer until 36, pinned until 40
     found = attribute([profile(0, 0, dataset=20, collate=6, transfer=10, pin=4, asked=30)])
     assert of_wait(found) == pytest.approx({"transfer": 0.6, "pin": 0.4})
 
@@ -160,7 +160,7 @@ layers = st.lists(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_siz
 
 @given(interval=intervals, layers=layers)
 def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], layers: Any) -> None:
-    spans = [[Span(what, *times) for what, times in layer] for layer in layers]
+    spans = [[WorkSpan(what, *times) for what, times in layer] for layer in layers]
     expected: dict[str, float] = {}
     for moment in range(*interval):
         active = next((a for layer in spans if (a := [s.what for s in layer if s.start_ns <= moment < s.end_ns])), ["rest"])
@@ -173,7 +173,7 @@ def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], l
 
 @given(spans=st.lists(intervals, max_size=12), interval=intervals)
 def test_the_index_finds_every_span_that_overlaps(spans: list[tuple[int, int]], interval: tuple[int, int]) -> None:
-    found = SpanIndex(Span("x", *times) for times in spans).during(*interval)
+    found = SpanIndex(WorkSpan("x", *times) for times in spans).during(*interval)
     needed = [times for times in spans if times[0] < interval[1] and times[1] > interval[0] and times[1] > times[0]]
     assert all(times in [(span.start_ns, span.end_ns) for span in found] for times in needed)
 
@@ -187,7 +187,7 @@ def test_our_own_loader_is_charged_by_the_same_rule() -> None:
         event(Stage.WAIT, 3, 0, 40),
         event(Stage.READ, 3, 10, 10),
         event(Stage.DECODE, 3, 20, 10),
-        event(Stage.AUGMENT, 3, 20, 10),  # another block of the batch, beside it
+        event(Stage.AUGMENT, 3, 20, 10),  # another block of the batch, at the same time
         event(Stage.DECODE, 2, 0, 10),  # an earlier batch keeps the threads
         event(Stage.COLLATE, 3, 30, 5),
     ]

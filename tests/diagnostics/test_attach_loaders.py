@@ -1,4 +1,4 @@
-"""Brackets around `next()` of every kind of loader: once for each batch, and nobody notices."""
+"""Measurements around `next()` of every kind of loader: once for each batch, without changing the loader's behaviour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
-from datapipe.diagnostics.bracket import Bracket
+from datapipe.diagnostics.bracket import ThreadBracket
 from datapipe.diagnostics.clock import HostClock
 
 pytestmark = pytest.mark.slow
@@ -200,7 +200,7 @@ def test_ready_batches_are_counted() -> None:
     with attached() as calls:
         iterator = iter(loader_of(num_workers=2, prefetch_factor=2))
         deadline = time.monotonic() + 30
-        while num_ready(iterator) != 4 and time.monotonic() < deadline:  # all that were asked for
+        while num_ready(iterator) != 4 and time.monotonic() < deadline:  # all requested batches
             time.sleep(0.01)
         list(iterator)
         list(loader_of())
@@ -241,7 +241,7 @@ def test_a_broken_meter_costs_its_figures_only(broken: Any, kind: Any, capfd: py
 
 
 def test_the_bracket_is_a_meter() -> None:
-    bracket = Bracket(HostClock())
+    bracket = ThreadBracket(HostClock())
     with attached(bracket):
         for _ in range(2):
             list(loader_of(num_workers=2))
@@ -286,7 +286,7 @@ def test_one_attachment_at_a_time() -> None:
 
 
 def test_a_step_costs_little() -> None:
-    """CPU time of the thread that trains, beside a loop of its own; the least of several, as others run too."""
+    """CPU time of the training thread, and of a bare loop for comparison; the least of several, as other processes run too."""
 
     def step_ns() -> float:
         iterator = iter(DataLoader(data.Numbers(num=2000), batch_size=8))
@@ -296,7 +296,7 @@ def test_a_step_costs_little() -> None:
         return (time.thread_time_ns() - start_ns) / num
 
     def attached_step_ns() -> float:
-        with attached(Bracket(HostClock())):
+        with attached(ThreadBracket(HostClock())):
             return step_ns()
 
     rounds = [(step_ns(), attached_step_ns()) for _ in range(7)]

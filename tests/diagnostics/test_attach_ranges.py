@@ -1,4 +1,4 @@
-"""NVTX ranges, taken by a recorder that keeps them; and what is said where there are none."""
+"""NVTX ranges, caught by a recorder; and the message if there is no NVTX."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from datapipe.core.errors import MissingDataError, OptionError
-from datapipe.diagnostics.attach.command import Outcome, run_command, run_script
+from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
 from datapipe.diagnostics.attach.settings import child_environment
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def train(**options):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a script left behind."""
+    """The results of a script's run."""
 
     exit_code: int
     out: str
@@ -207,7 +207,7 @@ def test_ranks_under_accelerate_launch(scripts: Scripts) -> None:
         """),
     )
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    assert run_command([*launch, str(scripts.directory / "train.py")], scripts.results) == Outcome(0)
+    assert run_command([*launch, str(scripts.directory / "train.py")], scripts.results) == CommandResult(0)
     assert [(one["process"]["rank"], one["training"]["num_steps"]) for one in scripts.found()] == [(0, 3), (1, 3)]
     assert {facts["kind"] for one in scripts.found() for facts in one["loaders"]} == {"accelerate.data_loader.DataLoaderShard"}
 
@@ -240,8 +240,8 @@ def test_run_script_starts_what_is_named(scripts: Scripts, monkeypatch: pytest.M
     monkeypatch.chdir(scripts.directory)
     scripts.write("script.py", "import sys\nsys.exit(len(sys.argv))")
     scripts.write("module.py", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert run_script(["script.py", "-x", "--y"], scripts.results) == Outcome(3)
-    assert run_script(["-m", "module"], scripts.results) == Outcome(137, signal.SIGKILL)
+    assert run_script(["script.py", "-x", "--y"], scripts.results) == CommandResult(3)
+    assert run_script(["-m", "module"], scripts.results) == CommandResult(137, signal.SIGKILL)
 
 
 def test_run_script_refuses_what_cannot_be_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torchvision_reference import torchvision_v2
 
 from datapipe.diagnostics.torch_stages.attribution import attribute
 from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.torch_stages.timing import Schedule
+from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def fault_of(dataset: Any, **options: Any) -> Attribution:
 
 
 def blamed(found: Attribution) -> tuple[str, str | None]:
-    """What is waited for most, beside cores, which whatever else runs on the machine may take away."""
+    """The stage that is waited for most, leaving out waits for cores, which other processes on the machine may cause."""
     return next((share.stage, share.name) for share in found.shares if share.stage != "cores")
 
 
@@ -62,7 +62,7 @@ def test_every_batch_has_its_profile(way: str) -> None:
             moved = profile.moved
             times = [made.ready_ns, moved.pickle_start_ns, moved.pickle_end_ns, moved.open_start_ns, moved.open_end_ns]
             assert times == sorted(times)
-        if profile.pass_id == 0 and profile.step < max(1, num_workers):  # the first of each who makes them; later on some
+        if profile.pass_id == 0 and profile.step < max(1, num_workers):  # the first batch of each worker; later a random choice
             assert made.transforms is not None
         if made.transforms is not None:
             assert {transform.name for transform in made.transforms} == {"Chain", "Add"}
@@ -197,7 +197,7 @@ def test_errors_come_as_they_would_alone(num_workers: int, transform: Any) -> No
 
 def test_batches_to_time_are_drawn_evenly_and_rarely() -> None:
     """Every third batch costs more: on average that is seen, and timing takes what it may."""
-    schedule = Schedule(seed=0)
+    schedule = TimingSchedule(seed=0)
     timed, cost_ns = [], 0
     for batch in range(30_000):
         clock = schedule.clock()

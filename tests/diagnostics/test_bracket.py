@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
-from datapipe.diagnostics.bracket import Bracket, Hooks, watch
+from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
 from datapipe.diagnostics.clock import HostClock, Mark
 from datapipe.diagnostics.cuda_clock import CudaClock, open_clock
 
@@ -27,14 +27,14 @@ def batches(world: VirtualWorld, *waits_s: float) -> Iterator[int]:
         yield number
 
 
-def rows(bracket: Bracket) -> Any:
+def rows(bracket: ThreadBracket) -> Any:
     bracket.finish()
     return bracket.timeline.steps()
 
 
 def test_the_device_is_idle_only_once_it_has_nothing_left() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world, hooks=ALL)
+    bracket = ThreadBracket(world, hooks=ALL)
     for _ in watch(batches(world, 0.050, 0.004, 0.030), bracket):
         world.launch(0.010)
         world.spend(0.001)
@@ -51,7 +51,7 @@ def test_the_device_is_idle_only_once_it_has_nothing_left() -> None:
 
 def test_what_is_not_watched_is_not_zero() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     for _ in watch(batches(world, 0.01), bracket):
         bracket.begin_copy()
         world.launch(0.002, "copy")
@@ -65,7 +65,7 @@ def test_what_is_not_watched_is_not_zero() -> None:
 
 
 def test_without_a_device_only_the_host_is_measured() -> None:
-    bracket = Bracket(HostClock(), hooks=ALL)
+    bracket = ThreadBracket(HostClock(), hooks=ALL)
     for _ in watch(iter([1, 2]), bracket):
         bracket.begin_copy()
         bracket.end_copy()
@@ -79,7 +79,7 @@ def test_without_a_device_only_the_host_is_measured() -> None:
 
 def test_copies_are_taken_out_of_the_work() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world, hooks=ALL)
+    bracket = ThreadBracket(world, hooks=ALL)
     for _ in watch(batches(world, 0.01, 0.01), bracket):
         for _ in range(2):
             bracket.begin_copy()
@@ -95,7 +95,7 @@ def test_copies_are_taken_out_of_the_work() -> None:
 
 def test_syncs_and_updates_belong_to_the_step_they_happen_in() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world, hooks=ALL)
+    bracket = ThreadBracket(world, hooks=ALL)
     bracket.note_sync("before any step", 1.0)
     for number in watch(batches(world, 0.01, 0.01, 0.01, 0.01), bracket):
         world.launch(0.010)
@@ -113,7 +113,7 @@ def test_syncs_and_updates_belong_to_the_step_they_happen_in() -> None:
 
 def test_a_loader_over_a_loader_is_measured_once() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     twice = watch(watch(watch(batches(world, 0.02, 0.02), bracket), bracket), bracket)
     for _ in twice:
         world.launch(0.01)
@@ -125,14 +125,14 @@ def test_a_loader_over_a_loader_is_measured_once() -> None:
 
 def test_evaluation_in_mid_epoch_is_no_part_of_the_training_step() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     for number in watch(batches(world, 0.01, 0.01, 0.01), bracket, loader=7):
         world.launch(0.010)
         world.synchronize()
         if number == 1:
             for _ in watch(batches(world, 0.5, 0.5), bracket, loader=8, is_evaluation=True):
                 world.spend(0.1)
-            world.spend(3.0)  # writes a report: nobody's step
+            world.spend(3.0)  # writes a report: part of no step
     steps = rows(bracket)
     assert steps["loader"].tolist() == [7, 7, 8, 8, 7]
     assert steps["is_evaluation"].tolist() == [False, False, True, True, False]
@@ -145,7 +145,7 @@ def test_evaluation_in_mid_epoch_is_no_part_of_the_training_step() -> None:
 
 def test_a_pass_that_is_left_early_ends_there() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     for number in watch(batches(world, *[0.01] * 9), bracket):
         world.spend(0.002)
         if number == 2:
@@ -157,7 +157,7 @@ def test_a_pass_that_is_left_early_ends_there() -> None:
 
 def test_a_loader_that_fails_leaves_the_bracket_sound() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
 
     def failing() -> Iterator[int]:
         yield 1
@@ -176,7 +176,7 @@ def test_a_loader_that_fails_leaves_the_bracket_sound() -> None:
 
 def test_a_lost_end_costs_one_step() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     one = bracket.open_pass()
     for is_lost in (False, True, False):
         one.begin()
@@ -191,7 +191,7 @@ def test_a_lost_end_costs_one_step() -> None:
 
 def test_other_threads_are_left_out_and_told_of() -> None:
     world = VirtualWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     other = bracket.open_pass()
 
     def elsewhere() -> None:
@@ -237,7 +237,7 @@ class LateWorld(VirtualWorld):
 
 def test_a_device_that_is_late_is_never_waited_for_and_memory_stays_bounded() -> None:
     world = LateWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     for _ in watch(batches(world, *[0.001] * 3000), bracket):
         world.spend(0.001)
     assert len(bracket.timeline) == 0
@@ -252,7 +252,7 @@ def test_a_device_that_is_late_is_never_waited_for_and_memory_stays_bounded() ->
 
 def test_begin_reads_back_a_few_steps_at_most() -> None:
     world = LateWorld()
-    bracket = Bracket(world)
+    bracket = ThreadBracket(world)
     one = bracket.open_pass()
     for number in range(100):
         if number == 90:
@@ -266,7 +266,7 @@ def test_begin_reads_back_a_few_steps_at_most() -> None:
 
 @pytest.mark.parametrize("clock", [HostClock, VirtualWorld])
 def test_the_bracket_costs_far_less_than_100_us(clock: Any) -> None:
-    bracket = Bracket(clock(), hooks=ALL)
+    bracket = ThreadBracket(clock(), hooks=ALL)
     one = bracket.open_pass()
     took_ns = []
     for _ in range(3000):
@@ -282,7 +282,7 @@ def test_the_bracket_costs_far_less_than_100_us(clock: Any) -> None:
 
 
 class FakeEvent:
-    """torch.cuda.Event, as far as it is used; the stream comes past when the test says so."""
+    """A torch.cuda.Event, as far as it is used; the stream reaches it when the test says so."""
 
     made: list[FakeEvent] = []  # noqa: RUF012
     now_ms = 0.0
@@ -321,7 +321,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 
 def test_cuda_events_are_pooled_and_count_milliseconds(fake_cuda: dict[str, bool]) -> None:
-    bracket = Bracket(CudaClock())
+    bracket = ThreadBracket(CudaClock())
     one = bracket.open_pass()
     for number in range(50):
         FakeEvent.now_ms = 100.0 * number
@@ -338,7 +338,7 @@ def test_cuda_events_are_pooled_and_count_milliseconds(fake_cuda: dict[str, bool
 
 
 def test_there_are_no_marks_before_cuda_is_in_use_nor_in_a_graph_capture(fake_cuda: dict[str, bool]) -> None:
-    bracket = Bracket(CudaClock())
+    bracket = ThreadBracket(CudaClock())
     one = bracket.open_pass()
     for state in ({"is_initialized": False}, {"is_capturing": True}, {}):
         fake_cuda.update({"is_initialized": True, "is_capturing": False} | state)
@@ -359,7 +359,7 @@ def test_without_a_gpu_the_hosts_clock_is_taken() -> None:
 def test_gaps_on_a_gpu_are_the_hosts_sleep_less_what_the_device_had_left() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-    bracket = Bracket(CudaClock())
+    bracket = ThreadBracket(CudaClock())
     torch.zeros(1, device="cuda")
     one = bracket.open_pass()
     for _ in range(20):

@@ -120,5 +120,5 @@ def test_training_takes_the_devices_clock(monkeypatch: pytest.MonkeyPatch) -> No
         bracket.end()
         world.launch(0.008)  # while the host waits 10 ms, the device works 8 of them
     bracket.stop()
-    # the first wait hides behind nothing
+    # the first wait is not hidden by earlier work
     assert bracket.starvation == pytest.approx((0.010 + 29 * 0.002) / (0.010 + 29 * 0.002 + 30 * 0.008), rel=0.01)

@@ -14,7 +14,7 @@ from datapipe.diagnostics.regimes import of_latest, regimes_of
 
 
 def passes(*waits_s: float, num_steps: int = 40) -> Process:
-    """A pass for each of these waits, of steps that work 10 ms beside it."""
+    """A pass for each of these waits, with steps of 10 ms of work."""
     base = process(make_s=0.01, work_s=0.01, num_steps=num_steps)
     parts = []
     for number, wait_s in enumerate(waits_s):

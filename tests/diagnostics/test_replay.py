@@ -13,7 +13,7 @@ from benchmarks.diagnostics import runs
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import BatchCost, VirtualLoader
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.bracket import Bracket
+from datapipe.diagnostics.bracket import ThreadBracket
 from datapipe.diagnostics.replay import Course, Delivery, Replayed, Setup, replay
 
 NUM = 1200
@@ -88,7 +88,7 @@ def test_the_replay_agrees_with_an_event_by_event_simulation(delivery: Delivery,
     making = draws.gamma(2.0, float(draws.choice([0.004, 0.010, 0.030])), NUM)
     world = VirtualWorld()
     loader = VirtualLoader(world, setup, lambda number: BatchCost(float(making[number]), 0.0, 5e-5), num_batches=NUM)
-    for _ in runs.loop(world, loader, Bracket(world), syncs=synced):
+    for _ in runs.loop(world, loader, ThreadBracket(world), syncs=synced):
         pass
     ends = world.log.step_ends()
     simulated = float(ends[-1] - ends[0]) / (NUM - 1)

@@ -62,7 +62,7 @@ def test_unmeasured_stays_unmeasured() -> None:
     assert found["step_s"] == {"before": None, "after": pytest.approx(0.0672, abs=1e-4), "change": None}
     assert found["starvation"]["is_clear"] is None
     assert found["stages"][0]["before"] is None
-    assert found["sentence"].startswith("It was not measured in the first run how much of the time")
+    assert found["sentence"].startswith("The time spent waiting for data was not measured in the first run")
     assert "not measured ->" in compare(document("nothing"), document("data-bound"))
     assert "the run before ended with exit status 1" in found["cautions"]
     assert "in either run" in differences(document("nothing"), document("nothing"))["sentence"]

@@ -130,7 +130,7 @@ def test_remedies_say_what_they_need_and_what_came_of_them() -> None:
 
 
 def test_what_is_copied_is_code_alone() -> None:
-    """Line by line as it is in the document; where it goes and what else is to be known stand beside it."""
+    """Line by line as in the document; the line to change and the remarks are next to it."""
     copied = re.findall(r"<code[^>]*>(.*?)</code>", page(document("data-bound")))
     lines = [html.unescape(line) for one in copied for line in one.split("<br>")]
     code = [one["text"] for outlook in document("data-bound")["remedies"]["predictions"] for one in outlook["code"]]

@@ -30,7 +30,7 @@ _OVERFLOWING = """
   return found;
 })()
 """
-# Text whose colour is too near to that behind it: below 4.5, the limit of WCAG 2 for text.
+# Text whose colour is too close to its background: contrast below 4.5, the limit of WCAG 2 for text.
 _FAINT = """
 (() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);

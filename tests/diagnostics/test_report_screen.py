@@ -93,7 +93,7 @@ def test_remedies_come_best_first_with_the_line_that_does_them() -> None:
 
 def test_nothing_to_change_is_said_plainly() -> None:
     text = screen(document("compute-bound"))
-    assert "Data is not what holds it up" in text.splitlines()[0]
+    assert "Data is not the bottleneck" in text.splitlines()[0]
     assert "Nothing needs to change: the loop hardly waits for data." in text
     assert "Not recommended: cached epoch" in text
     assert "At fault" not in text

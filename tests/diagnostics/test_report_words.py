@@ -54,7 +54,7 @@ def test_plain_text_holds_nothing_that_a_terminal_or_a_file_would_choke_on() -> 
 
 HEADLINES = {
     "data-bound": r"The GPU waits for data 37\.\d% of the time\.",
-    "compute-bound": r"Data is not what holds it up: the GPU waits for it only 0\.9% of the time\.",
+    "compute-bound": r"Data is not the bottleneck: the GPU waits for it only 0\.9% of the time\.",
     "host clock": r"The training loop waits for data 41\.\d% of the time \(host clock\)\.",
     "two ranks": r"The GPU waits for data 37\.\d% of the time \(rank 1, the slowest of 2\)\.",
     "nothing": r"There were too few steady steps to tell whether the training loop waits for data \(host clock\)\.",
@@ -97,10 +97,10 @@ def test_what_was_not_measured_is_named() -> None:
     found |= {"attribution": None, "why_no_attribution": "no profile came", "remedies": None, "why_no_remedies": None}
     found["left_out"] = [{"name": "another format", "reason": "no room on the disk"}]
     assert words.unmeasured(read_document(found)) == [
-        "copies to the GPU that the loop asks for",
+        "copies to the GPU that the loop requests",
         "where the loop waits for the GPU",
         "which stage is at fault (no profile came)",
-        "what remedies would bring",
+        "the effect of remedies",
         "another format (no room on the disk)",
     ]
     assert words.unmeasured(read_document(document("host clock")))[0] == "the GPU's idle time"

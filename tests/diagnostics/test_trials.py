@@ -1,4 +1,4 @@
-"""What is noted of a loader for trials, and the trials: nothing of the script's is run, and nothing written beside its data."""
+"""The files recorded for trials, and the trials: no code of the script runs, and nothing is written next to its data."""
 
 from __future__ import annotations
 

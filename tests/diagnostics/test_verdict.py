@@ -83,7 +83,7 @@ def test_a_device_that_runs_out_of_work_before_data_is_asked_for_is_host_bound()
 
 
 def test_waits_that_only_a_sync_exposes() -> None:
-    """Made in the caller's thread in 6 ms, behind 10 ms of work: hidden, had the loop not waited for the device."""
+    """Made in the caller's thread in 6 ms, after 10 ms of queued work: hidden, had the loop not waited for the device."""
     synced = {"gap_s": 0.006, "host_wait_s": 0.006, "sync_s": 0.009, "is_ahead": 0}
     verdict = judge(figures_of(steps_of(**synced), num_workers=0))
     assert verdict.kind is VerdictKind.SYNC_EXPOSED

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.fetch.cache.places import CacheOptions, open_store
+from datapipe.fetch.cache.locations import CacheOptions, open_store
 from datapipe.fetch.cache.store import Gap, Kept, Store
 
 NUM_IDS = 200

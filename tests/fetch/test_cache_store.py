@@ -24,9 +24,9 @@ from fixtures import flip_bit
 
 from datapipe.core.errors import OptionError, StorageError
 from datapipe.fetch.cache import in_memory
+from datapipe.fetch.cache.capacity import free_memory
 from datapipe.fetch.cache.entries import ENTRY_NBYTES, Entry, Head, pack_entry, pack_head, unpack_entry, unpack_head
-from datapipe.fetch.cache.places import CacheOptions
-from datapipe.fetch.cache.room import free_memory
+from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.cache.store import Gap, Kept, Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def test_damage_is_a_miss_and_kept_anew(tmp_path: Path) -> None:
     fill(store, range(10))
     assert num_right(store) == 10
     os.truncate(data, data.stat().st_size - 1)
-    assert num_right(store) == 9  # the last of the file, which is 3, kept anew
+    assert num_right(store) == 9  # the last of the file, which is 3, stored again
     os.truncate(index, 64 + 5 * ENTRY_NBYTES + 10)  # in the middle of an entry
     assert num_right(store) == 4
 
@@ -451,7 +451,7 @@ def test_free_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None
 
 
 def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> None:
-    from datapipe.fetch.cache.places import open_store
+    from datapipe.fetch.cache.locations import open_store
 
     about = {"what": str(tmp_path)}
     memory, disk = open_store(CacheOptions(None, None), about=about), open_store(CacheOptions(tmp_path, None), about=about)
@@ -463,7 +463,7 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("cache", "nbytes", "problem"),
     [
-        ("rma", None, "cache is 'rma'; choose 'ram' or 'disk', or write a directory to be made as './rma'"),
+        ("rma", None, "cache is 'rma'; choose 'ram' or 'disk', or write a new directory as './rma'"),
         (7, None, "cache is 7; choose"),
         ("ram", 0, "cache_nbytes is 0; it must be at least 1"),
         ("ram", 1.5, "cache_nbytes is 1.5; it must be a whole number"),
@@ -477,7 +477,7 @@ def test_wrong_arguments_are_refused(cache: object, nbytes: object, problem: str
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256])
 def test_a_name_that_no_directory_can_have_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match=r"cache is .* no file can be called"):
+    with pytest.raises(OptionError, match=r"cache is .* cannot be a file name"):
         CacheOptions.of(f"/tmp/{name}", None)
 
 

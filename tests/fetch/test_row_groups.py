@@ -63,7 +63,7 @@ class Reader:
     min_groups=st.integers(1, 4),
 )
 def test_no_more_is_kept_than_there_is_room_for(asked: list[int], sizes: list[int], max_nbytes: int, min_groups: int) -> None:
-    """And what is kept is what was asked for last."""
+    """And the most recently requested ones are kept."""
     read: list[int] = []
 
     def reader(one: RowGroup) -> Values:
@@ -178,7 +178,7 @@ def test_threads_that_push_out_each_others_row_groups_get_the_right_ones() -> No
 
 
 def test_what_failed_is_tried_again() -> None:
-    """Whoever waited meanwhile is told the same, in an exception of his own."""
+    """Threads that waited meanwhile get the same error, each as an exception of its own."""
     asked, begin = [0], threading.Barrier(4)
 
     def read(one: RowGroup) -> Values:

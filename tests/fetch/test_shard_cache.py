@@ -1,4 +1,4 @@
-"""The cache of shards: bounded at every moment, never wrong, and nobody waits, whoever is killed."""
+"""The cache of shards: always bounded, never wrong, never a cause of waiting, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.fetch.shard_cache.directory import PART_SUFFIX, CacheDirectory
 from datapipe.loader.explanation import explanation
-from datapipe.testing.faulty_store import Fault
+from datapipe.testing.faulty_store import PlantedFault
 
 URL = f"s3://{BUCKET}/train"
 LOOK_S = 0.05
@@ -307,9 +307,9 @@ def test_a_cache_smaller_than_one_shard(converted: Path, tmp_path: Path, caplog:
     with directory_store(tmp_path, train=converted):
         assert len(copies(open_cached(tmp_path / "c", 1000))) == 5
         end_s = time.monotonic() + 10
-        while "has no room for a shard" not in caplog.text and time.monotonic() < end_s:
+        while "is too small for a shard" not in caplog.text and time.monotonic() < end_s:
             time.sleep(0.02)
-    assert caplog.text.count("has no room for a shard") == 1
+    assert caplog.text.count("is too small for a shard") == 1
 
 
 @needs_obstore
@@ -331,7 +331,7 @@ def test_a_full_disk_ends_what_is_taken_in(
 @needs_obstore
 def test_filling_survives_a_bad_network(converted: Path, tmp_path: Path) -> None:
     with directory_store(tmp_path, train=converted) as store:
-        store.weather.faults = [Fault("truncate", share=0.3, times=5), Fault("reset", share=0.3, times=5)]
+        store.weather.faults = [PlantedFault("truncate", share=0.3, times=5), PlantedFault("reset", share=0.3, times=5)]
         loader = open_cached(tmp_path / "c")
         assert len(copies(loader)) == 5
         filled(tmp_path / "c", 4)

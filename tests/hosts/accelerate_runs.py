@@ -49,7 +49,7 @@ def steps_that_synchronise(path: Path, arguments: dict[str, Any], adapts: bool) 
 
 
 def stop_or_go_on(path: Path, directory: Path, arguments: dict[str, Any], stop_after: int | None) -> dict[str, Any]:
-    """Steps of a run of two epochs that is stopped and saved, or that goes on from there."""
+    """Steps of a run of two epochs that is stopped and saved, or that resumes from there."""
     accelerator = Accelerator(cpu=True)
     _, loader = prepare(accelerator, nn.Linear(2, 2), make_loader(path, **arguments))
     if directory.exists():
@@ -71,7 +71,7 @@ def stop_or_go_on(path: Path, directory: Path, arguments: dict[str, Any], stop_a
 
 
 def state_after_leaving_early(path: Path) -> list[Any]:
-    """What the accelerator takes for the loader under way: in a pass, and after it was left."""
+    """The loader that the accelerator believes to be in progress: during a pass, and after leaving it."""
     accelerator = Accelerator(cpu=True)
     loader = prepare(accelerator, prepare(accelerator, make_loader(path)))
     found = []

@@ -32,7 +32,7 @@ _PARALLEL = Cell("yes", "parallel", "both_stop_in_mid_epoch_and_go_on")
 _NONE = None  # the framework has no such thing, or leaves it to the script
 
 TABLE: dict[str, tuple[Cell | None, ...]] = {
-    "to change": (
+    "change needed": (
         Cell("nothing", "lightning", "fit_and_validation_give_the_loaders_own_batches"),
         Cell("`prepare`", "accelerate", "what_is_gathered_is_each_sample_once"),
         Cell("`LoaderMixin`", "trainer", "training_takes_the_loaders_own_batches"),
@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[Cell | None, ...]] = {
         Cell("yes", "scripts", "the_imagenet_script_alone"),
         Cell("yes", "scripts", "timms_loops"),
     ),
-    "stops in mid-epoch and goes on exactly": (
+    "resumes exactly in mid-epoch": (
         Cell("yes", "lightning", "a_stopped_run_goes_on_exactly"),
         Cell("yes", "accelerate", "a_saved_state_goes_on_exactly_on_as_many_ranks_as_one_likes"),
         Cell("yes", "trainer", "a_killed_run_goes_on_exactly"),
@@ -64,7 +64,7 @@ TABLE: dict[str, tuple[Cell | None, ...]] = {
         _NONE,
         _NONE,
     ),
-    "goes on with another number of ranks": (
+    "resumes on another number of ranks": (
         Cell("yes", "lightning", "a_run_of_two_ranks_goes_on_with_one"),
         Cell("yes", "accelerate", "a_saved_state_goes_on_exactly_on_as_many_ranks_as_one_likes"),
         Cell("yes", "trainer", "with_accumulation_and_on_other_ranks"),
@@ -88,7 +88,7 @@ TABLE: dict[str, tuple[Cell | None, ...]] = {
         _NONE,
         _NONE,
     ),
-    "what would make a torch loader of it": (
+    "code that would rebuild it as a torch loader": (
         Cell("an error", "lightning", "overfitting_with_shuffling_is_refused"),
         Cell("an error", "accelerate", "what_would_be_lost_is_refused"),
         Cell("an error", "trainer", "without_the_mixin_resuming_is_an_error"),

@@ -123,7 +123,7 @@ def random_numbers(path: Path, seeds_workers: bool) -> list[float]:
 
 
 def fit_after_asking_for_the_length(path: Path) -> str:
-    """As in a script that Lightning itself starts again for each rank: nothing in the environment says so beforehand."""
+    """As in a script that Lightning itself starts again for each rank: the environment does not show it beforehand."""
     rank = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
     train = make_loader(path)
     assert len(train) == 9

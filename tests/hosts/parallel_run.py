@@ -1,4 +1,4 @@
-"""DDP and FSDP over one loader; stops in mid-epoch, and goes on if there is something to go on from.
+"""DDP and FSDP over one loader; stops in mid-epoch, and resumes if there is a checkpoint.
 
 torchrun --nproc-per-node 2 parallel_run.py DATA CHECKPOINT OUT
 """

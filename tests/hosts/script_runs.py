@@ -18,7 +18,7 @@ def run_script(script: Path, arguments: list[str]) -> str:
 
 
 def timm_epochs(folder: Path, ours: bool) -> dict[str, Any]:
-    """Two epochs of timm's training and evaluation loops, over its own loaders or over ours behind its `PrefetchLoader`."""
+    """Two epochs of timm's training and evaluation loops, over its own loaders or over ours within its `PrefetchLoader`."""
     from timm.data import create_dataset, create_loader
     from timm.data.loader import PrefetchLoader
     from timm.models import create_model

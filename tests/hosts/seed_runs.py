@@ -59,7 +59,7 @@ def _begun(loader: Any) -> int | None:
 
 
 def left_alone(path: Path) -> str:
-    """What rank 1 is told if rank 0 never begins."""
+    """The error of rank 1 if rank 0 never begins."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
     said = ""
     if dist.get_rank() == 1:

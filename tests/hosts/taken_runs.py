@@ -108,7 +108,7 @@ def with_accelerate(kind: str, root: Path, stop_after: int | None, directory: Pa
 
 
 def with_trainer(directory: Path, options: dict[str, Any], resume: bool) -> list[list[float]]:
-    """The ids of each step, written down behind those of runs before it."""
+    """The ids of each step, appended to those of earlier runs."""
     from transformers import Trainer, TrainingArguments
 
     from datapipe.adapt.hosts.trainer import LoaderMixin

@@ -83,9 +83,9 @@ def test_a_pass_that_is_left_is_forgotten(photos: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "options", "skips", "message"), [
-    ({}, {"split_batches": True}, 0, "OptionError: the accelerator has split_batches=True; each rank"),
+    ({}, {"split_batches": True}, 0, "OptionError: the accelerator has split_batches=True, but each rank"),
     ({}, {"dispatch_batches": True}, 0, "OptionError: the accelerator has dispatch_batches=True"),
-    ({}, {}, 2, "OptionError: positions were asked of the batch_sampler of a datapipe.DataLoader"),
+    ({}, {}, 2, "OptionError: positions were requested from the batch_sampler of a datapipe.DataLoader"),
 ])  # fmt: skip
 def test_what_would_be_lost_is_refused(
     photos: Path, arguments: dict[str, Any], options: dict[str, Any], skips: int, message: str
@@ -95,11 +95,9 @@ def test_what_would_be_lost_is_refused(
 
 def test_ranks_that_would_share_samples_are_refused(photos: Path) -> None:
     for found in on_ranks("accelerate_runs:error_of", 2, photos, {"rank": 0, "world_size": 1}, {}):
-        assert "OptionError: the loader's step covers 7 samples over all ranks, where batch_size x processes is 7 x 2" in found
+        assert "OptionError: the loader's step covers 7 samples over all ranks, but batch_size x processes is 7 x 2" in found
 
 
 def test_another_device_is_refused(photos: Path) -> None:
     message = in_a_process("accelerate_runs:error_on_another_device", photos)
-    assert message.startswith(
-        "OptionError: the loader hands batches over on cpu, the accelerator computes on cuda:1; pass device="
-    )
+    assert message.startswith("OptionError: the loader delivers batches on cpu, the accelerator computes on cuda:1; pass device=")

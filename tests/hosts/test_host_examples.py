@@ -1,4 +1,4 @@
-"""The examples beside train.py run as their texts say."""
+"""The examples other than train.py run as their texts say."""
 
 from __future__ import annotations
 

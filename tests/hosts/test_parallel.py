@@ -26,7 +26,7 @@ def torchrun(*arguments: object) -> None:
 
 
 def test_both_stop_in_mid_epoch_and_go_on(shards: Path, tmp_path: Path) -> None:
-    """torch.distributed.checkpoint takes the loader itself, beside sharded weights."""
+    """torch.distributed.checkpoint takes the loader itself, together with sharded weights."""
     on_ranks("parallel_run:main", 2, shards, tmp_path / "checkpoint", tmp_path / "first.json", 3)
     torchrun(shards, tmp_path / "checkpoint", tmp_path / "rest.json")
     first, rest = (json.loads((tmp_path / name).read_text()) for name in ("first.json", "rest.json"))

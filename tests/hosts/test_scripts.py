@@ -1,4 +1,4 @@
-"""Scripts of others with a few lines changed: the same steps over the same samples."""
+"""Scripts of other projects with a few lines changed: the same steps over the same samples."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_imagenet_script_alone(colours: Path, changed: Path) -> None:
 
 
 def test_the_imagenet_script_on_two_ranks(colours: Path, changed: Path) -> None:
-    """Its DistributedSampler goes on deciding the training; for validation ours shares out what its own left to each rank."""
+    """Its DistributedSampler still decides the training order; for validation ours shares out what its sampler left over."""
     needs("torchvision")
     theirs, ours = (
         [json.loads(found) for found in on_ranks("script_runs:run_script", 2, path, [str(colours)])] for path in (SCRIPT, changed)

@@ -1,4 +1,4 @@
-"""What `from_torch` gives, in the frameworks: exact on several ranks, and when a run goes on."""
+"""The result of `from_torch` in the frameworks: exact on several ranks, and after resuming."""
 
 from __future__ import annotations
 

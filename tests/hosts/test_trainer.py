@@ -79,7 +79,7 @@ def test_without_the_mixin_resuming_is_an_error(shards: Path, tmp_path: Path) ->
     """Trainer makes a torch loader of any other; ours does not let it."""
     exit_code_of("trainer_runs:train", shards, tmp_path, None, None, 6)
     message = in_a_process("trainer_runs:resume_without_mixin", shards, tmp_path)
-    assert message.startswith("OptionError: positions were asked of the batch_sampler of a datapipe.DataLoader")
+    assert message.startswith("OptionError: positions were requested from the batch_sampler of a datapipe.DataLoader")
 
 
 def test_evaluation_equals_that_of_torchs_loader(shards: Path) -> None:
@@ -100,5 +100,5 @@ def test_evaluation_on_two_ranks_counts_each_sample_once(shards: Path) -> None:
 
 def test_another_batch_size_is_refused(shards: Path, tmp_path: Path) -> None:
     found = train(shards, tmp_path, {"batch_size": 5})
-    assert "OptionError: the loader has batch_size=5, Trainer reckons with 6" in found.error
+    assert "OptionError: the loader has batch_size=5, Trainer assumes 6" in found.error
     assert found.error.endswith("pass per_device_train_batch_size=5")

@@ -127,7 +127,7 @@ WRONG_BATCHES: dict[str, tuple[Callable[[pa.RecordBatch], list[pa.RecordBatch]],
     ),
     "another type": (lambda batch: [_replaced(batch, "label", pa.array([0] * 5, pa.int32()))], "its columns are not those"),
     "texts for numbers": (lambda batch: [_replaced(batch, "id", pa.array(["0"] * 5))], "its columns are not those"),
-    "missing values": (lambda batch: [_replaced(batch, "label", pa.array([0, 1, None, 3, 4], pa.int64()))], "lacks values"),
+    "missing values": (lambda batch: [_replaced(batch, "label", pa.array([0, 1, None, 3, 4], pa.int64()))], "has null values"),
     "a column less": (lambda batch: [batch.drop_columns(["width"])], "its columns are not those"),
     "a column more": (lambda batch: [batch.append_column("more", pa.array([0] * 5))], "its columns are not those"),
     "a column twice": (lambda batch: [batch.append_column("id", batch.column(0))], "its columns are not those"),
@@ -144,7 +144,7 @@ WRONG_BATCHES: dict[str, tuple[Callable[[pa.RecordBatch], list[pa.RecordBatch]],
     "no fields": (lambda batch: [batch.replace_schema_metadata({b"datapipe.index.sidecar": b"1"})], "damaged"),
     "deep row groups": (
         lambda batch: [batch.replace_schema_metadata({**batch.schema.metadata, b"datapipe.index.row_groups": b"[" * 100_000})],
-        "row groups are no list of rows",
+        "row groups are not a list of rows",
     ),
     "large row groups": (
         lambda batch: [batch.replace_schema_metadata({**batch.schema.metadata, b"datapipe.index.row_groups": b"[0,9e999,1]"})],
@@ -205,7 +205,7 @@ def with_ends(path: Path, ends: list[int]) -> None:
 
 @pytest.mark.parametrize("ends", WRONG_ENDS)
 def test_texts_lie_in_their_buffer(ends: str, path: Path) -> None:
-    """Reading one that does not reads memory of others, or none."""
+    """Reading an extent outside would read foreign memory, or crash."""
     with_ends(path, WRONG_ENDS[ends])
     with pytest.raises(FormatError, match=r"x\.index\.arrow: not an Arrow file, or damaged"):
         opened(path)
@@ -273,7 +273,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a checksum that is none": lambda value: value.update(checksum="x"),
     "a key of 65 bits": lambda value: value.update(permutation_key=1 << 64),
     "a negative key": lambda value: value.update(permutation_key=-1),
-    "more slots than there can be": lambda value: value["shards"][1].update(num_slots=1 << 61, num_samples=1 << 61),
+    "more slots than a dataset can have": lambda value: value["shards"][1].update(num_slots=1 << 61, num_samples=1 << 61),
     "a size of nothing": lambda value: value.update(image_size=[0, 5]),
     "a size of three": lambda value: value.update(image_size=[1, 2, 3]),
     "classes that are numbers": lambda value: value.update(classes=[1]),

@@ -78,7 +78,7 @@ def open_dataset(directory: Path, **changes: Any) -> SampleIndex:
 
 
 def without_digests(directory: Path) -> SampleIndex:
-    """The dataset as somebody would give it who does not say what its sidecars hash to."""
+    """The dataset of an attacker who leaves out the hashes of its sidecars."""
     manifest = read_manifest(directory)
     shards = tuple(dataclasses.replace(shard, index_sha256="") for shard in manifest.shards)
     manifest = dataclasses.replace(manifest, shards=shards)
@@ -202,7 +202,7 @@ def test_an_unfinished_directory_is_refused_first(tmp_path: Path) -> None:
     refuse_unfinished(tmp_path)
     (tmp_path / BUILDING_NAME).mkdir()
     for read in (read_manifest, refuse_unfinished):
-        with pytest.raises(UnfinishedError, match="half made"):
+        with pytest.raises(UnfinishedError, match="unfinished"):
             read(tmp_path)
 
 

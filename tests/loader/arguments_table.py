@@ -27,12 +27,12 @@ class Row(NamedTuple):
 ARGUMENTS: dict[str, Row] = {
     "dataset": Row(
         Status.HONOURED,
-        "a path, `mix(...)`, `loader.dataset.select(...)`, or a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, "
-        "`ConcatDataset`, Hugging Face's); for others there is `from_torch`",
+        "a path, `mix(...)`, `loader.dataset.select(...)`, or a torch Dataset whose files datapipe can identify (`ImageFolder`, "
+        "`Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
     "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`, or `torch.manual_seed`) and epoch, the same on all ranks"),
-    "sampler": Row(Status.HONOURED, "decides for its rank, as in torch; `loader.set_epoch` tells it the epoch"),
+    "sampler": Row(Status.HONOURED, "decides for its rank, as in torch; `loader.set_epoch` sets its epoch"),
     "batch_sampler": Row(Status.HONOURED, "excludes `batch_size`, `shuffle`, `sampler`, `drop_last` and `tail`"),
     "num_workers": Row(
         Status.HONOURED, "decode threads; by default the cores this process may use (torch: 0); 0: in the caller's thread"
@@ -40,15 +40,15 @@ ARGUMENTS: dict[str, Row] = {
     "collate_fn": Row(Status.HONOURED, "called, in a decode thread, with a list of `(image, label)`, the label an int"),
     "pin_memory": Row(
         Status.HONOURED,
-        'images are made in page-locked memory where there is a GPU, for `device="cuda"` always; nothing is copied to get there',
+        'images are made in page-locked memory if there is a GPU, for `device="cuda"` always; this needs no extra copy',
     ),
-    "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` beside it is refused'),
+    "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` with it is refused'),
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
     "worker_init_fn": Row(Status.HONOURED, "called in each decode thread with its number, at the start of each pass"),
     "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads: nothing is forked or spawned"),
     "generator": Row(Status.HONOURED, "the `seed` is drawn from it when the first pass begins; both at once are refused"),
     "prefetch_factor": Row(
-        Status.HONOURED, "batches in the making, in all (torch: per worker); more where they are too small to busy every thread"
+        Status.HONOURED, "batches being made, in total (torch: per worker); more if they are too small to keep every thread busy"
     ),
     "persistent_workers": Row(
         Status.BY_CONSTRUCTION, "threads are cheap to start; decoders and memory are kept from pass to pass"

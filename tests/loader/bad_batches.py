@@ -104,7 +104,7 @@ def samples(loader: dp.DataLoader) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def meet(root: Path, scenario: Scenario, bad: int, expected: dict[int, torch.Tensor]) -> dict[str, Any]:
-    """What comes of one batch with a bad sample at those places, and a good batch behind it."""
+    """The outcome of one batch with a bad sample at those places, followed by a good batch."""
     picks = list(range(NUM_GOOD))
     for place in PLACES[scenario.place]:
         picks[place] = bad

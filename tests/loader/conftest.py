@@ -13,7 +13,7 @@ from recipes import own_threads
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.errors import DependencyError
-from datapipe.loader.choice import Choice, Evidence, Request
+from datapipe.loader.choice import BackendRequest, Choice, Evidence
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +51,14 @@ def converted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What decodes in loaders of backend="auto" in this process; DALI as far as it can do what they ask for."""
     if request.param == "dali":
-        choose = Request.choose
+        choose = BackendRequest.choose
 
-        def choose_dali(asked: Request, device: torch.device, evidence: Evidence) -> Choice:
+        def choose_dali(asked: BackendRequest, device: torch.device, evidence: Evidence) -> Choice:
             if asked.backend == "auto" and asked.problem_for_dali(device) is None:
                 return Choice(device, Dali(), "for the test")
             return choose(asked, device, evidence)
 
-        monkeypatch.setattr(Request, "choose", choose_dali)
+        monkeypatch.setattr(BackendRequest, "choose", choose_dali)
         try:
             installation()
         except DependencyError as exc:

@@ -18,7 +18,7 @@ import datapipe as dp
 from datapipe.backends.images_dali import installation as dali_installation
 from datapipe.backends.images_dali.installation import Installation
 from datapipe.loader.calibration import Calibration, measure
-from datapipe.loader.choice import Choice, Measured, Request, resolve_device
+from datapipe.loader.choice import BackendRequest, Choice, Measured, resolve_device
 from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -42,8 +42,8 @@ class Evidence:
         return [Measured(None, self.images_cpu), Measured(SLOW, 120.0), Measured(FAST, 150.0)]
 
 
-def request(backend: Any = "auto", recipe: Recipe = CUT, *, has_collate_fn: bool = False) -> Request:
-    return Request(backend, recipe, None, has_collate_fn=has_collate_fn)
+def request(backend: Any = "auto", recipe: Recipe = CUT, *, has_collate_fn: bool = False) -> BackendRequest:
+    return BackendRequest(backend, recipe, None, has_collate_fn=has_collate_fn)
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
     assert all(measured.images_per_s > 10 for measured in rates)
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------
 
 
 def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

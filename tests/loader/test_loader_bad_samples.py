@@ -91,7 +91,7 @@ def test_a_state_after_a_batch_that_failed_goes_on_behind_it(damaged: Path) -> N
 
 
 def test_the_first_bad_batch_raises_whatever_comes_ready_first(damaged: Path) -> None:
-    """Batches before it are handed out, those after it are not."""
+    """Batches before it are returned, those after it are not."""
     loader = make(damaged, batch_size=1, num_workers=4, prefetch_factor=16, sampler=[1, 2, 3, 4, 0, 36])
     iterator = iter(loader)
     assert [next(iterator)["id"].item() for _ in range(3)] == [1, 2, 3]

@@ -22,7 +22,7 @@ from recipes import TRAIN
 import datapipe as dp
 from datapipe.fetch.cache.entries import Entry, pack_entry, position_of
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.choice import Request
+from datapipe.loader.choice import BackendRequest
 from datapipe.loader.explanation import explanation
 from datapipe.transforms import Recipe
 
@@ -142,7 +142,7 @@ def test_bad_samples_are_not_kept(tmp_path: Path, on_error: str, num_workers: in
 
 
 def test_damaged_images_are_what_they_are_without(tmp_path: Path) -> None:
-    """Some do not decode as a whole, others show damage that a crop may lie beside."""
+    """Some do not decode as a whole, others have damage that a crop may miss."""
     folder = make_folder(tmp_path / "set", num=10)
     for number, data in enumerate([*BAD.values(), *DOUBTFUL.values()]):
         (folder / "ant" / f"damaged {number}.jpg").write_bytes(data)
@@ -262,7 +262,7 @@ def test_several_datasets_as_one(folder: Path, uneven: Path, tmp_path: Path) -> 
 
 
 def test_memory_is_shared_by_loaders_ranks_and_processes(tmp_path: Path) -> None:
-    path = make_folder(tmp_path / "set")  # nobody else has its cache
+    path = make_folder(tmp_path / "set")  # no other loader has its cache
     options: dict[str, Any] = {"transform": RECIPES["resize"], "cache": "ram", "world_size": 2}
     ranks = [make(path, **options, rank=rank) for rank in range(2)]
     for rank in ranks:
@@ -316,7 +316,7 @@ def test_explain_says_what_is_kept_and_where(converted: Path, tmp_path: Path, mo
 
 def test_dali_is_refused(converted: Path) -> None:
     arguments: dict[str, Any] = {"recipe": Recipe.of(TRAIN), "stored_size": None, "has_collate_fn": False, "has_cache": True}
-    choice = Request("auto", **arguments).choose(torch.device("cuda", 0), _NoEvidence())
+    choice = BackendRequest("auto", **arguments).choose(torch.device("cuda", 0), _NoEvidence())
     assert choice.backend == "images_cpu"
     assert "a cache keeps decoded images" in choice.reason
     try:

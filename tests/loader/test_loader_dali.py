@@ -1,4 +1,4 @@
-"""DALI in the loader: who makes which row, and what becomes of failures."""
+"""DALI in the loader: which part makes which row, and what happens to failures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_pixels_are_those_of_images_cpu_to_within_their_tolerance(uneven: Path, 
     [dp.Pad(2, fill=9), dp.CenterCrop(40)],  # shows no fill, one, or two, which makes two cuts of it
 ], ids=str)  # fmt: skip
 def test_a_sample_does_not_depend_on_its_neighbours(uneven: Path, transform: list[object], shares: list[tuple[int, int]]) -> None:
-    """Those whose geometry DALI does not carry out are made by hand, alone, whoever else is in their block."""
+    """Samples whose geometry DALI cannot do are made by the decode threads, alone, whatever else is in their block."""
     expected = images_of(make(uneven, transform=transform, batch_size=1, num_workers=0))
     assert 0 < sum(given for given, _ in shares) < NUM_SAMPLES, "both kinds are there"
     for changes in (
@@ -132,7 +132,7 @@ def test_what_dali_alone_refuses_is_made_by_hand(
     caplog: pytest.LogCaptureFixture,
     shares: list[tuple[int, int]],
 ) -> None:
-    """And it alone: the others of its batch are what they are without it."""
+    """And only that one: the other samples of its batch are as without it."""
     root = make_folder(tmp_path, size=(40, 48))
     refused = (5, 7, 21)
     for sample in refused:
@@ -186,7 +186,7 @@ def test_a_dali_that_only_fails_is_given_up(
     with caplog.at_level(logging.WARNING), pytest.raises(dp.BackendError, match=said):
         check_all()
     assert [record.getMessage() for record in caplog.records] == [
-        "images_cpu made a batch on which DALI failed: the driver is gone"
+        "images_cpu made a batch because DALI failed on it: the driver is gone"
     ] * (MAX_GIVEN_UP - 1)
     with pytest.raises(dp.BackendError, match=said):  # of two threads, one may have made the next batch before
         check_all()

@@ -1,4 +1,4 @@
-"""What DALI in the loader leaves behind: nothing, in threads and memory; and batches of any size."""
+"""DALI in the loader leaves no threads and no memory, and makes batches of any size."""
 
 from __future__ import annotations
 

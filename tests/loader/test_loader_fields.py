@@ -1,4 +1,4 @@
-"""What batches have beside image and label: masks, boxes, captions, documents, arrays."""
+"""The fields of batches besides image and label: masks, boxes, captions, documents, arrays."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_data_of_others_gives_image_and_label_unless_asked(tmp_path: Path) -> No
     ("suffix", "data", "reason"),
     [
         ("seg.png", fields_of(3)["seg.png"][:60], "field 'seg'"),
-        ("seg.png", npy(np.zeros((3, 3), np.uint8)), r"field 'seg': 3 x 3 pixels, for an image of 40 x 48"),
+        ("seg.png", npy(np.zeros((3, 3), np.uint8)), r"field 'seg': 3 x 3 pixels for an image of 40 x 48"),
         ("boxes.npy", npy(np.zeros((3, 4), np.float32)), r"field 'boxes': .*no boxes"),
         ("json", b"{", "field 'json': not JSON"),
         ("txt", b"\xff\xfe\xfd", "field 'txt': text is not UTF-8"),

@@ -97,7 +97,7 @@ def test_a_sampler_is_asked_again_after_ctrl_c(folder: Path, num_workers: int, r
     with pytest.raises(KeyboardInterrupt):
         go_on(iterator)
     if not repeats:
-        with pytest.raises(dp.StateError, match="does not give again what it gave"):
+        with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
             go_on(iterator)
         return
     go_on(iterator)

@@ -1,4 +1,4 @@
-"""Memory: nothing handed out is overwritten, slabs are used again, and it all stays flat."""
+"""Memory: returned batches are not overwritten, slabs are reused, and the total stays constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an observer is told."""
+"""The events that an observer gets."""
 
 from __future__ import annotations
 

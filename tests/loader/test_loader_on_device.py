@@ -18,7 +18,7 @@ from labelled_scenes import convert_scenes
 
 import datapipe as dp
 from datapipe.backends.images_dali.pipeline import DaliPipeline
-from datapipe.backends.nests import map_nest, tensors_of
+from datapipe.backends.pytree import map_nest, tensors_of
 
 CUDA = torch.device("cuda", 3)
 CUT = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]

@@ -1,4 +1,4 @@
-"""What is refused with which remedy, ranks, and what a loader is beside a loader."""
+"""Refused arguments and their remedies, ranks, and the attributes of a loader."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"collate_fn": 3}, "collate_fn is 3; it must be a function"),
     ({"worker_init_fn": 3}, "worker_init_fn is 3; it must be a function"),
     ({"memory_format": "x"}, "memory_format is 'x'; choose torch.channels_last"),
-    ({"sampler": 5}, "sampler is 5; it must be something to iterate over"),
-    ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be something to iterate over"),
+    ({"sampler": 5}, "sampler is 5; it must be an iterable"),
+    ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be an iterable"),
     ({"transform": "flip"}, "is not a known transform and not callable"),
 ]  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_all_ranks_take_equally_many_steps(folder: Path, tail: str) -> None:
         assert len({tuple(len(batch[1]) for batch in batches) for batches in passes}) == 1
 
 
-# -- what it is beside a loader --------------------------------------------------------------------
+# -- its attributes and methods --------------------------------------------------------------------
 
 
 def test_it_reads_as_torchs_does(folder: Path) -> None:
@@ -226,7 +226,7 @@ def test_several_shards_of_one_directory(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 5, 16, 200])
 @pytest.mark.parametrize("num_samples", [1, 7, 64, 65, 100, 256, 1000])
 def test_every_thread_gets_as_many_blocks(num_workers: int, num_samples: int, folder: Path) -> None:
-    """Or the last batches of an epoch, and the first, would wait for whoever has one more."""
+    """Otherwise the last batches of an epoch, and the first, would wait for the rank with one more."""
     options = make(folder, num_workers=num_workers).options
     size = options.block_size_of(num_samples)
     num_blocks = -(-num_samples // size)

@@ -100,14 +100,14 @@ def test_a_child_may_drop_the_parents_loader(folder: Path) -> None:
 
 
 def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) -> None:
-    """Even if a thread held the board's lock at the moment of the fork: in the child nobody will release it."""
+    """Even if a thread held the work queue's lock at the moment of the fork: in the child no thread will release it."""
     iterators = [iter(dp.DataLoader(folder, batch_size=5, transform=CROP, num_workers=2))]
     next(iterators[0])
     assert iterators[0]._threads is not None
-    board, held, release = iterators[0]._threads.board, threading.Event(), threading.Event()
+    work_queue, held, release = iterators[0]._threads.work_queue, threading.Event(), threading.Event()
 
     def hold() -> None:
-        with board._loading:
+        with work_queue._loading:
             held.set()
             release.wait(30)
 

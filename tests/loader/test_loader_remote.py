@@ -17,7 +17,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from datapipe.containers import open_index
-from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_obstore, pytest.mark.slow]
 
@@ -150,17 +150,17 @@ def test_a_cache_of_decoded_images(store: FaultyStore, tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "resets": Fault("reset", share=0.2, path=".tar"),
-    "a burst of 503": Fault("status", status=503, times=20, path=".tar"),
-    "429": Fault("status", status=429, times=5, path=".tar"),
-    "500": Fault("status", status=500, share=0.2, path=".tar"),
-    "truncated bodies": Fault("truncate", share=0.2, path=".tar"),
-    "a stalled body": Fault("stall", times=2, path=".tar"),
-    "slow bodies": Fault("slow", share=0.3, seconds=0.2, path=".tar"),
-    "bits flipped on the wire": Fault("flip", times=6, path=".tar"),
-    "a flipped bit in an index": Fault("flip", times=1, path="index.arrow"),
-    "faults of the indexes": Fault("reset", times=2, path="index.arrow"),
-    "faults of the manifest": Fault("status", status=503, times=2, path="dataset.json"),
+    "resets": PlantedFault("reset", share=0.2, path=".tar"),
+    "a burst of 503": PlantedFault("status", status=503, times=20, path=".tar"),
+    "429": PlantedFault("status", status=429, times=5, path=".tar"),
+    "500": PlantedFault("status", status=500, share=0.2, path=".tar"),
+    "truncated bodies": PlantedFault("truncate", share=0.2, path=".tar"),
+    "a stalled body": PlantedFault("stall", times=2, path=".tar"),
+    "slow bodies": PlantedFault("slow", share=0.3, seconds=0.2, path=".tar"),
+    "bits flipped on the wire": PlantedFault("flip", times=6, path=".tar"),
+    "a flipped bit in an index": PlantedFault("flip", times=1, path="index.arrow"),
+    "faults of the indexes": PlantedFault("reset", times=2, path="index.arrow"),
+    "faults of the manifest": PlantedFault("status", status=503, times=2, path="dataset.json"),
 }
 
 
@@ -175,7 +175,7 @@ def test_faults_change_nothing(store: FaultyStore, expected: list[Any], name: st
 
 def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) -> None:
     store.weather.latency_s = 0.2
-    store.weather.faults = [Fault("reset", share=0.05)]
+    store.weather.faults = [PlantedFault("reset", share=0.05)]
     start_s = time.monotonic()
     assert same(copies(open_remote()), expected)
     assert time.monotonic() - start_s < 20  # one after the other its 37 samples alone would take 7.4 s, its indexes 0.8
@@ -205,7 +205,7 @@ def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None
     copies(loader)
     told = "\n".join(explanation(loader))
     assert "store     a request for each sample" in told
-    assert "no shards are kept: remote=datapipe.Remote(cache_dir=...)" in told
+    assert "shards are not cached: remote=datapipe.Remote(cache_dir=...)" in told
     assert "store " not in "\n".join(explanation(dp.DataLoader(str(converted), **OPTIONS)))
 
 
@@ -213,7 +213,7 @@ def test_throttling_is_heeded(store: FaultyStore) -> None:
     from datapipe.stores.requests import requests
 
     before = requests().counts.throttled
-    store.weather.faults = [Fault("status", status=503, code="SlowDown", times=10, path=".tar")]
+    store.weather.faults = [PlantedFault("status", status=503, code="SlowDown", times=10, path=".tar")]
     copies(open_remote())
     assert requests().counts.throttled - before == 10
 
@@ -223,7 +223,7 @@ def test_throttling_is_heeded(store: FaultyStore) -> None:
 
 def test_a_store_that_stays_away_is_an_error_not_a_bad_sample(store: FaultyStore) -> None:
     loader = open_remote(on_error="skip", remote=dp.Remote(timeout_s=0.5))
-    store.weather.faults = [Fault("status", status=503, path=".tar")]
+    store.weather.faults = [PlantedFault("status", status=503, path=".tar")]
     said = rf"{URL}/shard-0+\d\.tar: no success in \d s and \d+ attempts: the store throttles requests"
     with pytest.raises(dp.StorageError, match=said):
         copies(loader)
@@ -234,7 +234,7 @@ def test_credentials_that_expire(store: FaultyStore) -> None:
     loader = open_remote(on_error="skip")
     iterator = iter(loader)
     next(iterator)
-    store.weather.faults = [Fault("status", status=400, code="ExpiredToken")]
+    store.weather.faults = [PlantedFault("status", status=400, code="ExpiredToken")]
     with pytest.raises(dp.StorageError, match="the credentials have expired; renew them, and resume from the saved state"):
         copies(loader)
     wait_until_idle()
@@ -286,7 +286,7 @@ def test_a_byte_damaged_in_the_store(store: FaultyStore, converted: Path, tmp_pa
 
 
 def test_a_server_without_ranges(store: FaultyStore) -> None:
-    store.weather.faults = [Fault("whole", path=".tar")]
+    store.weather.faults = [PlantedFault("whole", path=".tar")]
     with pytest.raises(dp.StorageError, match="the server ignores ranges"):
         copies(open_remote())
 

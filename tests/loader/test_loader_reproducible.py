@@ -26,7 +26,7 @@ def passes(path: Path, num: int = 2, **arguments: Any) -> list[tuple[torch.Tenso
 
 @pytest.fixture(scope="module")
 def others(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The folder in the formats beside tar."""
+    """The folder in the formats other than tar."""
     root = tmp_path_factory.mktemp("others")
     return [convert(folder, root / to, to=to) for to in ("hdf5", "parquet", "tfrecord")]
 

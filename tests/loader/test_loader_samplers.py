@@ -148,7 +148,7 @@ def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(folder: Path) -> N
             assert ids_of(resumed) == [[8, 9, 10, 11]]
             assert ids_of(resumed) == ids_of(loader(first))
         else:
-            with pytest.raises(dp.StateError, match="does not give again what it gave"):
+            with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
                 next(iter(resumed))
 
 

@@ -141,7 +141,7 @@ def test_copies_draw_for_themselves(folder: Path) -> None:
 
 
 def test_ranks_without_a_process_group_cannot_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would draw different orders: some samples would come twice and others never. The seed is 0, and they are told."""
+    """They would draw different orders: some samples would come twice and others never. The seed is 0, with a warning."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))

@@ -81,9 +81,9 @@ def test_images_that_cannot_be_read_say_nothing_of_sizes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("last", "said"),
     [
-        (lambda image: image, "<lambda>, gives PIL images, of which torch's default_collate makes no batch; end the transforms"),
-        (lambda image: {1, 2}, r"gives values of type set, .* makes no batch \(default_collate: batch must contain tensors"),
-        (lambda image: torch.zeros(int(np.asarray(image).sum()) % 5), r"values of type Tensor, .*no batch \(stack expects"),
+        (lambda image: image, "<lambda>, gives PIL images, which torch's default_collate cannot collate; end the transforms"),
+        (lambda image: {1, 2}, r"gives values of type set, .* cannot collate \(default_collate: batch must contain tensors"),
+        (lambda image: torch.zeros(int(np.asarray(image).sum()) % 5), r"values of type Tensor, .*cannot collate \(stack expects"),
     ],
     ids=["PIL", "sets", "sizes"],
 )

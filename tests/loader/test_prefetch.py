@@ -181,7 +181,7 @@ def test_a_batch_that_cannot_be_moved_is_such_an_error() -> None:
 
 
 class Failing:
-    """A loader as ours: its second batch fails, counts as done, and the pass goes on."""
+    """A loader like ours: its second batch fails and counts as done, and the pass continues."""
 
     def __init__(self) -> None:
         self.done = 0

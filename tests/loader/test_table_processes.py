@@ -19,7 +19,7 @@ from fake_device import FakeDevice
 from table_values import write_table
 
 import datapipe as dp
-from datapipe.backends.nests import map_nest, tensors_of
+from datapipe.backends.pytree import map_nest, tensors_of
 
 pytestmark = pytest.mark.slow
 

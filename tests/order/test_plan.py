@@ -1,4 +1,4 @@
-"""Plans: every sample once over all ranks, equal steps, and any place to go on from."""
+"""Plans: every sample once over all ranks, equal steps, and resumption from any place."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from stand_in_stores import BUCKET, environment, moto_store, needs_moto, upload
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_moto, pytest.mark.slow]
 
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_named(store: FaultyStore, url: str, said: str) -> 
     ],
 )
 def test_refusals_are_one_line_with_a_remedy(store: FaultyStore, status: int, code: str, said: str) -> None:
-    store.weather.faults.append(Fault("status", status=status, code=code))
+    store.weather.faults.append(PlantedFault("status", status=status, code=code))
     with pytest.raises(dp.StorageError, match=said) as caught:
         dp.DataLoader(f"s3://{BUCKET}/data/train")
     told = "".join(traceback.format_exception(caught.value))

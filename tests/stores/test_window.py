@@ -6,10 +6,10 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.stores.window import MAX_REQUESTS, MIN_REQUESTS, Window
+from datapipe.stores.window import MAX_REQUESTS, MIN_REQUESTS, RequestWindow
 
 
-def run(window: Window, *, rate: float, latency_s: float, ticks: int, start_s: float = 0.0) -> float:
+def run(window: RequestWindow, *, rate: float, latency_s: float, ticks: int, start_s: float = 0.0) -> float:
     """Let so many requests a second be done, a quarter of a second between ticks; the time at the end."""
     now_s = start_s
     window.tick(now_s)
@@ -24,7 +24,7 @@ def run(window: Window, *, rate: float, latency_s: float, ticks: int, start_s: f
 @given(rate=st.floats(1, 1000), latency_s=st.floats(0.001, 5))
 @quick
 def test_limit_is_half_as_much_again_as_needed(rate: float, latency_s: float) -> None:
-    window = Window()
+    window = RequestWindow()
     run(window, rate=rate, latency_s=latency_s, ticks=4)
     needed = 1.5 * (int(rate / 4) * 4) * latency_s
     assert window.limit == int(min(MAX_REQUESTS, max(MIN_REQUESTS, needed)))
@@ -33,13 +33,13 @@ def test_limit_is_half_as_much_again_as_needed(rate: float, latency_s: float) ->
 @given(most=st.integers(1, 2000), latency_s=st.floats(0.001, 5))
 @quick
 def test_limit_is_never_above_what_was_allowed(most: int, latency_s: float) -> None:
-    window = Window(most)
+    window = RequestWindow(most)
     run(window, rate=500, latency_s=latency_s, ticks=3)
     assert 1 <= window.limit <= most
 
 
 def test_throttling_halves_and_the_limit_recovers() -> None:
-    window = Window()
+    window = RequestWindow()
     now_s = run(window, rate=2000, latency_s=0.2, ticks=4)
     assert window.limit == MAX_REQUESTS
     window.throttled()
@@ -52,7 +52,7 @@ def test_throttling_halves_and_the_limit_recovers() -> None:
 
 
 def test_hedges_wait_for_what_is_usual() -> None:
-    window = Window()
+    window = RequestWindow()
     assert window.hedge_after_s == 1.0
     run(window, rate=100, latency_s=0.9, ticks=2)
     assert window.hedge_after_s == 3.6

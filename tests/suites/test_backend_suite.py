@@ -1,4 +1,4 @@
-"""What every image backend promises: same pixels, whatever the block, and bad samples that harm nobody else.
+"""The contract of every image backend: the same pixels in any block, and bad samples that do not affect others.
 
 A new backend (or decoder) joins by one entry in ENGINES.
 """

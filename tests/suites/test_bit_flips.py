@@ -1,4 +1,4 @@
-"""Any bit of an index, a manifest or a cache may flip: it is told, or nothing depends on it; nobody dies of it."""
+"""Any bit of an index, a manifest or a cache may flip: it is detected or does not matter, and never ends the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_flipped_bit_is_told_or_does_not_matter(what: str, folder: Path, tmp_p
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert sum(counts.values()) == NUM_FLIPS
-    if what == "sidecar without hash":  # numbers may be others, as long as they are possible
+    if what == "sidecar without hash":  # numbers may differ, as long as they are possible
         assert counts["refused"] > NUM_FLIPS // 10
     else:
         assert counts["wrong"] == 0

@@ -199,7 +199,7 @@ def test_an_index_pickles_small(made: Path) -> None:
 
 
 def test_a_half_made_directory_is_refused(made: Path, tmp_path: Path) -> None:
-    """Whatever it holds: good shards beside the marker must not pass for a whole set."""
+    """Whatever it contains: good shards next to the marker must not pass for a whole set."""
     copy = copy_folder(made, tmp_path / "half")
     (copy / BUILDING_NAME).mkdir()
     with pytest.raises(UnfinishedError, match="run the same `datapipe convert` command again"):
@@ -252,7 +252,7 @@ def test_the_same_folder_elsewhere_is_the_same_dataset(folder: Path, tmp_path: P
 
 
 def test_a_read_only_place_is_indexed_in_the_users_cache(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what os.access says, as whoever runs this may be root, who may write anywhere."""
+    """As os.access says, since the tests may run as root, who may write anywhere."""
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(fresh) and real(path, mode))
     index = open_index(fresh)

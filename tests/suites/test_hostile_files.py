@@ -242,7 +242,7 @@ def test_links_out_of_a_dataset_are_not_followed(to: str, member: str, sets: dic
 
 
 def test_a_kept_index_is_believed_about_its_own_shards_only(folder: Path, tmp_path: Path) -> None:
-    """Not about others, not about loose files, and not about what links lead to."""
+    """Not for other splits, not for loose files, and not for the targets of links."""
     root = write_webdataset(folder, tmp_path / "set")
     home = open_index(root).sidecar_directory
     manifest = read_manifest(home)

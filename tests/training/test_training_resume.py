@@ -77,7 +77,7 @@ def test_killed_and_stopped_runs_end_as_the_undisturbed_one(settings: Callable[.
 
 
 def test_other_numbers_of_ranks_go_on_with_the_same_samples(settings: Callable[..., Settings]) -> None:
-    """One rank, then two of which one is told to stop, then one again, against one rank throughout.
+    """One rank, then two of which one is stopped, then one again, against one rank throughout.
 
     A step is four batches or, at the end of an epoch, the two that are left, the last of them partly masked: gradients must
     be weighted by what there is on all ranks.

@@ -14,7 +14,7 @@ import torch
 import datapipe.transforms as T
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
-from datapipe.transforms.pixels.reach import Reach
+from datapipe.transforms.pixels.locality import Locality
 
 MANY = 8000
 DRAWS = Draws(5, 1, np.arange(MANY))
@@ -92,9 +92,9 @@ def test_what_is_inside_draws_by_itself() -> None:
 
 def test_reach_is_the_farthest() -> None:
     point, image, place = T.RandomInvert(), T.ColorJitter(contrast=0.3), T.GaussianBlur(3)
-    assert T.RandomApply([point, point]).reach is Reach.POINT
-    assert T.RandomChoice([point, image]).reach is Reach.IMAGE
-    assert T.RandomOrder([point, T.RandomApply([place]), image]).reach is Reach.PLACE
+    assert T.RandomApply([point, point]).locality is Locality.POINT
+    assert T.RandomChoice([point, image]).locality is Locality.IMAGE
+    assert T.RandomOrder([point, T.RandomApply([place]), image]).locality is Locality.PLACE
     assert not T.RandomApply([place]).moves_pixels
     assert T.RandomChoice([place, T.RandAugment()]).moves_pixels
     moved = T.Recipe.of([T.RandomApply([point]), T.RandomHorizontalFlip()])

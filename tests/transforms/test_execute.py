@@ -1,4 +1,4 @@
-"""One image into one row: torch's resize, windows, fills, flips, and nothing beside the row."""
+"""One image into one row: torch's resize, windows, fills, flips, and no write outside the row."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_an_operation_number_is_the_place_in_the_list() -> None:
     assert not torch.equal(run(alone, block(), ids), run(later, block(), ids))
 
 
-# Geometry behind pixel operations.
+# Geometry after pixel operations.
 
 MOVABLE: list[list[Any]] = [
     [T.ColorJitter(0.5, 0.5, 0.5, 0.2), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
@@ -292,7 +292,7 @@ def test_orders_that_cannot_work_are_refused(transforms: list[Any], says: str) -
 
 @dataclass(frozen=True)
 class Invert:
-    """A pixel operation from outside, which says nothing of its reach."""
+    """A pixel operation from outside, which does not state its locality."""
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         return {}

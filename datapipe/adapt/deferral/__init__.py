@@ -1,1 +1,1 @@
-"""Deferred decoding: a Dataset of the user's runs unchanged, its images are made together when the worker's fetch ends."""
+"""Deferred decoding: run the user's Dataset unchanged, and make its images together when the worker's fetch ends."""

@@ -1,4 +1,4 @@
-"""Whether an image made by the engine is the one that Pillow makes, within what each kind of operation may differ by."""
+"""Check that an image made by the engine equals Pillow's, within a tolerance for each kind of operation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from PIL import Image
 
 from datapipe.transforms.protocols import Interpolation
 
-# Of 255. By more than 1 a bilinear resize differs in about one value of ten million, a bicubic one in one of a hundred thousand.
+# Of 255. A bilinear resize differs by more than 1 in about one value of ten million, a bicubic one in one of a hundred thousand.
 TOLERANCE: dict[Interpolation, int] = {"bilinear": 2, "bicubic": 5}
-SHARE = 1e-4  # of the values that may differ by more than 1
-COLOR_TOLERANCE = 17  # where colours are changed after a resize, which enlarges the resize's +-1
-COLOR_SHARE = 1e-3  # of the values that may differ by more
+SHARE = 1e-4  # share of values that may differ by more than 1
+COLOR_TOLERANCE = 17  # if colours are changed after a resize, which amplifies the resize's +-1
+COLOR_SHARE = 1e-3  # share of values that may differ by more
 
 
 def disagreement(ours: Image.Image, exact: Image.Image, *, resampled: Interpolation | None, colored: bool) -> str | None:
-    """Return in what the images differ more than they may; None where they agree.
+    """Return how the images differ more than allowed; None if they agree.
 
-    `resampled`: how the engine resized, None where it did not, which asks for equal bits. `colored`: whether Pillow changed
-    pixels after that.
+    `resampled`: the interpolation of the engine's resize; None if it did not resize, which requires equal bits. `colored`:
+    whether Pillow changed colours after that.
     """
     if ours.mode != exact.mode or ours.size != exact.size:
         return f"it gives a {ours.mode} image of {ours.size}, Pillow a {exact.mode} image of {exact.size}"

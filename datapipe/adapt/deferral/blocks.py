@@ -1,7 +1,7 @@
-"""Tensors of a batch made where the batch will lie, so that torch's `default_collate` has nothing left to copy.
+"""Make a batch's tensors inside the batch's memory, so that torch's `default_collate` need not copy them.
 
-Only tensors that nobody can come by again are made so: those that are held by their sample alone, which nobody else holds
-either. What the user's code keeps has memory of its own.
+Only tensors that no code can reach otherwise are made so: those that only their sample holds, where nothing else holds
+the sample. Tensors that the user's code keeps have memory of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from datapipe.adapt.deferral.recorder import Pending
+from datapipe.adapt.deferral.recorder import PendingPixels
 
-Held = Mapping[int, tuple[torch.Tensor, Pending]]  # by id
+Held = Mapping[int, tuple[torch.Tensor, PendingPixels]]  # by id
 
-# References where they are counted: a name and getrefcount's argument, besides what holds the object.
+# Reference counts where they are read: a name and getrefcount's argument, besides the holders.
 _OF_SAMPLE = 3  # the list of samples
 _OF_CONTAINER = 3  # the container around it
 _OF_TENSOR = 4  # the container and the fetch
@@ -34,7 +34,7 @@ class Block:
 
 
 def blocks_of(samples: list[Any], held: Held) -> list[Block]:
-    """Return a block for each place of the samples where all of them have a tensor of one shape that is theirs alone."""
+    """Return a block for each place in the samples at which all of them hold a tensor of one shape that is theirs alone."""
     if not samples or not held:
         return []
     places: list[list[tuple[Any, int]]] = []
@@ -55,7 +55,7 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
 
 
 def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tuple[Any, int]]:
-    """The places and ids of the stand-ins that a container alone holds."""
+    """Return the places and ids of the stand-ins that only this container holds."""
     if not isinstance(container, (tuple, list, dict)):
         return []
     found = []
@@ -71,7 +71,7 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
 
 
 def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
-    """Return what `default_collate` returns of samples whose tensors may be rows of blocks."""
+    """Return what `default_collate` returns for samples whose tensors may be rows of blocks."""
     by_first = {block.ids[0]: block for block in blocks}
 
     def tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -84,7 +84,7 @@ def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory that torch's workers send without a copy; ordinary memory in the training process."""
+    """Return memory that torch's workers send without a copy; in the training process, ordinary memory."""
     if torch.utils.data.get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     like = torch.empty((), dtype=dtype)

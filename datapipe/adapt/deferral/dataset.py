@@ -1,4 +1,4 @@
-"""The user's Dataset as torch's workers read it: unchanged, with its images made together when a fetch ends."""
+"""Run the user's Dataset unchanged in torch's workers, and make its images together when a fetch ends."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch.utils.data
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import Block, blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
-from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
-from datapipe.adapt.deferral.reports import News, Told, tell
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
+from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
 
-_HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
-_IDLE_FETCHES = 2  # in a row, in which whatever was recorded was asked for at once; after them deferral pauses
-_TRIED_EVERY = 64  # fetches, while it pauses
-_FETCHES_WITH_SITES = 2  # of a process, whose steps say where they were recorded
+_HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's tuple, the loop's name, getrefcount's argument
+_IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
+_TRIED_EVERY = 64  # fetches, during the pause
+_FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a dataset is asked for: the keys of a batch, and its samples' seeds (None: the random state is left alone)."""
+class BatchRequest:
+    """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
 
     keys: Any
     seeds: Sequence[int] | None
@@ -41,9 +41,9 @@ def is_switched_off() -> bool:
 
 
 class DeferringDataset(torch.utils.data.Dataset[Any]):
-    """Reads `dataset` by `Request`, or by bare keys. Every other attribute is that of the dataset.
+    """A wrapper of `dataset` that is read by `BatchRequest`, or by bare keys. Every other attribute is the dataset's.
 
-    `defers`: whether images are deferred; without it samples are only seeded. Engine and seams are made in each process.
+    `defers`: whether images are deferred; if not, samples are only seeded. Engine and seams are made in each process.
     """
 
     def __init__(self, dataset: Any, *, defers: bool) -> None:
@@ -51,7 +51,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.defers = defers
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
-        self._process = 0  # whose engine that is: decoders do not survive a fork
+        self._process = 0  # whose engine that is, as decoders do not survive a fork
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,22 +70,22 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
-        if not isinstance(request, Request):
-            request = Request(request, None)
+        if not isinstance(request, BatchRequest):
+            request = BatchRequest(request, None)
         if request.seeds is None or torch.utils.data.get_worker_info() is not None:
             return self._fetch(request)
         with random_state_kept():
             return self._fetch(request)
 
-    def _fetch(self, request: Request) -> Any:
+    def _fetch(self, request: BatchRequest) -> Any:
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
             return _joined([_plainly(call) for call in calls], calls)
         self._num_fetches += 1
         if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
             plain = [_plainly(call) for call in calls]
-            told = Told("samples", "their pixels are always asked for, so they are tried rarely", len(calls))
-            tell(News((told,), len(calls)))
+            counts = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
+            leave_report(FetchReport((counts,), len(calls)))
             return _joined(plain, calls)
         pillow_seams.install()
         torchvision_seams.install()
@@ -97,15 +97,15 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         try:
             self._make(calls, fetch, mode, made)
         except Exception:
-            self._finish(fetch)  # what the user's code kept of samples before the one that failed
+            self._finish(fetch)  # finish what the user's code kept of samples before the one that failed
             raise
         blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
         again = self._finish(fetch, blocks)
         for number in again:
             made[number] = _plainly(calls[number])
-            blocks = []  # whose rows are told by ids: those of tensors that are gone come again
+            blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
-        tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
+        leave_report(FetchReport(self._counts(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
         return _joined(made, calls)
 
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
@@ -129,22 +129,22 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             made.append(_again(fetch, call) if failed else sample)
             torchvision_seams.install()  # the first sample may have imported it
 
-    def _told(self, fetch: Fetch, num_again: int) -> tuple[Told, ...]:
+    def _counts(self, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
         assert self._engine is not None
-        told = [Told(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
-        told += [Told(site, "its pixels are asked for", count) for site, count in fetch.materialised.items()]
+        counts = [OperationCount(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
+        counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
         if num_again:
-            told.append(Told("samples with bytes that do not decode", "made again without deferral", num_again))
-        return tuple(told)
+            counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
+        return tuple(counts)
 
-    def _calls(self, request: Request) -> list[_Call]:
+    def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
         if _reads_batches(dataset):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
     def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
-        """Give everything that is still held its pixels and values; return the samples that must be made again."""
+        """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
         images: dict[int, Any] = {}
@@ -169,7 +169,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         return sorted(bad)
 
     def _give(
-        self, tensor: torch.Tensor, pending: Pending, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
+        self, tensor: torch.Tensor, pending: PendingPixels, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
     ) -> None:
         assert self._engine is not None
         try:
@@ -181,7 +181,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether torch would ask the dataset for whole batches, and they are not samples asked for one by one after all."""
+    """Return whether torch would ask the dataset for whole batches, rather than for samples one by one."""
     if type(dataset) is torch.utils.data.Subset:
         return _reads_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
@@ -201,7 +201,7 @@ class _Call:
 
 
 def _plainly(call: _Call) -> Any:
-    """The sample without deferral."""
+    """Return the sample without deferral."""
     if call.seed is not None:
         reseed(call.seed)
     return call()

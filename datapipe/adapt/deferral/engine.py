@@ -1,7 +1,7 @@
-"""Recorded chains executed: decoded by region and resized by datapipe's engine, the rest by the functions that were called.
+"""Execute recorded chains: datapipe's engine decodes regions and resizes, the original functions do the rest.
 
-The first chain of each signature is executed both ways and compared. One that does not agree is computed by Pillow, for as
-long as the process lives, and so are those after it. One engine belongs to one thread.
+The first chain of each signature is executed both ways and compared. If the results do not agree, Pillow computes it and all
+later chains of that signature in this process. One engine belongs to one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from datapipe.adapt.deferral.agreement import disagreement
 from datapipe.adapt.deferral.folding import Front, fold
-from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of, signature_of
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
 from datapipe.adapt.deferral.recorder import suspended
 from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
@@ -27,12 +27,12 @@ from datapipe.transforms.execute import RESIZES, cut, refuse_large
 from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
 from datapipe.transforms.pixels.planar import to_planes
 
-Made = Mapping[int, Image.Image]  # images that have their pixels already, by id of their node
+Made = Mapping[int, Image.Image]  # images that already have pixels, by id of their node
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What is known of the chains of one signature."""
+class ChainVerdict:
+    """The decision about the chains of one signature."""
 
     reason: str | None  # why Pillow computes them; None: the engine does
     line: str  # the operations, as `explain` shows them
@@ -42,7 +42,7 @@ class Verdict:
 class Engine:
     """Executes chains for one thread."""
 
-    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    verdicts: dict[Hashable, ChainVerdict] = field(default_factory=dict)
     counts: Counter[Hashable] = field(default_factory=Counter)  # chains executed, by signature
     _decoder: Decoder | None = None
     _planar: torch.Tensor | None = None
@@ -61,7 +61,7 @@ class Engine:
             return replay(node) if verdict.reason is not None else self._image(source, steps)
 
     def tensor(self, step: Step, made: Made | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a recorded tensor with its values, as the original functions would have laid it out. Raises as `image`.
+        """Return a recorded tensor with its values, laid out as the original functions would. Raises as `image`.
 
         `out`: contiguous memory of its shape and dtype, to be filled and returned.
         """
@@ -87,20 +87,20 @@ class Engine:
                 return _finish(self._planes(source, front), on_tensor, out)
             return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
 
-    def taken_counts(self) -> list[tuple[Verdict, int]]:
-        """Return how many chains there were of each verdict since this was last asked."""
+    def taken_counts(self) -> list[tuple[ChainVerdict, int]]:
+        """Return how many chains there were of each verdict since the last call."""
         counts, self.counts = self.counts, Counter()
         return [(self.verdicts[signature], count) for signature, count in counts.items() if signature in self.verdicts]
 
     # -- by the engine --------------------------------------------------------------------------
 
-    def _decode(self, source: Source, region: list[int]) -> Any:
+    def _decode(self, source: JpegSource, region: list[int]) -> Any:
         if self._decoder is None:
             self._decoder = open_decoder()
         return self._decoder(source.data, source.header, region)
 
-    def _planes(self, source: Source, front: Front) -> torch.Tensor:
-        """(3, h, w) uint8 of a chain that is all front, in memory that the next call overwrites."""
+    def _planes(self, source: JpegSource, front: Front) -> torch.Tensor:
+        """Return (3, h, w) uint8 of a chain that the engine executes whole, in memory that the next call overwrites."""
         how = front.cut
         refuse_large((how,))
         pixels = self._decode(source, how.region)
@@ -121,7 +121,7 @@ class Engine:
             planes = planes.flip([axis for axis, flips in ((1, how.flip[0]), (2, how.flip[1])) if flips])
         return planes
 
-    def _image(self, source: Source, steps: list[Step], front: Front | None = None) -> Image.Image:
+    def _image(self, source: JpegSource, steps: list[Step], front: Front | None = None) -> Image.Image:
         front = front or fold(source, steps)
         if front is None:
             return _by_pillow(_opened(source), steps)
@@ -131,16 +131,16 @@ class Engine:
         cut(self._decode(source, how.region), how, out)
         return _by_engine(Image.fromarray(out), steps[front.num_steps :])
 
-    # -- trust ----------------------------------------------------------------------------------
+    # -- verification ---------------------------------------------------------------------------
 
-    def _judge(self, signature: Hashable, source: Source, steps: list[Step]) -> Verdict:
-        """Execute a chain both ways and note whether they agree."""
+    def _judge(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
+        """Execute a chain both ways and record whether the results agree."""
         on_image = [step for step in steps if step.mode != "tensor"]
         on_tensor = steps[len(on_image) :]
         front = fold(source, on_image)
         line = _described(source, steps)
         if front is None:
-            verdict = Verdict("the engine does not begin with these operations", line)
+            verdict = ChainVerdict("the engine does not begin with these operations", line)
         else:
             begun = on_image[: front.num_steps]
             first = replay(begun[-1] if begun else source)
@@ -158,10 +158,10 @@ class Engine:
                 theirs, finished = _as_tensor(ours, on_tensor), _finish(planes, on_tensor)
                 if reason is None and (not torch.equal(theirs, finished) or theirs.stride() != finished.stride()):
                     reason = "the conversion to a tensor differs"
-            verdict = Verdict(reason, line)
+            verdict = ChainVerdict(reason, line)
             if reason is not None:
                 warnings.warn(
-                    f"datapipe computes {line} by Pillow, without deferring it: {reason} where both ways were compared",
+                    f"datapipe computes {line} with Pillow, without deferring it: {reason} when both ways were compared",
                     stacklevel=2,
                 )
         self.verdicts[signature] = verdict
@@ -179,8 +179,8 @@ def replay_tensor(step: Step) -> torch.Tensor:
         return _as_tensor(replay(steps[first].parent), steps[first:])
 
 
-def _from_made(node: Node, made: Made | None) -> tuple[Source, list[Step], Image.Image | None]:
-    """The chain from its source, or from the last of its images that has its pixels already."""
+def _from_made(node: Node, made: Made | None) -> tuple[JpegSource, list[Step], Image.Image | None]:
+    """Return the chain from its source, or from the last of its images that already has pixels."""
     if made:
         steps: list[Step] = []
         at: Node = node
@@ -188,14 +188,14 @@ def _from_made(node: Node, made: Made | None) -> tuple[Source, list[Step], Image
             if id(at) in made:
                 steps.reverse()
                 return chain_of(at)[0], steps, made[id(at)]
-            if isinstance(at, Source):
+            if isinstance(at, JpegSource):
                 break
             steps.append(at)
             at = at.parent
     return (*chain_of(node), None)
 
 
-def _opened(source: Source) -> Image.Image:
+def _opened(source: JpegSource) -> Image.Image:
     return replay(source)
 
 
@@ -206,7 +206,7 @@ def _by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
 
 
 def _blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
-    """torchvision's blur in two passes: a square kernel of 23 takes it ten times as long. Rounded alike."""
+    """Apply torchvision's blur in two passes, rounded alike: with a square kernel of 23 torchvision takes ten times as long."""
     if not (isinstance(sigma, (list, tuple)) and len(sigma) == 2 and image.mode == "RGB"):
         return PILLOW_STEPS["gaussian_blur"](image, sizes, sigma)  # type: ignore[no-any-return]
     planes = to_planes(_planes_of(image)[None])
@@ -216,7 +216,7 @@ def _blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
 
 
 def _by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
-    """What follows the front of a chain: as Pillow has it, but for what is known to be slow."""
+    """Execute what follows the front of a chain: with Pillow, except for operations that are slow there."""
     for step in steps:
         function = _blurred if step.name == "gaussian_blur" else PILLOW_STEPS[step.name]
         image = function(image, *step.args)
@@ -234,7 +234,7 @@ def _as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
 
 
 def _planes_of(pixels: Any) -> torch.Tensor:
-    """(c, h, w) view of a Pillow image or of (h, w, c) pixels."""
+    """Return a (c, h, w) view of a Pillow image or of (h, w, c) pixels."""
     array = np.asarray(pixels)
     if not array.flags.writeable:
         array = array.copy()
@@ -242,7 +242,7 @@ def _planes_of(pixels: Any) -> torch.Tensor:
 
 
 def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Carry out the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
+    """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
     first = steps[0]
     if first.name == "pil_to_tensor":
         value = torch.empty((planes.shape[1], planes.shape[2], planes.shape[0]), dtype=torch.uint8).permute(2, 0, 1).copy_(planes)
@@ -261,8 +261,8 @@ def _as_batch(pixels: Any) -> Any:
     return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
 
 
-def _described(source: Source, steps: list[Step]) -> str:
-    """The operations in one line, with the places of the user's calls where they are known."""
+def _described(source: JpegSource, steps: list[Step]) -> str:
+    """Return the operations in one line, with the places of the user's calls if they are known."""
     parts, last = [f"JPEG ({source.mode})"], None
     for step in steps:
         what = step.name

@@ -1,4 +1,4 @@
-"""The beginning of a recorded chain as one cut: the region to decode, the size to resize it to, the window and the flips."""
+"""Fold the beginning of a recorded chain into one cut: region to decode, size to resize to, window and flips."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datapipe.adapt.deferral.graph import Source, Step
+from datapipe.adapt.deferral.graph import JpegSource, Step
 from datapipe.transforms.execute import RowCut
 from datapipe.transforms.protocols import Interpolation
 
@@ -19,17 +19,17 @@ _LEFT_RIGHT, _TOP_BOTTOM = int(Image.Transpose.FLIP_LEFT_RIGHT), int(Image.Trans
 
 
 class Front(NamedTuple):
-    """What the engine does of a chain."""
+    """The part of a chain that the engine executes."""
 
     cut: RowCut
-    num_steps: int  # of the chain, from its beginning, that the cut stands for
+    num_steps: int  # steps of the chain, from its beginning, that the cut replaces
     resampled: Interpolation | None
 
 
-def fold(source: Source, steps: Sequence[Step]) -> Front | None:
-    """Return the longest beginning of a chain that is one cut of an RGB image; None where the engine cannot begin.
+def fold(source: JpegSource, steps: Sequence[Step]) -> Front | None:
+    """Return the longest beginning of a chain that is one cut of an RGB image; None if the engine cannot begin.
 
-    The cut gives what the steps give: bit for bit where nothing is resampled, else within the resize's tolerance (a flip
+    The cut gives what the steps give: bit for bit if nothing is resampled, else within the resize's tolerance (a flip
     before a resize is carried out after it; the weights are symmetric).
     """
     top = left = 0

@@ -1,6 +1,6 @@
-"""Whether a JPEG's stream is one that decoders cannot disagree on: its markers are those of a whole image.
+"""Check that a JPEG's markers are those of a whole image, so that all decoders agree on it.
 
-libjpeg, and so Pillow, raises for a marker that does not belong where it is; a decoder of a region may never come across it.
+libjpeg, and so Pillow, raises for a misplaced marker, which a decoder of a region may never reach.
 Damage between markers raises in no decoder, and all of them make the same pixels of it.
 """
 

@@ -1,8 +1,8 @@
-"""Pillow's methods, which record while a fetch is recording and are the originals otherwise.
+"""Replace Pillow's methods by ones that record during a recording fetch and are the originals otherwise.
 
 A stand-in is a genuine `PIL.Image.Image` (or the user's own `JpegImageFile`) whose `_im` is a `Deferred` instead of
 pixels. All of Pillow reaches pixels through the property `im`, which materialises: it carries out the recorded steps by the
-original methods. So whatever is not recorded gives what it would give without datapipe.
+original methods. So an operation that is not recorded gives what it would give without datapipe.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import Node, Source, Step, chain_of
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
 from datapipe.adapt.deferral.jpeg_stream import is_whole
-from datapipe.adapt.deferral.recorder import Fetch, Pending, call_site, current, suspended
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, call_site, current, suspended
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Deferred:
-    """What a stand-in has in place of pixels."""
+    """What a stand-in holds in place of pixels."""
 
     __slots__ = ("fetch", "node")
     readonly = 0
@@ -57,12 +57,12 @@ class Deferred:
     def __init__(self, node: Node, fetch: Fetch) -> None:
         self.node, self.fetch = node, fetch
 
-    def __bool__(self) -> bool:  # Pillow asks `_im and _im.readonly`
+    def __bool__(self) -> bool:  # Pillow evaluates `_im and _im.readonly`
         return False
 
 
 class DeferredPixels:
-    """What `load()` of a stand-in returns: materialises where a pixel is looked at or set."""
+    """What `load()` of a stand-in returns: materialises when a pixel is read or set."""
 
     __slots__ = ("_image",)
 
@@ -86,7 +86,7 @@ def is_available() -> bool:
 
 @functools.cache
 def install() -> None:
-    """Put the seams in place, for the rest of the process."""
+    """Replace the methods, for the rest of the process."""
     _im = Image.Image.__dict__["im"]
     put: Any = setattr
     put(Image.Image, "im", property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel))
@@ -127,7 +127,7 @@ def materialise(image: Image.Image) -> None:
         try:
             made = replay(deferred.node)
         except Exception:
-            deferred.fetch.has_failed = True  # the error comes later than without deferral: the sample is made again
+            deferred.fetch.has_failed = True  # the error comes later than without deferral, so the sample is made again
             raise
         image.im = made.im
 
@@ -147,7 +147,7 @@ def replay(node: Node) -> Image.Image:
 
 
 def node_of(image: Image.Image, fetch: Fetch) -> Node | None:
-    """Return the chain behind an image; captures the bytes of a JPEG that was not read yet. None: it has its own pixels."""
+    """Return the chain of an image; captures the bytes of a JPEG that was not read yet. None: it has pixels of its own."""
     there: Any = image._im
     if type(there) is Deferred:
         return there.node if there.fetch is fetch else None
@@ -156,7 +156,7 @@ def node_of(image: Image.Image, fetch: Fetch) -> Node | None:
     return None
 
 
-def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | None:
+def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource | None:
     if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L") or image.fp is None:
         return None
     if len(image.tile) != 1 or tuple(image.tile[0]) != ("jpeg", (0, 0, *image.size), 0, (image.mode, "")):
@@ -167,7 +167,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | Non
         image.fp.seek(0)
         data = bytes(image.fp.read())
         header = probe(data)
-    except (OSError, ValueError, TypeError, DecodeError):  # Pillow says what there is to say
+    except (OSError, ValueError, TypeError, DecodeError):  # Pillow then raises the error itself
         return None
     if header.bit_depth != 8 or not is_whole(data):
         return None
@@ -175,7 +175,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | Non
         return None
     layers = tuple(layer[:3] for layer in image.layer)
     kind = (image.mode, layers, image.info.get("adobe_transform"), "progressive" in image.info, "jfif" in image.info)
-    source = Source(data, header, image.mode, image.size, kind)
+    source = JpegSource(data, header, image.mode, image.size, kind)
     image.tile = []
     image.readonly = 0
     image.map = None
@@ -188,12 +188,12 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> Source | Non
 
 def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
     image._im = Deferred(node, fetch)  # type: ignore[assignment]
-    fetch.images.append((weakref.ref(image), Pending(node, fetch.sample)))
+    fetch.images.append((weakref.ref(image), PendingPixels(node, fetch.sample)))
     fetch.has_recorded = True
 
 
 def stand_in(image: Image.Image, step: Step, fetch: Fetch) -> Image.Image:
-    """Return the image that `step` will make of `image`, as Pillow's `_new` would have it."""
+    """Return the image that `step` will make of `image`, with the attributes that Pillow's `_new` would set."""
     new = Image.Image()
     new._mode, new._size = step.mode, step.size
     new.info = {key: value.copy() if isinstance(value, list) else value for key, value in image.info.items()}
@@ -208,7 +208,7 @@ Planner = Callable[..., Planned | None]
 
 
 def _recording(original: Callable[..., Any], plan: Planner) -> Callable[..., Any]:
-    """Return the method that records what `plan` understands, and is `original` for all else."""
+    """Return a method that records the calls that `plan` understands, and calls `original` otherwise."""
 
     @functools.wraps(original)
     def method(self: Image.Image, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What one fetch of one thread records. Nothing is recorded outside of `__getitem__`, or by any other thread."""
+"""Hold what one fetch of one thread records. Only `__getitem__` in that thread is recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from datapipe.adapt.deferral.graph import Node
 
 
 @dataclass(slots=True)
-class Pending:
-    """An image or tensor whose pixels are to be made when the fetch ends."""
+class PendingPixels:
+    """An image or tensor whose pixels are made when the fetch ends."""
 
     node: Node
     sample: int  # within the fetch
@@ -26,19 +26,19 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The images and tensors that the samples of one fetch have recorded, and where the sample at work stands."""
+    """The images and tensors that the samples of one fetch recorded, and the state of the sample that runs now."""
 
-    notes_sites: bool = False  # whether steps say where they were recorded
-    images: list[tuple[weakref.ref[Any], Pending]] = field(default_factory=list)
-    tensors: dict[int, tuple[torch.Tensor, Pending]] = field(default_factory=dict)  # by id(tensor)
+    notes_sites: bool = False  # whether steps record their call sites
+    images: list[tuple[weakref.ref[Any], PendingPixels]] = field(default_factory=list)
+    tensors: dict[int, tuple[torch.Tensor, PendingPixels]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
-    mode: Any = None  # the TensorMode while a sample is at work
-    has_recorded: bool = False  # in the sample at work
-    has_failed: bool = False  # in the sample at work: bytes turned out bad where the user's code did not expect it
+    mode: Any = None  # the TensorMode while a sample runs
+    has_recorded: bool = False  # in the sample that runs now
+    has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
 
     def note_materialised(self, what: str) -> None:
-        """Note that pixels were needed before the fetch ends, and where as long as call sites are noted."""
+        """Count pixels that were needed before the fetch ends, by call site as long as sites are recorded."""
         if self.notes_sites:
             what = f"{what} at {call_site()}"
         self.materialised[what] = self.materialised.get(what, 0) + 1
@@ -55,7 +55,7 @@ _NOT_THE_USERS = tuple(
 
 
 def current() -> Fetch | None:
-    """Return what the calling thread records into; None where it does not record."""
+    """Return the fetch into which the calling thread records; None if it does not record."""
     return _local.fetch
 
 
@@ -71,7 +71,7 @@ def recording(fetch: Fetch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Record nothing, as inside the engine and where Pillow replays."""
+    """Record nothing, as inside the engine and while Pillow replays."""
     before, _local.fetch = _local.fetch, None
     try:
         yield

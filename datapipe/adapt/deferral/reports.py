@@ -1,4 +1,4 @@
-"""What workers tell of deferral, batch by batch, and what that adds up to in the training process."""
+"""Carry what workers report about deferral, batch by batch, and add it up in the training process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 
 
-class Told(NamedTuple):
-    """Some images or tensors of one fetch that came about in the same way."""
+class OperationCount(NamedTuple):
+    """Some images or tensors of one fetch that were made in the same way."""
 
     what: str  # the operations, with the places of the user's calls
     reason: str | None  # why Pillow computed them; None: datapipe's engine did
@@ -20,67 +20,67 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A batch on its way from a worker, with what its fetch has to tell. Passed through by torch's pinning as it is."""
+    """A batch in transit from a worker, with the report of its fetch. torch's pinning passes it through."""
 
     batch: Any
-    told: tuple[Told, ...]
+    operations: tuple[OperationCount, ...]
     num_samples: int
 
     def pin_memory(self, device: str | None = None) -> Delivered:
-        """Return the same with the batch in pinned memory, as torch's pinning asks of objects that it does not know."""
+        """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.told, self.num_samples)  # type: ignore[no-untyped-call]
+        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples)  # type: ignore[no-untyped-call]
 
 
-class News(NamedTuple):
+class FetchReport(NamedTuple):
     """What a fetch leaves for the collation that follows in the same thread."""
 
-    told: tuple[Told, ...] = ()
+    operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0
     blocks: Sequence[Block] = ()
 
 
 class _Local(threading.local):
-    news = News()
+    report = FetchReport()
 
 
 _of_last_fetch = _Local()
 
 
-def tell(news: News) -> None:
-    """Leave what a fetch has to tell for the collation that follows in the same thread."""
-    _of_last_fetch.news = news
+def leave_report(report: FetchReport) -> None:
+    """Leave the report of a fetch for the collation that follows in the same thread."""
+    _of_last_fetch.report = report
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveringCollate:
-    """The user's `collate_fn`, with what the fetch before it has to tell."""
+    """The user's `collate_fn`, with the report of the fetch before it."""
 
     collate_fn: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> Delivered:
-        news, _of_last_fetch.news = _of_last_fetch.news, News()
-        batch = collate_blocks(samples, news.blocks) if news.blocks else self.collate_fn(samples)
-        return Delivered(batch, news.told, news.num_samples)
+        report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
+        batch = collate_blocks(samples, report.blocks) if report.blocks else self.collate_fn(samples)
+        return Delivered(batch, report.operations, report.num_samples)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all fetches of a loader told."""
+    """The sum of the reports of all fetches of a loader."""
 
     num_samples: int = 0
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
 
     def take(self, delivered: Delivered) -> Any:
-        """Add what came with a batch; return the batch."""
+        """Add the report that came with a batch, and return the batch."""
         self.num_samples += delivered.num_samples
-        for what, reason, num in delivered.told:
+        for what, reason, num in delivered.operations:
             self.counts[what, reason] = self.counts.get((what, reason), 0) + num
         return delivered.batch
 
     def lines(self, most: int = 8) -> list[str]:
-        """Return a line for each way in which images came about, the most frequent first."""
+        """Return a line for each way in which images were made, the most frequent first."""
         if not self.num_samples:
             return ["nothing seen yet: operations are listed once batches have come"]
         ranked = sorted(self.counts.items(), key=lambda item: -item[1])
@@ -93,5 +93,5 @@ class Tally:
                 f"and {len(ranked) - most} more, {sum(count for _, count in ranked[most:])} of {self.num_samples} samples"
             )
         if not ranked:
-            lines.append("its samples hold no JPEG images that were opened by Pillow inside __getitem__")
+            lines.append("its samples hold no JPEG images that Pillow opened inside __getitem__")
         return lines

@@ -1,4 +1,4 @@
-"""The random state of a sample: torch's default generator, Python's `random` and numpy's, seeded by what the sample is."""
+"""Seed the random state of a sample: torch's default generator, Python's `random` and numpy's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import key64, mix64
 
-_SAMPLES = 0x5EED  # tells these draws from those of operations, whose numbers are small
+_SAMPLES = 0x5EED  # separates these draws from those of operations, whose numbers are small
 
 
 def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
-    """Return a seed per sample, from 0 to 2^63 - 1. `keys`: (n,) what tells the samples of an epoch apart."""
+    """Return a seed per sample, from 0 to 2^63 - 1. `keys`: (n,) identify the samples of an epoch."""
     words = mix64(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ key64(seed, epoch, _SAMPLES))
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
@@ -30,7 +30,7 @@ def reseed(seed: int) -> None:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Leave the three states as they were, for samples that are made in the training process."""
+    """Restore the three states afterwards, for samples that are made in the training process."""
     states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
         yield

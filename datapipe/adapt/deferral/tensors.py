@@ -1,8 +1,8 @@
-"""Tensors that are recorded before there are values: stand-ins of torch's own type, and the mode that sees them used.
+"""Record tensors before they have values: stand-ins of torch's own type, and the mode that sees them used.
 
-A stand-in is a `torch.Tensor` (its very type, not a subclass) without storage. In the recording thread a function mode
-gives it its values when anything but its shape or dtype is asked for. Elsewhere, in a thread or an extension that the mode
-does not reach, torch raises RuntimeError for whatever touches it, and the sample is made again without deferral. When the
+A stand-in is a `torch.Tensor` (exactly that type, not a subclass) without storage. In the recording thread a function mode
+gives it its values when anything but its shape or dtype is needed. Elsewhere, in a thread or an extension that the mode
+does not reach, torch raises RuntimeError for any use of it, and the sample is made again without deferral. When the
 fetch ends its values are put into the same object, wherever that is held.
 """
 
@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, Pending, suspended
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, suspended
 
 
 class _WithoutStorage(torch.Tensor):
-    """What a stand-in is made as: operators that reach it beyond Python raise."""
+    """The type as which a stand-in is created: operators that reach it below Python raise."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -31,10 +31,10 @@ class _WithoutStorage(torch.Tensor):
 def stand_in(
     step: Step, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None, fetch: Fetch
 ) -> torch.Tensor:
-    """Return a tensor without values for what `step` gives, and note it in the fetch."""
+    """Return a tensor without values for the result of `step`, and record it in the fetch."""
     tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
     tensor.__class__ = torch.Tensor
-    fetch.tensors[id(tensor)] = (tensor, Pending(step, fetch.sample))
+    fetch.tensors[id(tensor)] = (tensor, PendingPixels(step, fetch.sample))
     fetch.has_recorded = True
     return tensor
 
@@ -45,15 +45,15 @@ def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def step_of(tensor: Any, fetch: Fetch) -> Step | None:
-    """Return what a stand-in stands for; None for a tensor with values."""
+    """Return the step behind a stand-in; None for a tensor with values."""
     held = fetch.tensors.get(id(tensor))
     return None if held is None or not isinstance(held[1].node, Step) else held[1].node
 
 
 class TensorMode(TorchFunctionMode):
-    """Gives stand-ins their values where torch's functions are handed them: exactly, whatever those functions are.
+    """Gives stand-ins their exact values when they are passed to torch's functions, whichever those are.
 
-    `replay`: the original functions from the source on.
+    `replay`: executes the original functions, from the source on.
     """
 
     def __init__(self, fetch: Fetch, replay: Callable[[Step], torch.Tensor]) -> None:
@@ -90,17 +90,18 @@ class TensorMode(TorchFunctionMode):
         del fetch.tensors[id(tensor)]
 
     def open_for_sample(self) -> None:
+        """Push the mode, for one sample."""
         self._depth = torch._C._len_torch_function_stack()
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def close_for_sample(self) -> None:
-        """Take the mode from the stack, with whatever the sample's code left above it."""
+        """Pop the mode, and whatever the sample's code left above it."""
         while torch._C._len_torch_function_stack() > self._depth:
             torch._C._pop_torch_function_stack()
 
     @property
     def is_innermost(self) -> bool:
-        """Whether no mode of the user's lies between, which would have to see what is computed."""
+        """Whether no mode of the user's lies inside this one, which would have to see what is computed."""
         return torch._C._len_torch_function_stack() == self._depth + 1
 
 

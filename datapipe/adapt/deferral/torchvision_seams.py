@@ -1,8 +1,8 @@
-"""torchvision's functions that take a recorded image on: to a tensor, normalised, changed in colour.
+"""Replace torchvision's functions that continue a recorded image: to a tensor, normalised, changed in colour.
 
-They are put in place once the user's process has imported torchvision, which this module never does itself. Functions are
-replaced wherever a module holds them under a name. A function held elsewhere (in a partial, say) stays the original: it
-asks for the pixels and is given them.
+They are replaced once the user's process has imported torchvision, which this module never does itself, and wherever
+a module holds them under a name. A function held elsewhere (in a partial, for example) stays the original: it
+needs the pixels and gets them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TENSOR_STEPS: dict[str, Callable[..., Any]] = {}
 
 
 def install() -> None:
-    """Put the seams in place if torchvision has been imported; call it again whenever it may have been since."""
+    """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
     functional, on_pillow = sys.modules.get(_FUNCTIONAL), sys.modules.get(_ON_PILLOW)
     if TENSOR_STEPS or functional is None or on_pillow is None or not hasattr(functional, "normalize"):
         return
@@ -117,7 +117,7 @@ _COLOR_STEPS: dict[str, Callable[..., Planned | None]] = {
 
 
 def _can_record(fetch: Fetch) -> bool:
-    """Whether a tensor made now would be a plain one."""
+    """Return whether a tensor made now would be a plain one."""
     return (
         fetch.mode is not None
         and fetch.mode.is_innermost
@@ -127,7 +127,7 @@ def _can_record(fetch: Fetch) -> bool:
 
 
 def _image_step(name: str, pic: Any, trait: Any, fetch: Fetch) -> Step | None:
-    """The step that makes a tensor of a recorded image."""
+    """Return the step that makes a tensor of a recorded image."""
     if not isinstance(pic, Image.Image) or not _can_record(fetch):
         return None
     parent = node_of(pic, fetch)

@@ -1,2 +1,4 @@
-"""Frameworks that do something for torch's loaders which they would leave out, or undo, for ours. docs/hosts.md has the lines
-to type; each framework is imported by its own module only."""
+"""Support for frameworks that treat torch's loaders specially, which they would not do for ours, or would do wrongly.
+
+docs/hosts.md has the lines to type; each framework is imported by its own module only.
+"""

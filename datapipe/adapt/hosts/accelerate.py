@@ -1,6 +1,6 @@
-"""Hugging Face Accelerate: what its `prepare` does for torch's loaders, for ours.
+"""Hugging Face Accelerate: do for datapipe's loaders what its `prepare` does for torch's.
 
-`Accelerator.prepare` hands a loader that is not torch's back as it is. Batches are on the right device and rank all the same,
+`Accelerator.prepare` returns a loader that is not torch's unchanged. Its batches are on the right device and rank anyway,
 but the library would not know when an epoch ends, so it would carry the last, incomplete accumulation over into the next one
 and leave padding in what `gather_for_metrics` gathers; and `save_state` would not save the place in the epoch.
 """
@@ -20,11 +20,11 @@ from datapipe.core.errors import LifecycleError, OptionError
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
-    """`accelerator.prepare(*objects)`, in which datapipe's loaders become `PreparedLoader`.
+    """Return `accelerator.prepare(*objects)`, with datapipe's loaders as `PreparedLoader`.
 
-    Their places are saved and restored by `accelerator.save_state` and `load_state`; after the latter the next pass goes on in
+    `accelerator.save_state` and `load_state` save and restore their places; after the latter the next pass continues in
     mid-epoch by itself: `skip_first_batches` is not needed. `options` go to `accelerator.prepare`. Raises OptionError for a
-    loader or an accelerator whose ranks, devices or batches do not fit each other.
+    loader and an accelerator whose ranks, devices or batches do not fit each other.
     """
     others = [value for value in objects if not is_ours(value)]
     prepared = accelerator.prepare(*others, **options) if others else ()
@@ -43,10 +43,10 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
 
 
 class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
-    """A loader that tells Accelerate when its last batch comes, and how many samples of that step are no padding.
+    """A loader that tells Accelerate when its last batch comes, and how many samples of that step are not padding.
 
     All else is the loader's own: `set_epoch`, `dataset`, `state_dict`, ... Steps of a `sampler` or `batch_sampler` of your own
-    are gathered whole: what in them is padding only that knows.
+    are gathered whole: only that sampler knows what is padding.
     """
 
     def __init__(self, loader: OurLoader) -> None:
@@ -73,7 +73,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         return getattr(self.loader, name)
 
     def _num_real_of_the_last_step(self) -> int:
-        """Over all ranks; 0: all of it, -1: not known."""
+        """Return the samples of the last step that are not padding, over all ranks; 0: all of them, -1: unknown."""
         state = self.loader.state_dict()
         if state["tail"] == "drop":
             return 0
@@ -89,15 +89,15 @@ class SkippedLoader:
         self._has_epoch = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the pass be over this epoch, from behind the steps left out."""
+        """Make the next pass one over this epoch, beginning after the steps left out."""
         inner = self._loader.loader if isinstance(self._loader, PreparedLoader) else self._loader
         go_to(inner, epoch=epoch, step=self._num_batches)
         self._has_epoch = True
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises LifecycleError before `set_epoch`."""
+        """Iterate over the remaining steps. Raises LifecycleError before `set_epoch`."""
         if not self._has_epoch:
-            raise LifecycleError(f"{self._num_batches} steps of which epoch are to be left out? call set_epoch first")
+            raise LifecycleError(f"{self._num_batches} steps are to be left out of an unknown epoch; call set_epoch first")
         return iter(self._loader)
 
     def __len__(self) -> int:
@@ -110,16 +110,17 @@ class SkippedLoader:
 
 
 def check_fits(accelerator: Accelerator, loader: OurLoader) -> None:
-    """Raises OptionError where one of the two asks for what the other does not do."""
+    """Raise OptionError if loader and accelerator contradict each other."""
     for name in ("split_batches", "dispatch_batches"):
         if getattr(accelerator, name):
             raise OptionError(
-                f"the accelerator has {name}=True; each rank of a datapipe loader takes batches of its own, of batch_size"
+                f"the accelerator has {name}=True, but each rank of a datapipe loader makes its own batches of batch_size; "
+                "leave it out"
             )
     check_ranks(loader, accelerator.num_processes)
     if accelerator.device_placement and not _is_same(loader.device, accelerator.device):
         raise OptionError(
-            f"the loader hands batches over on {loader.device}, the accelerator computes on {accelerator.device}; "
+            f"the loader delivers batches on {loader.device}, the accelerator computes on {accelerator.device}; "
             "pass device=accelerator.device to the loader"
         )
 

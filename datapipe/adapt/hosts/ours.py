@@ -1,4 +1,4 @@
-"""Which loaders are ours, and their place in an epoch."""
+"""Recognise datapipe's loaders, and read or set their place in an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datapipe.core.errors import OptionError
 
 
 class OurLoader(Protocol):
-    """What hosts use of a `datapipe.DataLoader`, and of what `from_torch` and `prefetch` make."""
+    """What hosts use of a `datapipe.DataLoader`, and of the results of `from_torch` and `prefetch`."""
 
     @property
     def batch_size(self) -> int | None: ...
@@ -34,29 +34,29 @@ class OurLoader(Protocol):
 
 
 def is_ours(value: object) -> TypeGuard[OurLoader]:
-    """Whether `value` is a loader of datapipe's that keeps its place."""
+    """Return whether `value` is a datapipe loader whose place can be saved."""
     return type(value).__module__.startswith("datapipe.") and hasattr(value, "state_dict") and hasattr(value, "set_epoch")
 
 
 def steps_done(loader: OurLoader) -> int:
-    """The steps of its epoch that a loader has handed out."""
+    """Return the steps of its epoch that a loader has delivered."""
     state = loader.state_dict()
     return -(-int(state["samples_done"]) // int(state["global_batch"]))
 
 
 def go_to(loader: OurLoader, *, epoch: int, step: int) -> None:
-    """Let the next pass go on behind so many steps of that epoch."""
+    """Continue with the next pass after so many steps of that epoch."""
     state = loader.state_dict()
     loader.load_state_dict({**state, "epoch": epoch, "samples_done": step * int(state["global_batch"])})
 
 
 def check_ranks(loader: OurLoader, num_processes: int) -> None:
-    """Raises OptionError for a loader whose ranks are not those of the processes: each would take samples of the others."""
+    """Raise OptionError for a loader whose ranks are not those of the processes: each would take samples of the others."""
     found = int(loader.state_dict()["global_batch"])
     batch_size = loader.batch_size or 1
     if found != batch_size * num_processes:
         raise OptionError(
-            f"the loader's step covers {found} samples over all ranks, where batch_size x processes is {batch_size} x "
-            f"{num_processes}: ranks would share samples. Make it without rank= and world_size= and after the processes have "
-            "found each other; from_torch: pass share_among_ranks=True"
+            f"the loader's step covers {found} samples over all ranks, but batch_size x processes is {batch_size} x "
+            f"{num_processes}: ranks would share samples. Make it without rank= and world_size= and after the process group is "
+            "initialized; from_torch: pass share_among_ranks=True"
         )

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers' `Trainer`: it makes its loaders itself, and torch's out of any other when it resumes."""
+"""Hugging Face Transformers' `Trainer`, which makes its loaders itself, and makes torch's of any other when it resumes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from datapipe.adapt.hosts.accelerate import PreparedLoader, SkippedLoader, check
 from datapipe.adapt.hosts.ours import OurLoader, is_ours
 from datapipe.core.errors import DependencyError, OptionError
 
-_ADDED = ("id", "real")  # what a loader adds to a batch of its own accord
+_ADDED = ("id", "real")  # what a loader adds to a batch besides fields
 
 
 class LoaderMixin:
     """A Trainer that takes datapipe's loaders where it takes datasets: `class MyTrainer(LoaderMixin, Trainer)`.
 
     `train_dataset`, `eval_dataset` (a dict of them too) and `predict` may be given loaders with `output="dict"` and names that
-    the model's forward knows; datasets go Trainer's own way. `per_device_train_batch_size` and `per_device_eval_batch_size` must
-    be the loaders'. "id" and "real" do not reach the model, unless `remove_unused_columns=False`. With
-    `resume_from_checkpoint` the loader goes on behind the last step that the checkpoint has, decoding nothing before it.
+    the model's forward knows; datasets are handled by Trainer. `per_device_train_batch_size` and `per_device_eval_batch_size`
+    must be the loaders'. "id" and "real" do not reach the model, unless `remove_unused_columns=False`. With
+    `resume_from_checkpoint` the loader continues after the last step in the checkpoint, decoding nothing before it.
     """
 
     def get_train_dataloader(self: Any) -> Any:
+        """Return the training loader: the one given as `train_dataset`, or Trainer's."""
         if not is_ours(self.train_dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
         check_fits(self.accelerator, self.train_dataset)
@@ -32,6 +33,7 @@ class LoaderMixin:
         return self.train_dataset
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> Any:
+        """Return an evaluation loader: the one given as `eval_dataset`, or Trainer's."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
@@ -40,11 +42,13 @@ class LoaderMixin:
         return self._prepared(chosen)
 
     def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
+        """Return the loader of a prediction: the one given, or Trainer's."""
         if not is_ours(test_dataset):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._prepared(test_dataset)
 
     def train(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Train as Trainer does, resuming without decoding the steps already done."""
         with _skipping():
             return super().train(*arguments, **options)  # type: ignore[misc]
 
@@ -62,23 +66,23 @@ class LoaderMixin:
 def _check_batches(loader: Any, expected: int, name: str) -> None:
     if getattr(loader, "options", None) is not None and loader.options.output != "dict" and loader.collate_fn is None:
         raise OptionError(
-            "Trainer wants batches by name, and the loader's are tuples; pass output='dict' and, say, "
+            "Trainer needs batches by name, and the loader's are tuples; pass output='dict' and, for example, "
             "rename={'image': 'pixel_values', 'label': 'labels'}"
         )
     if loader.batch_size != expected:
         raise OptionError(
-            f"the loader has batch_size={loader.batch_size}, Trainer reckons with {expected} samples per step and process "
-            f"(what it logs, and the weight of the last batch in a loss); pass {name}={loader.batch_size}"
+            f"the loader has batch_size={loader.batch_size}, Trainer assumes {expected} samples per step and process "
+            f"(in its logs, and for the weight of the last batch in a loss); pass {name}={loader.batch_size}"
         )
 
 
 @contextmanager
 def _skipping() -> Iterator[None]:
-    """Trainer resumes through this function, which makes torch's loader out of any other."""
+    """Replace the function through which Trainer resumes, as it would make torch's loader of any other."""
     torchs = getattr(host, "skip_first_batches", None)
     if torchs is None:
         raise DependencyError(
-            "this release of transformers does not resume through trainer.skip_first_batches, which LoaderMixin stands in for; "
+            "this release of transformers does not resume through trainer.skip_first_batches, which LoaderMixin replaces; "
             "use a release that docs/hosts.md names"
         )
 

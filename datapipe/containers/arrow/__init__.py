@@ -1,1 +1,1 @@
-"""Arrow files of Hugging Face datasets."""
+"""Read Arrow files of Hugging Face datasets."""

@@ -1,9 +1,9 @@
-"""Arrow files, as Hugging Face's `datasets` keeps them: where in the file each image's bytes lie, and which label it has.
+"""Scan Arrow files, as Hugging Face's `datasets` keeps them: where each image's bytes lie, and its label.
 
-Both of Arrow's forms are read, the stream and the file. Their values lie uncompressed in one piece each, so that images,
-texts and other bytes are addressed by bytes. The image is a struct with a field `bytes`, or a binary column, told by
-the schema's metadata, its name, or its contents; the label a column of integers. Columns of numbers, lists and structs are no
-fields.
+Both of Arrow's forms are read, the stream and the file. Values lie uncompressed in one piece each, so images,
+texts and other bytes are addressed by bytes. The image is a struct with a field `bytes`, or a binary column, recognised by
+the schema's metadata, its name, or its contents; the label is a column of integers. Columns of numbers, lists and structs do
+not become fields.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Ints = NDArray[np.int64]
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Look through one file; ids are row numbers. Raises MissingDataError, StorageError or FormatError, naming the file."""
-    with mapped(path, "Arrow"):  # says what is wrong with a file that cannot be opened, or is empty
+    """Index one file; ids are row numbers. Raises MissingDataError, StorageError or FormatError, naming the file."""
+    with mapped(path, "Arrow"):  # raises the error of a file that cannot be opened, or is empty
         data = arrow_maps.map_file(path)
     try:
         with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
@@ -92,7 +92,7 @@ def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) ->
 
 
 def _places(parts: list[Any], base: int, size: int) -> tuple[FieldColumn, bytes]:
-    """Where the values of a column lie, and how the first begins. Raises ValueError, saying why, where they have no place."""
+    """Return where the values of a column lie, and the head of the first. Raises ValueError, with the reason, if nowhere."""
     offsets, nbytes, first = [], [], b""
     for part in parts:
         values = part
@@ -122,7 +122,7 @@ def _offset_width(kind: Any) -> Any:
         return np.int32
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
         return np.int64
-    raise ValueError(f"of type {kind}, of which no field is made")
+    raise ValueError(f"of type {kind}, which cannot become a field")
 
 
 def _is_text(kind: Any) -> bool:
@@ -130,7 +130,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _image_column(features: Features, schema: Any, places: dict[str, tuple[FieldColumn, bytes]], where: str) -> str:
-    """The column of images: declared so, called so, or the only one that holds any."""
+    """Return the column of images: declared so, named so, or the only one that holds any."""
     usable = [name for name in places if not _is_text(schema.field(name).type)]
     declared = [name for name in usable if name in features.images]
     named = [name for name in declared or usable if name.lower() in IMAGE_COLUMNS]
@@ -154,7 +154,7 @@ def _label_column(features: Features, schema: Any) -> str | None:
 
 
 def _names(parts: list[Any]) -> list[str] | None:
-    """What a column of texts, or the paths of images, call the samples, where each has a name of its own."""
+    """Return the names of samples in a column of texts, or in the paths of images, if they are unique."""
     if pa.types.is_struct(parts[0].type):
         if parts[0].type.get_field_index("path") < 0:
             return None
@@ -162,13 +162,13 @@ def _names(parts: list[Any]) -> list[str] | None:
     if not _is_text(parts[0].type):
         return None
     for part in parts:
-        part.validate(full=True)  # where each text lies: nobody has looked at that so far
+        part.validate(full=True)  # nothing has checked yet where each text lies
     names = [name for part in parts for name in part.to_pylist()]
     return names if all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names) else None
 
 
 def _labels(parts: list[Any], name: str, where: str) -> list[int]:
-    """Of each row; -1 where it is null."""
+    """Return the label of each row; -1 if it is null."""
     labels = [-1 if value is None else value for part in parts for value in part.to_pylist()]
     if min(labels) < -1:
         raise FormatError(f"{where}: {name!r} holds {min(labels)}, expected class numbers from 0; write the file again")

@@ -1,1 +1,1 @@
-"""HDF5 files: datapipe's own and others'."""
+"""Read and write HDF5 files: datapipe's own and those of other tools."""

@@ -1,4 +1,4 @@
-"""What an HDF5 file holds of each sample, as fields: by bytes where a value lies in one piece, by rows where it does not.
+"""Find fields in an HDF5 file: addressed by bytes if each value lies in one piece, by rows otherwise.
 
 uint8, variable length          an image, a mask or bytes      numbers (n, ...)              array, or a mask
 `data` and `offsets`, a group   the same; a text by its name   numbers, variable length      array
@@ -24,34 +24,34 @@ from datapipe.containers.rows import npy_header
 from datapipe.core.errors import FormatError
 from datapipe.index.sidecar import FieldColumn
 
-_RUN_NBYTES = 8 << 20  # of the values of a row group, where chunks are smaller
+_RUN_NBYTES = 8 << 20  # of the values of a row group, if chunks are smaller
 _MAX_RUN = 1024  # rows of such a row group
 _MAX_STRING = 1 << 20  # bytes of a string of fixed length
 _Extents = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class UnreadableError(Exception):
-    """Why a dataset can be no field; the caller knows which."""
+    """A dataset cannot be a field; the text says why, the caller knows which."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A dataset, or a group of two, whose values can be had."""
+class ReadableDataset:
+    """A dataset, or a group of two, with readable values."""
 
     name: str
     column: FieldColumn
     kind: FieldKind
-    head: bytes  # the first value, or the beginning of it
-    chunk: int = 1  # rows that are stored together, where it is addressed by rows
+    head: bytes  # the first value, or its beginning
+    chunk: int = 1  # rows that are stored together, if it is addressed by rows
 
     def __len__(self) -> int:
         return len(self.column.offset)
 
 
-def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> Found | None:
-    """None for what holds nothing of samples. `data`: the whole file.
+def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> ReadableDataset | None:
+    """Return a field; None for an object that holds nothing of samples. `data`: the whole file.
 
-    Raises UnreadableError, saying why it can be no field, FormatError where the file is damaged, and H5PY_ERRORS.
+    Raises UnreadableError, with the reason, if it cannot be a field, FormatError if the file is damaged, and H5PY_ERRORS.
     """
     if isinstance(entry, h5py.Group):
         is_ours = isinstance(entry.get(form.DATA), h5py.Dataset) and isinstance(entry.get(form.OFFSETS), h5py.Dataset)
@@ -68,10 +68,10 @@ def find_field(name: str, entry: h5py.Group | h5py.Dataset, data: mmap.mmap) -> 
         raise UnreadableError(f"has {exc}") from exc
 
 
-def row_starts(fields: list[Found], num: int) -> tuple[int, ...]:
-    """Rows at which row groups begin, and their number; empty where every field is addressed by bytes.
+def row_starts(fields: list[ReadableDataset], num: int) -> tuple[int, ...]:
+    """Return the rows at which row groups begin, and their number; empty if every field is addressed by bytes.
 
-    All fields are read by the same row groups, of whole chunks of the field that has the largest ones.
+    All fields are read by the same row groups, which are whole chunks of the field with the largest chunks.
     """
     by_rows = [field for field in fields if field.column.column is not None]
     if not by_rows:
@@ -82,10 +82,10 @@ def row_starts(fields: list[Found], num: int) -> tuple[int, ...]:
     return (*range(0, num, run), num)
 
 
-def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> Found:
+def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> ReadableDataset:
     blob, offsets = group[form.DATA], group[form.OFFSETS]
     if blob.ndim != 1 or blob.dtype != np.uint8 or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
-        raise UnreadableError("has 'data' and 'offsets', though not uint8 (nbytes,) and integers (n + 1,)")
+        raise UnreadableError("has 'data' and 'offsets', but not as uint8 (nbytes,) and integers (n + 1,)")
     start = blob.id.get_offset()
     if blob.chunks or blob.external or start is None:
         raise UnreadableError("has 'data' in chunks or outside the file, where no image lies in one piece")
@@ -97,8 +97,8 @@ def _find_blobs(name: str, group: h5py.Group, data: mmap.mmap) -> Found:
     return _by_bytes(name, (start + places[:-1], np.diff(places)), data)
 
 
-def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
-    """Raises ValueError as well, saying what it has that makes it no field."""
+def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> ReadableDataset:
+    """Find the field of a dataset. Raises ValueError as well, naming the property that prevents it."""
     if len(entry) > len(data):
         raise FormatError("it claims more samples than the file has bytes: damaged")
     elements, text = h5py.check_vlen_dtype(entry.dtype), h5py.check_string_dtype(entry.dtype)
@@ -109,35 +109,35 @@ def _find_values(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
     if entry.ndim == 1 and elements is not None and elements.kind in "biuf":
         _, nbytes = vlen_extents(entry, data, itemsize=elements.itemsize)
         column = FieldColumn(np.arange(len(entry), dtype=np.int64), nbytes, column=name)
-        return Found(name, column, FieldKind.ARRAY, b"", (entry.chunks or (1,))[0])
+        return ReadableDataset(name, column, FieldKind.ARRAY, b"", (entry.chunks or (1,))[0])
     if entry.dtype.kind not in "biuf":
-        raise ValueError(f"values of type {entry.dtype}, of which no field is made")
+        raise ValueError(f"values of type {entry.dtype}, which cannot become a field")
     prefix = npy_header(entry.shape[1:], entry.dtype)
     extents = array_extents(entry, len(data))
     if extents is None:
         return _by_rows(name, entry, data, kind_of_array(name, prefix))
-    return Found(name, FieldColumn(*extents, prefix=prefix), kind_of_array(name, prefix), prefix)
+    return ReadableDataset(name, FieldColumn(*extents, prefix=prefix), kind_of_array(name, prefix), prefix)
 
 
-def _by_bytes(name: str, extents: _Extents, data: mmap.mmap, *, is_text: bool = False) -> Found:
+def _by_bytes(name: str, extents: _Extents, data: mmap.mmap, *, is_text: bool = False) -> ReadableDataset:
     offset, nbytes = extents
     head = data[offset[0] : offset[0] + min(nbytes[0], HEAD_NBYTES)] if len(offset) else b""
-    return Found(name, FieldColumn(offset, nbytes), kind_of_text(name) if is_text else kind_of_bytes(name, head), head)
+    return ReadableDataset(name, FieldColumn(offset, nbytes), kind_of_text(name) if is_text else kind_of_bytes(name, head), head)
 
 
-def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -> Found:
-    """Of a dataset in chunks. The first value is read, as a filter may be missing here."""
+def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -> ReadableDataset:
+    """Return the field of a dataset in chunks. Reads the first value, as a filter may not be installed."""
     check_chunks(entry, len(data))
     try:
         first = ArrayRows(entry[:1])
     except (OSError, RuntimeError) as exc:
         raise ValueError(f"values that h5py cannot read ({exc})") from exc
     rows, nbytes = np.arange(len(entry), dtype=np.int64), np.full(len(entry), first.nbytes, np.int64)
-    return Found(name, FieldColumn(rows, nbytes, column=name), kind, first[0][:HEAD_NBYTES], entry.chunks[0])
+    return ReadableDataset(name, FieldColumn(rows, nbytes, column=name), kind, first[0][:HEAD_NBYTES], entry.chunks[0])
 
 
-def _find_fixed_strings(name: str, entry: h5py.Dataset, data: mmap.mmap) -> Found:
-    """Strings of fixed length are filled up with zeros, which are no part of them."""
+def _find_fixed_strings(name: str, entry: h5py.Dataset, data: mmap.mmap) -> ReadableDataset:
+    """Return the field of strings of fixed length, without the zeros that pad them."""
     if entry.dtype.itemsize > _MAX_STRING:
         raise ValueError(f"strings of {entry.dtype.itemsize} bytes each")
     extents = array_extents(entry, len(data))

@@ -1,7 +1,7 @@
-"""Where the values of an array lie in an HDF5 file: those of each sample in one piece, or in chunks to be read by h5py.
+"""Locate the values of an array in an HDF5 file: in one piece for each sample, or in chunks that h5py must read.
 
 An array in one piece, or in unfiltered chunks of one sample each, holds every sample as the bytes that a `.npy` file has
-behind its header. All samples have one shape, so the header is the same for all.
+after its header. All samples have one shape, so the header is the same for all.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 
 from datapipe.core.errors import FormatError
 
-_MAX_CHANNELS = 4  # a last side of so few is one of channels
-_MAX_CHUNK = 1 << 26  # bytes that any chunk may have; larger ones must not be smaller stored than any filter makes them
+_MAX_CHANNELS = 4  # a last dimension of at most this size is one of channels
+_MAX_CHUNK = 1 << 26  # bytes accepted in any chunk; larger ones must not be stored smaller than filters can make them
 _MAX_RATIO = 1100  # deflate's
 _MAX_ROW = 1 << 30  # bytes of a sample
 
 
 def are_pixels(shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape is one of images: (n, h, w, 3), (n, h, w, 1) or (n, h, w) of grey ones."""
+    """Return True for the shape of an array of images: (n, h, w, 3), (n, h, w, 1), or (n, h, w) of grey ones."""
     return shape[3] in (1, 3) if len(shape) == 4 else len(shape) == 3 and shape[2] > _MAX_CHANNELS
 
 
 def array_extents(dataset: h5py.Dataset, data_nbytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """(n,) offset in the file and (n,) size, both in bytes, of the values of each sample; None if not all lie in one piece.
+    """Return (n,) offset in the file and (n,) size, in bytes, of the values of each sample; None if not all lie in one piece.
 
-    `data_nbytes`: the size of the file. Raises ValueError, saying why, for values that nobody wrote, and FormatError where
-    the file is damaged; neither names the file.
+    `data_nbytes`: the size of the file. Raises ValueError, with the reason, for values that were never written, and FormatError
+    if the file is damaged; neither names the file.
     """
     num, shape = len(dataset), dataset.shape[1:]
     nbytes = math.prod(shape) * dataset.dtype.itemsize
@@ -47,7 +47,7 @@ def array_extents(dataset: h5py.Dataset, data_nbytes: int) -> tuple[NDArray[np.i
 
 
 def check_chunks(dataset: h5py.Dataset, data_nbytes: int) -> None:
-    """Whether h5py can be let read a dataset in chunks. Raises ValueError, saying why not, or FormatError, as above."""
+    """Check that h5py may read a dataset in chunks. Raises ValueError, with the reason, or FormatError, as above."""
     creation = dataset.id.get_create_plist()
     for number, _, _, name in (creation.get_filter(place) for place in range(creation.get_nfilters())):
         if not h5py.h5z.filter_avail(number):
@@ -65,7 +65,7 @@ def check_chunks(dataset: h5py.Dataset, data_nbytes: int) -> None:
     if dataset.id.chunk_iter(note):
         raise FormatError("its chunks reach beyond the end: the file was cut")
     if len(sizes) != num_chunks:
-        raise ValueError(f"values that nobody wrote, in {num_chunks - len(sizes)} of {num_chunks} chunks")
+        raise ValueError(f"values that were never written, in {num_chunks - len(sizes)} of {num_chunks} chunks")
     if chunk_nbytes > max(_MAX_CHUNK, _MAX_RATIO * min(sizes)):
         raise FormatError(f"a chunk of {chunk_nbytes} bytes claims to be stored in {min(sizes)}")
 
@@ -77,12 +77,12 @@ def _has_filters(dataset: h5py.Dataset) -> bool:
 def _contiguous_start(dataset: h5py.Dataset) -> int:
     start: int | None = dataset.id.get_offset()
     if start is None:
-        raise ValueError("values that nobody wrote")
+        raise ValueError("values that were never written")
     return start
 
 
 def _chunk_offsets(dataset: h5py.Dataset, nbytes: int) -> NDArray[np.int64]:
-    """(n,) of an array in chunks of one sample."""
+    """Return (n,) offsets of an array in chunks of one sample."""
     offset = np.full(len(dataset), -1, np.int64)
 
     def note(chunk: h5py.h5d.StoreInfo) -> None:
@@ -91,5 +91,5 @@ def _chunk_offsets(dataset: h5py.Dataset, nbytes: int) -> NDArray[np.int64]:
 
     dataset.id.chunk_iter(note)  # asking for one chunk after the other takes quadratic time
     if offset.min() < 0:
-        raise ValueError(f"values that nobody wrote, of sample {int(np.argmin(offset))}")
+        raise ValueError(f"values that were never written, of sample {int(np.argmin(offset))}")
     return offset

@@ -1,4 +1,4 @@
-"""Rows of HDF5 datasets whose values lie in chunks with others, go through a filter, or are lists of numbers.
+"""Read rows of HDF5 datasets whose values share chunks with others, are filtered, or are lists of numbers.
 
 h5py has one lock for all reads of a process, so threads take turns.
 """
@@ -18,7 +18,7 @@ from datapipe.core.errors import DecodeError, FormatError
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.row_groups import RowGroup, Rows
 
-# what h5py raises for damaged files, from its own checks and from the library's
+# the exceptions that h5py raises for damaged files, from its own checks and from the library's
 H5PY_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, AttributeError)
 DAMAGE = (FormatError, *H5PY_ERRORS)
 
@@ -51,16 +51,16 @@ class ListRows:
 
 
 def read_rows(group: RowGroup) -> Rows:
-    """Raises DAMAGE."""
+    """Read one field of a row group. Raises DAMAGE."""
     with opened_by_name(group.path) as name, h5py.File(name, "r", locking=False) as file:
         dataset = file[group.column]
         if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual or len(dataset) < group.end:
-            raise ValueError("its datasets are others")
+            raise ValueError("its datasets have changed")
         elements = h5py.check_vlen_dtype(dataset.dtype)
         if elements is not None:
             return _read_lists(dataset, elements, group)
         if dataset.dtype.hasobject:
-            raise ValueError("its datasets are others")
+            raise ValueError("its datasets have changed")
         return ArrayRows(dataset[group.first : group.end])
 
 

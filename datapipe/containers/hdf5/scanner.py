@@ -1,8 +1,8 @@
-"""HDF5 files of images: where each image is, which label it has, and what else the file has of each sample.
+"""Scan HDF5 files of images: where each image is, its label, and what else the file has of each sample.
 
-Reads datapipe's own layout (`image/data` and `image/offsets`, see `hdf5_format`), a dataset of variable-length uint8 arrays,
-an encoded image each, and an array of pixels. Images that lie in one piece each are addressed by bytes; those in chunks of
-several, or behind a filter, by rows. Datasets of as many rows are further fields.
+Reads datapipe's own layout (`image/data` and `image/offsets`, see `hdf5.layout`), a dataset of variable-length uint8 arrays,
+one encoded image each, and an array of pixels. Images that lie in one piece each are addressed by bytes; those in chunks of
+several, or behind a filter, by rows. Datasets with the same number of rows are further fields.
 Links to other files, external storage and virtual datasets are not followed.
 """
 
@@ -21,7 +21,7 @@ from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import free_name
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.containers.hdf5 import layout as form
-from datapipe.containers.hdf5.fields import Found, UnreadableError, find_field, row_starts
+from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, find_field, row_starts
 from datapipe.containers.hdf5.pixels import are_pixels
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
@@ -32,7 +32,7 @@ from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
-_MAX_OBJECTS = 10_000  # looked at; a file with a dataset for each sample has more
+_MAX_OBJECTS = 10_000  # objects read; a file with a dataset for each sample has more
 _MAX_DEPTH = 64  # of groups
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # datasets named in an error
@@ -44,10 +44,10 @@ _Objects = dict[str, "h5py.Group | h5py.Dataset"]
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Look through one file; ids are row numbers. Fields: the image, the label, and further datasets of as many rows.
+    """Index one file; ids are row numbers. Fields: the image, the label, and further datasets with as many rows.
 
-    Labels are a dataset of as many integers, called `label`, `labels`, `target`, `targets` or `y`, beside the images or at
-    the root. Datasets of which no field can be made are noted in `unread` of the rows. Raises MissingDataError,
+    Labels are a dataset of as many integers, named `label`, `labels`, `target`, `targets` or `y`, next to the images or at
+    the root. Datasets that cannot be fields are recorded in `unread` of the rows. Raises MissingDataError,
     StorageError or FormatError, naming the file and the datasets found.
     """
     with mapped(path, "HDF5") as data:
@@ -71,7 +71,7 @@ def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, t
     keys = _read_keys(file, num, at_most=len(data))
     rows = SidecarRows(())
     rows.add_column(IMAGE, image.column)
-    for row in range(num):  # labels are read here and now: they may lie in pieces, or compressed
+    for row in range(num):  # labels are read now, as they may lie in pieces, or compressed
         key = b"%d" % row if keys is None else keys[row]
         rows.append(id=row, key=key, source=b"", label=-1 if labels is None else int(labels[row]), size=(0, 0), extents={})
     specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
@@ -87,9 +87,9 @@ def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, t
     return rows, tuple(specs)
 
 
-def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[str, Found], dict[str, str]]:
-    """By name, what can be had; and why the rest cannot."""
-    found: dict[str, Found] = {}
+def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[str, ReadableDataset], dict[str, str]]:
+    """Return the fields by name, and for the other objects why they cannot be fields."""
+    found: dict[str, ReadableDataset] = {}
     unread: dict[str, str] = {}
     for name, entry in objects.items():
         try:
@@ -104,8 +104,8 @@ def _look_through(objects: _Objects, data: mmap.mmap, where: str) -> tuple[dict[
     return found, unread
 
 
-def _choose_images(found: dict[str, Found], unread: dict[str, str], objects: _Objects, where: str) -> Found:
-    """The images, by layout and content, or else by name."""
+def _choose_images(found: dict[str, ReadableDataset], unread: dict[str, str], objects: _Objects, where: str) -> ReadableDataset:
+    """Return the images, by layout and content, or else by name."""
     images = [one for one in found.values() if len(one) and _are_images(one, objects[one.name])]
     named = [one for one in images if one.name.rpartition("/")[2].lower() in _IMAGE_NAMES]
     chosen = named if len(named) == 1 else images
@@ -117,7 +117,7 @@ def _choose_images(found: dict[str, Found], unread: dict[str, str], objects: _Ob
     raise FormatError(f"{where}: {what}{why} (has: {_listed(objects)}); {remedy}")
 
 
-def _are_images(one: Found, entry: h5py.Group | h5py.Dataset) -> bool:
+def _are_images(one: ReadableDataset, entry: h5py.Group | h5py.Dataset) -> bool:
     if isinstance(entry, h5py.Dataset) and entry.dtype == np.uint8:
         return entry.ndim in (3, 4) and are_pixels(entry.shape)
     is_bytes = isinstance(entry, h5py.Group) or h5py.check_vlen_dtype(entry.dtype) == np.uint8
@@ -129,7 +129,7 @@ def _num_rows(entry: h5py.Group | h5py.Dataset) -> int:
 
 
 def _is_view(entry: h5py.Group | h5py.Dataset) -> bool:
-    """Whether it is the array of all images that our own layout has beside their bytes."""
+    """Return True for the array of all images that datapipe's layout has next to their bytes."""
     return isinstance(entry, h5py.Dataset) and entry.is_virtual and entry.parent.get(form.OFFSETS) is not None
 
 
@@ -140,7 +140,7 @@ _REMEDY = (
 
 
 def _objects(file: h5py.File, where: str) -> _Objects:
-    """Everything in the file by name, each object once, groups before what they hold; hard links only, so nothing outside it.
+    """Return all objects in the file by name, each once, groups before their members; only hard links, so nothing outside.
 
     Children are opened from their group: `visititems` opens each by its whole path, at a cost that grows with the depth.
     """
@@ -162,7 +162,7 @@ def _objects(file: h5py.File, where: str) -> _Objects:
 
 
 def _children(group: h5py.Group, prefix: str, objects: _Objects, where: str) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:
-    """What lies directly in a group, by name; `objects`: those found so far."""
+    """Yield the direct members of a group, by name; `objects`: those found so far."""
     if len(objects) + len(group) > _MAX_OBJECTS:
         raise FormatError(f"{where}: more than {_MAX_OBJECTS} datasets, one for each sample? {_REMEDY}")
     for name in sorted(group):
@@ -176,7 +176,7 @@ def _identity(entry: h5py.Group | h5py.Dataset) -> int:
 
 
 def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[str, NDArray[np.int64] | None]:
-    """The name of a dataset beside the images or at the root, and (n,) the label of each image; or None."""
+    """Return the name of a dataset next to the images or at the root, and (n,) the label of each image; or None."""
     directory = images.rpartition("/")[0]
     for place in dict.fromkeys((directory, "")):
         for name in _LABEL_NAMES:
@@ -188,7 +188,7 @@ def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[st
                 labels: NDArray[np.int64] = dataset[()].astype(np.int64).reshape(num)
                 return full, labels
             logger.warning(
-                "%s: %r holds no class numbers of %d images (%s %s); the set is read without", where, full, num,
+                "%s: %r holds no class numbers of %d images (%s %s); the set is read without labels", where, full, num,
                 dataset.shape, dataset.dtype,
             )  # fmt: skip
     return "", None

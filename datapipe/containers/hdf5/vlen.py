@@ -1,10 +1,10 @@
-"""Where the elements of a variable-length dataset lie in an HDF5 file.
+"""Locate the elements of a variable-length dataset in an HDF5 file.
 
 The dataset itself holds references: a length and a place in a *global heap collection*, where the bytes are. h5py gives
-the place of the references, not that of the bytes, and the library follows damaged ones without end; so the collections are
-read here, after the HDF5 File Format Specification 3.0, sections III.E (global heap) and IV.A.2.d (the datatype
-"variable-length"). All sizes are 8 bytes, as in every file that HDF5 has written by default. A filter of the dataset is
-one of its references: what they refer to is not compressed.
+the place of the references, not that of the bytes, and the library follows damaged ones endlessly; so the collections are
+read here, according to the HDF5 File Format Specification 3.0, sections III.E (global heap) and IV.A.2.d (the datatype
+"variable-length"). All sizes are 8 bytes, as in every file that HDF5 writes by default. A filter of the dataset
+applies to its references: the bytes to which they refer are not compressed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datapipe.core.errors import FormatError
 
 _REFERENCE = np.dtype([("length", "<u4"), ("collection", "<u8"), ("index", "<u4")])  # 16 bytes, packed
 _HEAD_NBYTES = 16
-_MAX_CHUNK = 1 << 26  # bytes of references that any chunk may have; larger ones must not be smaller than any filter makes them
+_MAX_CHUNK = 1 << 26  # bytes of references accepted in any chunk; larger ones must not be smaller than filters make them
 _MAX_RATIO = 1100  # deflate's
 _MAX_COLLECTIONS = 64  # kept parsed; neighbours in a dataset mostly share one
 
@@ -28,10 +28,10 @@ _MAX_COLLECTIONS = 64  # kept parsed; neighbours in a dataset mostly share one
 def vlen_extents(
     dataset: h5py.Dataset, data: mmap.mmap, *, itemsize: int = 1, rows: range | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(n,) offset in the file and (n,) size, both in bytes, of each element of a 1-D dataset of variable length.
+    """Return (n,) offset in the file and (n,) size, in bytes, of each element of a 1-D dataset of variable length.
 
-    `data`: the whole file; `itemsize`: bytes of a value within an element; `rows`: those that are wanted, None for all.
-    Raises ValueError, saying why, where they cannot be had, FormatError where the file is damaged; neither names the file.
+    `data`: the whole file; `itemsize`: bytes of a value within an element; `rows`: the rows to locate, None for all.
+    Raises ValueError, with the reason, if they cannot be located, FormatError if the file is damaged; neither names the file.
     """
     if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
         raise ValueError("the file's offsets are not 8 bytes long")
@@ -50,7 +50,7 @@ def vlen_extents(
 
 
 def _references(dataset: h5py.Dataset, data: mmap.mmap, rows: range) -> NDArray[np.void]:
-    """(n,) of _REFERENCE."""
+    """Return (n,) of _REFERENCE."""
     if dataset.external or dataset.is_virtual:
         raise ValueError("it lies outside the file")
     if len(rows) * _REFERENCE.itemsize > len(data) and dataset.chunks is None:
@@ -84,10 +84,10 @@ def _as_references(raw: bytes, num: int) -> NDArray[np.void]:
 
 
 class _Unfiltered:
-    """Chunks of references as they were before the dataset's filters.
+    """Chunks of references with the dataset's filters undone.
 
-    The library would follow the references when asked for them. So each chunk is put as it is into a dataset in memory
-    that has the same filters, and elements that are 16 bytes of whatever.
+    The library would follow the references if it read them. So each chunk is put unchanged into a dataset in memory
+    that has the same filters, and opaque elements of 16 bytes.
     """
 
     def __init__(self, dataset: h5py.Dataset) -> None:
@@ -95,7 +95,7 @@ class _Unfiltered:
         self._filters = [creation.get_filter(number) for number in range(creation.get_nfilters())]
         self._num: int = dataset.chunks[0]
         self._memory: h5py.File | None = None
-        self._datasets: dict[int, h5py.h5d.DatasetID] = {}  # by filters that were not applied
+        self._datasets: dict[int, h5py.h5d.DatasetID] = {}  # by the filters that were not applied
 
     def __enter__(self) -> _Unfiltered:
         return self
@@ -105,7 +105,7 @@ class _Unfiltered:
             self._memory.close()
 
     def __call__(self, raw: bytes, skipped: int) -> bytes:
-        """`skipped`: bits of the filters that were not applied. Raises ValueError where there is no such filter here."""
+        """Return a chunk unfiltered. `skipped`: bits of the filters not applied. Raises ValueError if a filter is missing."""
         skipped &= (1 << len(self._filters)) - 1
         if skipped.bit_count() == len(self._filters):
             return raw
@@ -115,7 +115,7 @@ class _Unfiltered:
         try:
             dataset = self._datasets[skipped] = self._datasets.get(skipped) or self._open(skipped)
         except (OSError, RuntimeError, TypeError, ValueError) as exc:
-            raise ValueError(f"its references go through filter {self._filters[-1][0]}, which is not there ({exc})") from exc
+            raise ValueError(f"its references go through filter {self._filters[-1][0]}, which is not installed ({exc})") from exc
         try:
             dataset.write_direct_chunk((0,), raw)
             found = np.empty(self._num, f"V{_REFERENCE.itemsize}")
@@ -137,7 +137,7 @@ class _Unfiltered:
 
 
 class _Heap:
-    """The global heap of a file; collections are parsed when first asked for."""
+    """The global heap of a file; collections are parsed when first needed."""
 
     def __init__(self, data: mmap.mmap, userblock: int) -> None:
         self._data = data
@@ -145,7 +145,7 @@ class _Heap:
         self._collections: dict[int, dict[int, tuple[int, int]]] = {}
 
     def find(self, collection: int, index: int) -> tuple[int, int]:
-        """Offset in the file and size of an object."""
+        """Return the offset in the file and the size of an object."""
         objects = self._collections.get(collection)
         if objects is None:
             if len(self._collections) >= _MAX_COLLECTIONS:
@@ -166,7 +166,7 @@ class _Heap:
         position = start + _HEAD_NBYTES
         while position + _HEAD_NBYTES <= end:
             index, size = struct.unpack_from("<H6xQ", self._data, position)
-            if index == 0:  # what is left of the collection is free
+            if index == 0:  # the rest of the collection is free
                 break
             position += _HEAD_NBYTES
             if size > end - position:

@@ -1,1 +1,1 @@
-"""Parquet files whose rows are samples: datapipe's own and others'."""
+"""Read Parquet files whose rows are samples: datapipe's own and those of other tools."""

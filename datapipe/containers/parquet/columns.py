@@ -1,6 +1,6 @@
-"""Small columns of a Parquet file, decoded by pyarrow: labels, names.
+"""Decode small columns of a Parquet file with pyarrow: labels, names.
 
-What pyarrow would allocate for a page is bounded before it is asked to read one, so that files that lie about sizes
+The memory that pyarrow would allocate for a page is bounded before it reads one, so that files that lie about sizes
 cost no memory.
 """
 
@@ -13,25 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datapipe.containers.parquet.footer import Column, Footer
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.core.regular_files import opened_by_name
 
-# what pyarrow raises for damaged files, from its own checks and from what it is built on
+# the exceptions that pyarrow raises for damaged files, from its own checks and from the libraries it uses
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 
-CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # that pyarrow decompresses
-NUMBER_NBYTES = 16  # per row that a page of numbers may take, its encoding's own bytes included
+CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # those that pyarrow decompresses
+NUMBER_NBYTES = 16  # per row that a page of numbers may take, with the overhead of its encoding
 _PAGE_SLACK = 1 << 16
-_MAX_PAGE = 1 << 26  # bytes that any page may have; larger ones must not be smaller compressed than any codec makes them
+_MAX_PAGE = 1 << 26  # bytes accepted in any page; larger ones must not be compressed smaller than codecs can make them
 _MAX_RATIO = 1100  # deflate's
-_MAX_VALUES = 1 << 20  # of a chunk of lists, and so many more for each byte of the file
+_MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of the file
 _VALUES_PER_BYTE = 64
 
 
-def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbytes: int) -> bool:
-    """Whether no page of the column claims to be larger than its rows make plausible. Raises DamagedError."""
+def is_believable(footer: Footer, column: SchemaLeaf, data: mmap.mmap, *, value_nbytes: int) -> bool:
+    """Return True if no page of the column claims to be larger than its rows make plausible. Raises DamagedError."""
     return all(
         page.uncompressed_nbytes <= chunk.num_values * value_nbytes + _PAGE_SLACK
         for chunk, _ in footer.chunks(column)
@@ -39,10 +39,10 @@ def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbyt
     )
 
 
-def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_nbytes: int) -> int:
-    """What the pages of a chunk take uncompressed. `data`: what holds the chunk, `file_nbytes`: the size of its whole file.
+def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: SchemaLeaf, *, file_nbytes: int) -> int:
+    """Return the uncompressed size of the pages of a chunk. `data`: the bytes with the chunk, `file_nbytes`: size of its file.
 
-    Raises DamagedError where a size is not believed.
+    Raises DamagedError if a size is implausible.
     """
     if column.is_repeated and chunk.num_values > _MAX_VALUES + _VALUES_PER_BYTE * file_nbytes:
         raise DamagedError(f"column {column.path!r} claims {chunk.num_values} values in a file of {file_nbytes} bytes")
@@ -54,8 +54,8 @@ def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_n
     return total
 
 
-def read_numbers(path: Path, column: Column) -> list[int | None]:
-    """A top-level column of integers, null as None. Raises PYARROW_ERRORS."""
+def read_numbers(path: Path, column: SchemaLeaf) -> list[int | None]:
+    """Return a top-level column of integers, null as None. Raises PYARROW_ERRORS."""
     values: list[int | None] = []
     with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
         for number in range(file.num_row_groups):
@@ -64,10 +64,10 @@ def read_numbers(path: Path, column: Column) -> list[int | None]:
     return values
 
 
-def read_names(path: Path, column: Column, *, at_most: int) -> list[bytes | None] | None:
-    """A column of short strings, top-level or in structs; None if one is longer than `at_most` bytes. Raises PYARROW_ERRORS.
+def read_names(path: Path, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
+    """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises PYARROW_ERRORS.
 
-    Read as dictionaries, so that a long string that is repeated costs no memory before it is seen to be one.
+    Strings are read as dictionaries, so that a long string that repeats costs no memory before it is detected.
     """
     values: list[bytes | None] = []
     with opened_by_name(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:

@@ -1,4 +1,4 @@
-"""Columns of a Parquet file as fields: by bytes where each value lies in one piece, by rows where it does not."""
+"""Turn columns of a Parquet file into fields: addressed by bytes if each value lies in one piece, by rows otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datapipe.containers.columns import free_name
 from datapipe.containers.field_names import HEAD_NBYTES, field_name, kind_of_bytes, kind_of_text
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import CODECS, PYARROW_ERRORS, page_nbytes
-from datapipe.containers.parquet.footer import Column, Footer
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.rows import NoFieldError, first_value
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -24,8 +24,8 @@ _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A column whose values can be had."""
+class ReadableColumn:
+    """A column with readable values."""
 
     column: FieldColumn
     kind: FieldKind
@@ -33,7 +33,7 @@ class Found:
 
 
 class ParquetFile:
-    """A file that is indexed: where it lies, what it says of itself, and its bytes."""
+    """A file to be indexed: its path, its footer and its bytes."""
 
     def __init__(self, path: str, footer: Footer, data: mmap.mmap) -> None:
         """Raises DamagedError."""
@@ -46,11 +46,11 @@ class ParquetFile:
     def num_rows(self) -> int:
         return self.footer.num_rows
 
-    def find(self, name: str) -> Found:
-        """The column of that name, or path. Raises NoFieldError, saying why it is no field, and what damaged files raise."""
+    def find(self, name: str) -> ReadableColumn:
+        """Return the column of that name, or path. Raises NoFieldError, with the reason, and the errors of damaged files."""
         leaves = self.footer.leaves(name)
         if len({leaf.name for leaf in leaves}) != 1 or len({leaf.path for leaf in leaves}) < len(leaves):
-            raise NoFieldError("several columns are called so")
+            raise NoFieldError("several columns have this name")
         if len(leaves) == 1 and leaves[0].physical_type == "BYTE_ARRAY":
             try:
                 return self._by_bytes(leaves[0])
@@ -58,7 +58,7 @@ class ParquetFile:
                 pass
         return self._by_rows(name, leaves)
 
-    def _by_bytes(self, leaf: Column) -> Found:
+    def _by_bytes(self, leaf: SchemaLeaf) -> ReadableColumn:
         if leaf.is_repeated:
             raise UnaddressableError("a list")
         offset, nbytes = np.empty(self.num_rows, np.int64), np.empty(self.num_rows, np.int64)
@@ -69,17 +69,17 @@ class ParquetFile:
             raise DamagedError(f"column {leaf.path!r} has {row + 1} values for {self.num_rows} rows")
         head = self.data[offset[0] : offset[0] + min(nbytes[0], HEAD_NBYTES)]
         kind = kind_of_text(leaf.name) if leaf.is_text else kind_of_bytes(leaf.name, head)
-        return Found(FieldColumn(offset, nbytes), kind, head)
+        return ReadableColumn(FieldColumn(offset, nbytes), kind, head)
 
-    def _places(self, leaf: Column) -> Iterator[tuple[int, int]]:
+    def _places(self, leaf: SchemaLeaf) -> Iterator[tuple[int, int]]:
         for chunk, _ in self.footer.chunks(leaf):
             for values in plain_values(self.data, chunk):
                 yield from byte_arrays(self.data, values)
 
-    def _by_rows(self, name: str, leaves: list[Column]) -> Found:
+    def _by_rows(self, name: str, leaves: list[SchemaLeaf]) -> ReadableColumn:
         strange = [leaf.physical_type for leaf in leaves if leaf.physical_type in ("INT96", "FIXED_LEN_BYTE_ARRAY")]
         if strange:
-            raise NoFieldError(f"of type {strange[0]}, of which no field is made")
+            raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
         nbytes = np.zeros(len(self.starts) - 1, np.int64)
         for leaf in leaves:
             for number, (chunk, codec) in enumerate(self.footer.chunks(leaf)):
@@ -93,13 +93,13 @@ class ParquetFile:
         sizes = np.diff(self.starts)
         each = np.repeat(nbytes // np.maximum(sizes, 1), sizes)
         head = None if value is None else value[:HEAD_NBYTES]
-        return Found(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
+        return ReadableColumn(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
 
 
 def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[str]) -> list[FieldSpec]:
-    """Add every column but those `taken` as a field; what is none is noted in `rows.unread`.
+    """Add every column but those `taken` as a field; a column that cannot be one is recorded in `rows.unread`.
 
-    Raises DamagedError and PYARROW_ERRORS where the file's own tables do not hold together.
+    Raises DamagedError and PYARROW_ERRORS if the file's own tables are inconsistent.
     """
     specs: list[FieldSpec] = []
     names = dict.fromkeys(column.name for column in file.footer.columns)
@@ -119,5 +119,5 @@ def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[
 
 
 def _is_image(name: str, paths: list[str]) -> bool:
-    """Whether a column is a struct of bytes and a file name for them, as `datasets` has it for images."""
+    """Return True if a column is a struct of bytes and their file name, as `datasets` has it for images."""
     return f"{name}.{form.BYTES}" in paths and {*paths} <= {f"{name}.{form.BYTES}", f"{name}.{form.PATH}"}

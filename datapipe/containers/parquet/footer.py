@@ -1,6 +1,6 @@
-"""The footer of a Parquet file: its columns, and where their chunks lie (apache/parquet-format: parquet.thrift).
+"""Parse the footer of a Parquet file: its columns, and where their chunks lie (apache/parquet-format: parquet.thrift).
 
-Read here rather than through pyarrow, whose access to single values of a damaged footer can end the process.
+This does not use pyarrow, whose access to single values of a damaged footer can end the process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FOOTER: Shape = {2: _ELEMENT, 3: None, 4: _ROW_GROUP, 5: {1: None, 2: None}}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaLeaf:
     """A leaf of the schema."""
 
     number: int
-    name: str  # of the whole column that the leaf belongs to
+    name: str  # of the whole column to which the leaf belongs
     path: str  # names from the root, with dots between them
     physical_type: str  # "BYTE_ARRAY", "INT64", ...
     is_text: bool
@@ -47,39 +47,39 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself."""
+    """The contents of a file's footer."""
 
     num_rows: int
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaLeaf, ...]
     metadata: dict[bytes, bytes]
-    row_groups: list[dict[int, Any]]  # as they were read
+    row_groups: list[dict[int, Any]]  # as read
     nbytes: int  # of the file before the footer
 
     def row_starts(self) -> list[int]:
-        """Rows at which row groups begin, and the number of rows. Raises DamagedError.
+        """Return the rows at which row groups begin, and the number of rows. Raises DamagedError.
 
-        A row takes a byte of the file or more, or else it is not believed.
+        The count is accepted only if every row takes at least a byte of the file.
         """
         starts = [0, *itertools.accumulate(number_in(group, 3) for group in self.row_groups)]
         if starts[-1] != self.num_rows or self.num_rows > self.nbytes:
             raise DamagedError(f"it tells of {self.num_rows} rows, its row groups of {starts[-1]}, in {self.nbytes} bytes")
         return starts
 
-    def leaves(self, path: str) -> list[Column]:
-        """The column of that path, or what it consists of."""
+    def leaves(self, path: str) -> list[SchemaLeaf]:
+        """Return the column of that path, or its leaves."""
         return [column for column in self.columns if column.path == path or column.path.startswith(f"{path}.")]
 
-    def chunks(self, column: Column) -> Iterator[tuple[Chunk, str]]:
-        """A column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
+    def chunks(self, column: SchemaLeaf) -> Iterator[tuple[Chunk, str]]:
+        """Yield a column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
 
-        They must lie in the file one behind the other, so their values cannot be counted twice.
+        They must follow each other in the file, so that no value is counted twice.
         """
         position = 0
         for number, group in enumerate(self.row_groups):
             where = f"column {column.path!r} of row group {number}"
             chunk, codec = _chunk(group, column, where)
             if chunk.start < position:
-                raise DamagedError(f"{where} overlaps what lies before it")
+                raise DamagedError(f"{where} overlaps the data before it")
             if chunk.end > self.nbytes:
                 raise DamagedError(f"{where} reaches beyond the end: the file was cut")
             if chunk.num_values != number_in(group, 3) and not column.is_repeated:
@@ -89,14 +89,14 @@ class Footer:
 
 
 def read_footer(data: mmap.mmap | bytes) -> Footer:
-    """The footer of the file in `data`. Raises DamagedError, also for what is no Parquet file."""
+    """Parse the footer of the file in `data`. Raises DamagedError, also if it is not a Parquet file."""
     size = len(data)
     if size < len(_MAGIC) + _END_NBYTES or data[:4] != _MAGIC or data[size - 4 : size] != _MAGIC:
         hint = "its footer is encrypted" if data[size - 4 : size] == b"PARE" else "it does not begin and end with 'PAR1'"
         raise DamagedError(hint)
     nbytes, end = int.from_bytes(data[size - 8 : size - 4], "little"), size - _END_NBYTES
     if nbytes > min(end - len(_MAGIC), _MAX_FOOTER):
-        raise DamagedError(f"its footer of {nbytes} bytes is longer than the file, or not believed")
+        raise DamagedError(f"its footer of {nbytes} bytes is longer than the file, or implausibly long")
     fields, _ = read_struct(data, end - nbytes, end, _FOOTER)
     pairs = [(pair.get(1), pair.get(2)) for pair in _list(fields, 5)]
     return Footer(
@@ -108,7 +108,7 @@ def read_footer(data: mmap.mmap | bytes) -> Footer:
     )
 
 
-def _chunk(group: dict[int, Any], column: Column, where: str) -> tuple[Chunk, str]:
+def _chunk(group: dict[int, Any], column: SchemaLeaf, where: str) -> tuple[Chunk, str]:
     columns = _list(group, 1)
     if column.number >= len(columns):
         raise DamagedError(f"{where} is missing")
@@ -127,11 +127,11 @@ def _chunk(group: dict[int, Any], column: Column, where: str) -> tuple[Chunk, st
     return Chunk(start, end, number_in(facts, 5), column.max_level, is_compressed=codec != 0), name
 
 
-def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
-    """The leaves of the schema, which is listed depth first."""
+def _leaves(elements: list[dict[int, Any]]) -> tuple[SchemaLeaf, ...]:
+    """Return the leaves of the schema, which is listed depth first."""
     if not 0 < len(elements) <= _MAX_COLUMNS:
         raise DamagedError(f"its schema has {len(elements)} elements")
-    leaves: list[Column] = []
+    leaves: list[SchemaLeaf] = []
     rest = iter(elements)
 
     def walk(num: int, path: tuple[str, ...], max_level: int, *, is_repeated: bool) -> None:
@@ -153,12 +153,12 @@ def _leaves(elements: list[dict[int, Any]]) -> tuple[Column, ...]:
     return tuple(leaves)
 
 
-def _leaf(number: int, path: tuple[str, ...], element: dict[int, Any], max_level: int, is_repeated: bool) -> Column:
+def _leaf(number: int, path: tuple[str, ...], element: dict[int, Any], max_level: int, is_repeated: bool) -> SchemaLeaf:
     kind = number_in(element, 1)
     logical = element.get(10)
     is_text = element.get(6) in _TEXTS or (isinstance(logical, dict) and any(text in logical for text in _LOGICAL_TEXTS))
     name = _TYPES[kind] if kind < len(_TYPES) else f"type {kind}"
-    return Column(number, path[0], ".".join(path), name, is_text, max_level, is_repeated)
+    return SchemaLeaf(number, path[0], ".".join(path), name, is_text, max_level, is_repeated)
 
 
 def _list(fields: dict[int, Any], number: int) -> list[dict[int, Any]]:

@@ -1,11 +1,11 @@
-"""What datapipe's Parquet shards look like: Hugging Face's convention for images, and settings that keep bytes addressable.
+"""The layout of datapipe's Parquet shards: Hugging Face's convention for images, and settings that keep bytes addressable.
 
     image  struct<bytes: binary, path: string>   the encoded image, and a file name for it
     label  int64
     key    string                                 the sample's name
 
-Further fields have their own names: masks as `image`, texts and JSON as string, all else as binary. The schema's metadata
-`huggingface` say what the columns mean to the `datasets` package, the names of classes among it.
+Further fields have their own names: masks like `image`, texts and JSON as string, others as binary. The schema's metadata
+`huggingface` says what the columns mean to the `datasets` package, including the names of classes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PATH = "path"
 LABEL = "label"
 KEY = "key"
 
-# A page is closed once it has this many bytes, looked at after every row: so an image of that size has a page of its own,
-# which readers that know page indexes can fetch alone, while a thousand labels share one.
+# A page is closed once it has this many bytes, checked after every row: so an image of that size has a page of its own,
+# which readers that use page indexes can fetch alone, while a thousand labels share one.
 PAGE_NBYTES = 8192
-# Of fields, before a row group is written. Who writes or reads one holds it in memory; as every value can be found by itself,
-# nothing is gained by larger ones.
+# Size of the fields at which a row group is written. Writers and readers hold a row group in memory; as every value can be
+# located by itself, larger ones have no benefit.
 ROW_GROUP_NBYTES = 16_000_000
 MAX_ROW_GROUP_ROWS = 1 << 20
 MAX_FIELD_NBYTES = (1 << 31) - (1 << 16)  # sizes of pages are 31-bit numbers, and a page has more than a value

@@ -1,9 +1,9 @@
-"""Where the values of a Parquet column lie in the file: page headers, levels and lengths, nothing decoded.
+"""Locate the values of a Parquet column in the file: parse page headers, levels and lengths, decode nothing.
 
-A strict reader of what stands before and between the values (apache/parquet-format: parquet.thrift, Encodings.md): page
+A strict parser of the bytes before and between the values (apache/parquet-format: parquet.thrift, Encodings.md): page
 headers, definition levels in the hybrid of runs and bit-packing, and PLAIN byte arrays, each
-behind its length. Every length must fit into what encloses it, so damaged or hostile bytes lead to an error, and neither
-time nor memory depends on what they claim.
+after its length. Every length must fit into its enclosing structure, so damaged or hostile bytes lead to an error, and neither
+time nor memory depends on their claims.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)  # PageType
 _PLAIN, _RLE = 0, 3  # Encoding
 # of a PageHeader: kind and sizes; of its data page values, encodings and, in version 2, sizes of levels and is_compressed
 _PAGE_HEADER = {1: None, 2: None, 3: None, 5: {1: None, 2: None, 3: None}, 8: {1: None, 4: None, 5: None, 6: None, 7: None}}
-_MAX_GROUPS = 1 << 13  # bit-packed levels that are looked at together, in eights
+_MAX_GROUPS = 1 << 13  # bit-packed levels that are checked together, in eights
 
 
 class UnaddressableError(Exception):
-    """Why values, though sound, do not lie in one piece each."""
+    """Values, though valid, do not lie in one piece each; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Page:
     """A page of a chunk."""
 
     kind: int
-    start: int  # behind its header
+    start: int  # after its header
     end: int
     uncompressed_nbytes: int  # as its header claims
     header: dict[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """PLAIN values of a page, one behind the other."""
+class PlainValues:
+    """PLAIN values of a page, one after the other."""
 
     start: int
     end: int
@@ -59,7 +59,7 @@ class Values:
 
 
 def pages(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Page]:
-    """The pages of a chunk, whatever they hold. Raises DamagedError."""
+    """Yield the pages of a chunk, whatever they hold. Raises DamagedError."""
     position = chunk.start
     while position < chunk.end:
         header, start = read_struct(data, position, chunk.end, _PAGE_HEADER)
@@ -70,10 +70,10 @@ def pages(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Page]:
         position = start + nbytes
 
 
-def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Values]:
-    """The values of a chunk, page by page: all of them there, none of them encoded.
+def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[PlainValues]:
+    """Yield the values of a chunk, page by page: all present, none encoded.
 
-    Raises UnaddressableError where they are compressed, encoded or missing, DamagedError.
+    Raises UnaddressableError if they are compressed, encoded or missing, and DamagedError.
     """
     num_found = 0
     for page in pages(data, chunk):
@@ -90,11 +90,11 @@ def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Values]:
             break
         yield values
     if num_found != chunk.num_values:
-        raise DamagedError(f"the pages hold other than the {chunk.num_values} values that the footer tells of")
+        raise DamagedError(f"the number of values in the pages is not {chunk.num_values}, as the footer says")
 
 
-def byte_arrays(data: mmap.mmap | bytes, values: Values) -> Iterator[tuple[int, int]]:
-    """Offset and size of each of the values, which are byte arrays. Raises DamagedError."""
+def byte_arrays(data: mmap.mmap | bytes, values: PlainValues) -> Iterator[tuple[int, int]]:
+    """Yield offset and size of each of the values, which are byte arrays. Raises DamagedError."""
     position, end = values.start, values.end
     for _ in range(values.num):
         if end - position < 4:
@@ -106,10 +106,10 @@ def byte_arrays(data: mmap.mmap | bytes, values: Values) -> Iterator[tuple[int, 
         yield position, nbytes
         position += nbytes
     if position != end:
-        raise DamagedError(f"bytes are left in a page behind its last value, at byte {position}")
+        raise DamagedError(f"bytes are left in a page after its last value, at byte {position}")
 
 
-def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> Values:
+def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 5)
     num = number_in(header, 1)
     if chunk.is_compressed:
@@ -122,11 +122,11 @@ def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
         if page.end - start < 4:
             raise DamagedError(f"the page at byte {start} ends within its levels")
         (nbytes,) = struct.unpack_from("<I", data, start)
-        start = _behind_levels(data, start + 4, nbytes, num, page, chunk, first)
-    return Values(start, page.end, num)
+        start = _end_of_levels(data, start + 4, nbytes, num, page, chunk, first)
+    return PlainValues(start, page.end, num)
 
 
-def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> Values:
+def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 8)
     num = number_in(header, 1)
     if chunk.is_compressed and header.get(7, True) is not False:
@@ -135,8 +135,8 @@ def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
     nbytes = number_in(header, 5)
     if number_in(header, 6) or (nbytes and not chunk.max_level):
         raise DamagedError(f"the page at byte {page.start} has levels where its column has none")
-    start = _behind_levels(data, page.start, nbytes, num, page, chunk, first) if chunk.max_level else page.start
-    return Values(start, page.end, num)
+    start = _end_of_levels(data, page.start, nbytes, num, page, chunk, first) if chunk.max_level else page.start
+    return PlainValues(start, page.end, num)
 
 
 def _require_plain(page: Page, encoding: int) -> None:
@@ -146,8 +146,8 @@ def _require_plain(page: Page, encoding: int) -> None:
         raise DamagedError(f"the page at byte {page.start} has two sizes")
 
 
-def _behind_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
-    """Where the levels end, all of which must say that there is a value."""
+def _end_of_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
+    """Return where the levels end. All levels must say that there is a value."""
     end = start + nbytes
     if end > page.end:
         raise DamagedError(f"the levels at byte {start} reach beyond their page")
@@ -173,11 +173,11 @@ def _behind_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, p
 def _packed(
     data: mmap.mmap | bytes, position: int, end: int, groups: int, width: int, level: int, left: int
 ) -> tuple[int, int, bool]:
-    """Behind a run of bit-packed levels, how many it has, and whether all of them are `level`."""
+    """Return the position after a run of bit-packed levels, their number, and whether all of them are `level`."""
     count, is_there = groups * 8, True
     if groups * width > end - position:
         raise DamagedError(f"levels at byte {position} end too early")
-    remaining = min(count, left)  # what fills up the last group counts for nothing
+    remaining = min(count, left)  # the padding of the last group does not count
     while remaining > 0:
         some = min(remaining, _MAX_GROUPS * 8)
         nbytes = -(-some // 8) * width

@@ -1,6 +1,6 @@
-"""Row groups of Parquet files, decoded by pyarrow: one column of one of them.
+"""Read row groups of Parquet files with pyarrow: one column of one of them.
 
-The footer and the headers of the column's pages are looked at before pyarrow is: see `parquet_columns`.
+The footer and the headers of the column's pages are checked before pyarrow reads: see `parquet.columns`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datapipe.containers.parquet.columns import PYARROW_ERRORS, page_nbytes
-from datapipe.containers.parquet.footer import Column, Footer, read_footer
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import Chunk
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import Form, form_of, value_bytes
@@ -30,7 +30,7 @@ _MAX_FOOTERS = 64  # kept parsed
 
 
 class NoFieldError(Exception):
-    """Why a column is no field."""
+    """A column cannot be a field; the text says why."""
 
 
 DAMAGE = (DamagedError, NoFieldError, *PYARROW_ERRORS)
@@ -59,12 +59,12 @@ class ColumnRows:
 
 
 def read_rows(group: RowGroup) -> ColumnRows:
-    """Raises DAMAGE, and OSError with its number where the file cannot be read."""
+    """Read one column of a row group. Raises DAMAGE, and OSError with its number if the file cannot be read."""
     with open_file(group.path) as plain:
         status = os.fstat(plain.fileno())
         footer = _footer(group.path, status.st_ino, status.st_size, status.st_mtime_ns)
         if footer.row_starts()[group.number : group.number + 2] != [group.first, group.end]:
-            raise DamagedError("its row groups are others")
+            raise DamagedError("its row groups have changed")
         leaves = footer.leaves(group.column)
         for leaf in leaves:
             chunk = next(itertools.islice(footer.chunks(leaf), group.number, None))[0]
@@ -79,10 +79,10 @@ def read_rows(group: RowGroup) -> ColumnRows:
     return rows
 
 
-def first_value(path: str, column: str, leaves: list[Column]) -> tuple[Form, bytes | None]:
-    """What the values of a column are as a field, and the first of them; None if it is null. Raises DAMAGE.
+def first_value(path: str, column: str, leaves: list[SchemaLeaf]) -> tuple[Form, bytes | None]:
+    """Return the form of a column's values as a field, and the first of them; None if it is null. Raises DAMAGE.
 
-    Decodes a page or two. Raises NoFieldError for a type of which none is made.
+    Decodes a page or two. Raises NoFieldError for a type that cannot become a field.
     """
     with open_column(path, leaves) as file:
         batch = next(file.iter_batches(1, columns=[column], use_threads=False), None)
@@ -97,10 +97,10 @@ def first_value(path: str, column: str, leaves: list[Column]) -> tuple[Form, byt
 
 
 @contextlib.contextmanager
-def open_column(path: str, leaves: list[Column]) -> Iterator[pq.ParquetFile]:
-    """The file, for reading these columns of it within the block.
+def open_column(path: str, leaves: list[SchemaLeaf]) -> Iterator[pq.ParquetFile]:
+    """Open the file for reading these columns of it within the block.
 
-    Strings are read as dictionaries where they are stored so: one that is repeated is in memory once.
+    Strings that are stored as dictionaries are read as such: one that repeats is in memory once.
     """
     dictionaries = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     with (
@@ -112,19 +112,19 @@ def open_column(path: str, leaves: list[Column]) -> Iterator[pq.ParquetFile]:
 
 def _rows(table: pa.Table, column: str) -> ColumnRows:
     if table.num_columns != 1:
-        raise DamagedError(f"{table.num_columns} columns are called so")
+        raise DamagedError(f"{table.num_columns} columns have this name")
     values, name = table.column(0), table.column_names[0]
-    while name != column and pa.types.is_struct(values.type):  # of the image, its bytes alone
+    while name != column and pa.types.is_struct(values.type):  # of the image only its bytes
         name += "." + values.type.field(0).name
         values = pc.struct_field(values, 0)
     form = form_of(values.type)
     if form is None:
-        raise NoFieldError(f"of type {values.type}, of which no field is made")
+        raise NoFieldError(f"of type {values.type}, which cannot become a field")
     return ColumnRows(values.chunks, form)
 
 
 def _read(descriptor: int, chunk: Chunk) -> bytes:
-    """The bytes of a chunk; fewer where the file ends before."""
+    """Return the bytes of a chunk; fewer if the file ends before."""
     pieces: list[bytes] = []
     position = chunk.start
     while position < chunk.end and (piece := os.pread(descriptor, chunk.end - position, position)):
@@ -135,6 +135,6 @@ def _read(descriptor: int, chunk: Chunk) -> bytes:
 
 @functools.lru_cache(maxsize=_MAX_FOOTERS)
 def _footer(path: str, inode: int, nbytes: int, mtime_ns: int) -> Footer:
-    """Of the file as long as it looks like that."""
+    """Return the footer of a file; cached while its inode, size and time stay the same."""
     with open_file(path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_footer(data)

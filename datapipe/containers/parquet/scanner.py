@@ -1,9 +1,9 @@
-"""Parquet files of encoded images: where each image is, which label it has, and what else the file has of each sample.
+"""Scan Parquet files of encoded images: where each image is, its label, and what else the file has of each sample.
 
 Reads what Hugging Face's `datasets`, Petastorm and others write. Images that are neither compressed nor dictionary-encoded
 lie in one piece each, and are addressed by bytes; others by rows, to be read a row group at a time. The image is a
-struct with a field `bytes`, or a binary column, told by its name or else by its contents; the label a column of integers,
-told by its name or by the schema's metadata. The other columns are further fields.
+struct with a field `bytes`, or a binary column, recognised by its name or else by its contents; the label is a column of
+integers, recognised by its name or by the schema's metadata. The other columns are further fields.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from datapipe.containers.hugging_face import Features, read_features
 from datapipe.containers.mapped import mapped
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import NUMBER_NBYTES, PYARROW_ERRORS, is_believable, read_names, read_numbers
-from datapipe.containers.parquet.fields import Found, ParquetFile, add_further_columns
-from datapipe.containers.parquet.footer import Column, Footer, read_footer
+from datapipe.containers.parquet.fields import ParquetFile, ReadableColumn, add_further_columns
+from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.rows import NoFieldError
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.core.errors import FormatError
@@ -36,9 +36,9 @@ logger = get_logger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Look through one file; ids are row numbers. Fields: the image, the label, and the other columns in the file's order.
+    """Index one file; ids are row numbers. Fields: the image, the label, and the other columns in the file's order.
 
-    Columns of which no field can be made are noted in `unread` of the rows. Raises MissingDataError, StorageError or
+    Columns that cannot be fields are recorded in `unread` of the rows. Raises MissingDataError, StorageError or
     FormatError, naming the file and its columns.
     """
     with mapped(path, "Parquet") as data:
@@ -68,7 +68,7 @@ def _index_columns(path: Path, file: ParquetFile) -> tuple[SidecarRows, tuple[Fi
     keys = _read_keys(path, file, image)
     rows = SidecarRows((), classes=names)
     rows.add_column(IMAGE, found.column)
-    for row in range(footer.num_rows):  # labels are read here and now: they may be encoded and compressed
+    for row in range(footer.num_rows):  # labels are read now, as they may be encoded and compressed
         key = keys[row] if keys is not None else None
         number = -1 if labels is None else labels[row]
         rows.append(id=row, key=key or b"%d" % row, source=b"", label=number, size=(0, 0), extents={})
@@ -82,10 +82,10 @@ def _index_columns(path: Path, file: ParquetFile) -> tuple[SidecarRows, tuple[Fi
 # -- images -----------------------------------------------------------------------------------------
 
 
-def _find_images(file: ParquetFile, features: Features) -> tuple[Column, Found]:
-    """The column of images, told by name or else by content, and where they are."""
+def _find_images(file: ParquetFile, features: Features) -> tuple[SchemaLeaf, ReadableColumn]:
+    """Return the column of images, recognised by name or else by content, and the places of the images."""
     candidates, are_images = _candidates(file.footer, features)
-    found: dict[str, tuple[Column, Found]] = {}
+    found: dict[str, tuple[SchemaLeaf, ReadableColumn]] = {}
     refusals: list[str] = []
     for column in candidates:
         try:
@@ -105,8 +105,8 @@ def _find_images(file: ParquetFile, features: Features) -> tuple[Column, Found]:
     raise FormatError(f"{file.path}: {what}{why} (has: {_listed(file.footer.columns)}); {remedy}")
 
 
-def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]:
-    """Columns that may hold images, and whether their names or forms leave no doubt that they do."""
+def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], bool]:
+    """Return columns that may hold images, and whether their names or forms leave no doubt that they do."""
     holders = [column for column in footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_text]
     structs = [column for column in holders if column.path == f"{column.name}.{form.BYTES}"]
     plain = [column for column in holders if column.path == column.name]
@@ -121,7 +121,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[Column], bool]
 # -- labels, names -----------------------------------------------------------------------------------
 
 
-def _label_column(footer: Footer, features: Features, where: str) -> Column | None:
+def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf | None:
     top = {column.path: column for column in footer.columns}
     named = next((top[name] for name in LABEL_COLUMNS if name in top), None)
     if named is None and len(features.classes) == 1:
@@ -134,8 +134,8 @@ def _label_column(footer: Footer, features: Features, where: str) -> Column | No
     return named
 
 
-def _read_labels(path: Path, file: ParquetFile, label: Column) -> list[int]:
-    """Of each row; -1 where it is null."""
+def _read_labels(path: Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
+    """Return the label of each row; -1 if it is null."""
     num = file.num_rows
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
         raise FormatError(f"{path}: column {label.path!r} claims to be larger than its rows; get the file again")
@@ -146,8 +146,8 @@ def _read_labels(path: Path, file: ParquetFile, label: Column) -> list[int]:
     return labels
 
 
-def _read_keys(path: Path, file: ParquetFile, image: Column) -> list[bytes | None] | None:
-    """What to call each sample in messages: a column of names, else the file names that the images have."""
+def _read_keys(path: Path, file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
+    """Return the name of each sample for messages: from a column of names, else the images' file names."""
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated
     }
@@ -161,7 +161,7 @@ def _read_keys(path: Path, file: ParquetFile, image: Column) -> list[bytes | Non
     return None
 
 
-def _listed(columns: tuple[Column, ...]) -> str:
+def _listed(columns: tuple[SchemaLeaf, ...]) -> str:
     shown = [f"{column.path} {column.physical_type}" for column in columns[:_MAX_LISTED]]
     more = f", and {len(columns) - _MAX_LISTED} more" if len(columns) > _MAX_LISTED else ""
     return (", ".join(shown) or "no columns") + more

@@ -1,8 +1,8 @@
-"""Thrift's compact protocol, as Parquet's headers and footers are written in it (apache/thrift: thrift-compact-protocol.md).
+"""Parse Thrift's compact protocol, used by Parquet's headers and footers (apache/thrift: thrift-compact-protocol.md).
 
-A strict reader: every length must fit into what encloses it, structs nest a few deep, and only what is asked for is
-kept. So hostile bytes cost no more time than their number, and no memory that they merely claim. (pyarrow's own access to
-footers ends the process where a value is none that it knows.)
+A strict parser: every length must fit into its enclosing structure, structs nest only a few levels deep, and only requested
+fields are kept. So hostile bytes cost time in proportion to their number only, and no memory for what they claim. (pyarrow's
+own access to footers ends the process for values that it does not know.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Mapping
 from typing import Any
 
-# Fields to keep, by number: None for a number, a truth or a string, a shape of their own for a struct and a list of structs.
+# Fields to keep, by number: None for a number, a boolean or a string, a nested shape for a struct and a list of structs.
 Shape = Mapping[int, "Shape | None"]
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
@@ -22,19 +22,19 @@ _MAX_KEPT = 1 << 20  # structs in lists
 
 
 class DamagedError(Exception):
-    """Bytes that no writer makes; the caller knows in which file."""
+    """Bytes that no writer produces; the caller knows in which file."""
 
 
 def read_struct(data: mmap.mmap | bytes, position: int, end: int, shape: Shape) -> tuple[dict[int, Any], int]:
-    """The fields of a struct that `shape` asks for, by number, and where the struct ends.
+    """Return the requested fields of a struct by number, according to `shape`, and where the struct ends.
 
-    Numbers and truths are int and bool, strings bytes, structs dicts, lists of structs lists. Raises DamagedError.
+    Numbers and booleans are int and bool, strings bytes, structs dicts, lists of structs lists. Raises DamagedError.
     """
     return _Reader(data, end).struct(position, shape, 0)
 
 
 def read_varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
-    """An unsigned number of at most 64 bits, and where it ends. Raises DamagedError."""
+    """Return an unsigned number of at most 64 bits, and where it ends. Raises DamagedError."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:
@@ -48,7 +48,7 @@ def read_varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, 
 
 
 def number_in(fields: dict[int, Any], number: int) -> int:
-    """A field that must be there and must not be negative. Raises DamagedError."""
+    """Return a field that must exist and must not be negative. Raises DamagedError."""
     value = fields.get(number)
     if type(value) is not int or value < 0:
         raise DamagedError(f"field {number} of a header is {value!r}, expected a number")
@@ -56,7 +56,7 @@ def number_in(fields: dict[int, Any], number: int) -> int:
 
 
 class _Reader:
-    """Reads values of one struct; counts what it keeps."""
+    """Parses the values of one struct; counts what it keeps."""
 
     __slots__ = ("data", "end", "num_kept")
 
@@ -105,7 +105,7 @@ class _Reader:
             raise DamagedError(f"a list of type {element} at byte {position}, expected one of structs")
         self.num_kept += num
         if self.num_kept > _MAX_KEPT:
-            raise DamagedError(f"more than {_MAX_KEPT} structs in a header; not believed")
+            raise DamagedError(f"more than {_MAX_KEPT} structs in a header, which is implausible")
         found = []
         for _ in range(num):
             one, position = self.struct(position, shape, depth + 1)
@@ -136,19 +136,19 @@ class _Reader:
         else:
             element, num, position = self._list_head(position)
             elements = (element,)
-        for _ in range(num):  # each takes a byte or more, so this ends with the data
+        for _ in range(num):  # each takes at least a byte, so this ends with the data
             for element in elements:
                 position = self._within(position, 1) if element in (_TRUE, _FALSE) else self._skip(position, element, depth + 1)
         return position
 
     def _list_head(self, position: int) -> tuple[int, int, int]:
-        """Type and number of the elements, and where they begin."""
+        """Return type and number of the elements, and where they begin."""
         head, position = self._byte(position)
         num = head >> 4
         if num == 15:
             num, position = read_varint(self.data, position, self.end)
         if num > self.end - position:
-            raise DamagedError(f"a list at byte {position} is longer than what it lies in")
+            raise DamagedError(f"a list at byte {position} is longer than its enclosing structure")
         return head & 15, num, position
 
     def _length(self, position: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class _Reader:
 
     def _within(self, position: int, nbytes: int) -> int:
         if nbytes > self.end - position:
-            raise DamagedError(f"a value at byte {position} reaches beyond what it lies in")
+            raise DamagedError(f"a value at byte {position} reaches beyond its enclosing structure")
         return position + nbytes
 
     def _signed(self, position: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Arrow's values as bytes: which types of columns are fields, of which kind, and what their values are stored as.
+"""Turn Arrow's values into bytes: which types of columns can be fields, of which kind, and in which encoding.
 
 binary                                bytes           numbers, lists of numbers      array (.npy)
 string                                text            structs, other lists           json
@@ -19,20 +19,20 @@ from datapipe.containers.parquet.columns import PYARROW_ERRORS
 from datapipe.containers.rows import json_bytes, npy_bytes
 from datapipe.core.errors import DecodeError
 
-_NUMBERS = {"halffloat": "f2", "float": "f4", "double": "f8", "bool": "?"}  # by Arrow's names, where numpy's are others
+_NUMBERS = {"halffloat": "f2", "float": "f4", "double": "f8", "bool": "?"}  # by Arrow's names, where numpy's differ
 _MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the values of a type are as a field."""
+    """How values of a type are stored as a field."""
 
     kind: FieldKind
     to_bytes: Callable[[Any], bytes]  # of a scalar that is not null
 
 
 def form_of(kind: pa.DataType) -> Form | None:
-    """None for types of which nothing is made: times, decimals, maps, binary within lists."""
+    """Return the form of a type; None if it cannot become a field: times, decimals, maps, binary within lists."""
     plain = _stored(kind)
     if pa.types.is_dictionary(plain):
         plain = plain.value_type
@@ -49,7 +49,7 @@ def form_of(kind: pa.DataType) -> Form | None:
 
 
 def value_bytes(form: Form, values: pa.Array, row: int) -> bytes:
-    """A value as bytes. Raises DecodeError for null, which is a value only in JSON, and for what does not fit its type."""
+    """Return a value as bytes. Raises DecodeError for null, which only JSON has, and for a value that does not fit its type."""
     try:
         scalar = values[row]
         while isinstance(scalar, (pa.ExtensionScalar, pa.DictionaryScalar)):
@@ -57,7 +57,7 @@ def value_bytes(form: Form, values: pa.Array, row: int) -> bytes:
         if scalar is not None and scalar.is_valid:
             return form.to_bytes(scalar)
     except (*PYARROW_ERRORS, RecursionError) as exc:
-        raise DecodeError(f"value cannot be had: {exc}") from exc
+        raise DecodeError(f"value cannot be read: {exc}") from exc
     if form.kind is FieldKind.JSON:
         return b"null"
     raise DecodeError("no value: null")
@@ -83,14 +83,14 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Of a number."""
+    """Return the dtype of a number type; None for other types."""
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return np.dtype(_NUMBERS.get(str(kind), str(kind)))
     return None
 
 
 def _array_of(kind: pa.DataType) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
-    """Numbers of a list, or of lists in lists that are all equally long, and the shape of a value."""
+    """Return the dtype of a list, or of nested lists of equal lengths, and the shape of a value."""
     shape: tuple[int, ...] = ()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         shape, kind = (-1,), _stored(kind.value_type)
@@ -100,7 +100,7 @@ def _array_of(kind: pa.DataType) -> tuple[np.dtype[Any] | None, tuple[int, ...]]
 
 
 def _is_plain(kind: pa.DataType, depth: int) -> bool:
-    """Whether JSON has all that such values are made of."""
+    """Return True if JSON can represent such values."""
     plain = _stored(kind)
     if depth > _MAX_DEPTH:
         return False
@@ -131,7 +131,7 @@ def _numbers(scalar: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArr
         values = values.flatten()
     if not len(values):
         return np.empty(0, dtype).reshape(shape)
-    if values.null_count or dtype.kind == "b":  # nulls are NaN, or a TypeError; truths are bits
+    if values.null_count or dtype.kind == "b":  # nulls are NaN, or a TypeError; booleans are bits
         return np.array(values.to_pylist(), dtype).reshape(shape)
     plain: NDArray[Any] = np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
     return plain.reshape(shape)

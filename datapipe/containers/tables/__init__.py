@@ -1,1 +1,1 @@
-"""Tables of numbers and strings: Parquet, Arrow and Feather files."""
+"""Read tables of numbers and strings: Parquet, Arrow and Feather files."""

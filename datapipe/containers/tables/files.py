@@ -1,4 +1,4 @@
-"""Tables: a path to Parquet or Arrow files becomes a `TableIndex`. Only footers are read."""
+"""Turn a path to Parquet or Arrow files into a `TableIndex`. Only footers are read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from datapipe.index.tables import TableColumn, TableFile, TableIndex
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-_NUM_THREADS = 8  # that read footers
+_NUM_THREADS = 8  # for reading footers
 _TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
 
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """What a file's footer says."""
+    """The contents of a file's footer."""
 
     file: TableFile
     columns: dict[str, TableColumn]
@@ -40,11 +40,11 @@ class _Scanned:
 
 
 def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> TableIndex:
-    """The table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
+    """Open the table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
 
-    The schema is that of the first file; columns whose types differ between files are widened where nothing is lost, and that
-    is stated. Raises MissingDataError where nothing is there, FormatError for what is no such table, and where files do not
-    agree, StorageError where one cannot be read.
+    The schema is that of the first file; columns whose types differ between files are widened if nothing is lost, which
+    `TableIndex.widened` reports. Raises MissingDataError if there are no files, FormatError for files that are not such tables or
+    do not agree, StorageError if one cannot be read.
     """
     paths = _paths(source)
     with ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool:
@@ -77,7 +77,7 @@ def _paths(source: object) -> list[str]:
         raise OptionError(f"the table is {source!r:.60}; pass a path, a pattern such as 'train/*.parquet', or a list of paths")
     found = [path for one in source for path in _of_path(path_name(one, "a path of the table"))]
     if len(set(found)) < len(found):
-        raise OptionError("the list of paths names a file twice; its rows would come twice")
+        raise OptionError("the list of paths names a file twice, so its rows would come twice; remove one")
     return found
 
 
@@ -106,14 +106,14 @@ def _of_path(text: str) -> list[str]:
 
 
 def _is_shown(path: Path, root: Path) -> bool:
-    """Whether a file is data: no part of its name below the root is hidden or, as of Spark's own files, begins with `_`."""
+    """Return True for a data file: no part of its name below the root is hidden or begins with `_`, like Spark's own files."""
     return path.is_file() and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
 
 def _no_table(path: str) -> FormatError:
     if Path(path).suffix.lower() in TEXT_SUFFIXES:
         return FormatError(f"{path}: text, whose rows have no places; convert it first: datapipe convert {path} DST --to parquet")
-    return FormatError(f"{path}: not a .parquet, .arrow or .feather file, of which tables are read")
+    return FormatError(f"{path}: not a .parquet, .arrow or .feather file, the formats of tables")
 
 
 def _scan(path: str) -> _Scanned:
@@ -152,7 +152,7 @@ def _scan_parquet(path: str) -> _Scanned:
 
 
 def _nulls(metadata: Any, columns: dict[str, TableColumn]) -> dict[str, int]:
-    """How many nulls each column has, where all row groups say so."""
+    """Return how many nulls each column has, for columns with statistics in all row groups."""
     counts: dict[str, int] = {}
     for number in range(metadata.num_columns):
         name = metadata.schema.column(number).path

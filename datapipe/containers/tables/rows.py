@@ -1,7 +1,7 @@
-"""Row groups of tables: some columns of one of them, as Arrow arrays.
+"""Read row groups of tables: some columns of one of them, as Arrow arrays.
 
-A `GroupReader` keeps the files that it read last open and belongs to one thread. Arrow's own threads are not used: the loader's
-read several row groups at once.
+A `GroupReader` keeps the latest files open and belongs to one thread. Arrow's own threads are not used: the loader's
+threads read several row groups at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from datapipe.core.regular_files import opened_by_name
 from datapipe.index.tables import TableFile, TableGroup
 
 _MAX_OPEN = 8  # files of one reader
-_WORKED = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)  # what pyarrow raises for damaged files
+_WORKED = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)  # the exceptions that pyarrow raises for damaged files
 
 
 class ArrowBatches:
-    """The record batches of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` where it does not parse.
+    """The record batches of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` if it does not parse.
 
     `fields`: places of the columns to decode; None: all. Batches of the stream form are all parsed at once.
     """
@@ -50,13 +50,13 @@ class ArrowBatches:
 
 class _Opened(Protocol):
     def read(self, number: int) -> Any:
-        """The row group as a table or record batch."""
+        """Return the row group as a table or record batch."""
 
 
 class GroupReader:
-    """Reads some columns of row groups. Not to be shared between threads.
+    """Reads some columns of row groups. Do not share it between threads.
 
-    `columns`: names of the schema, fields of structs dotted. `dictionaries`: those of them to be read as dictionaries where
+    `columns`: names of the schema, fields of structs dotted. `dictionaries`: those of them to be read as dictionaries if
     they are stored so.
     """
 
@@ -66,10 +66,10 @@ class GroupReader:
         self._open: OrderedDict[str, _Opened] = OrderedDict()
 
     def read(self, group: TableGroup) -> dict[str, pa.Array]:
-        """The columns of a row group, by name, each in one array of its rows.
+        """Return the columns of a row group, by name, each as one array of its rows.
 
-        Raises IntegrityError where the file is not what was indexed or a page's checksum differs, DecodeError where its values do
-        not decode, MissingDataError or StorageError where it cannot be read.
+        Raises IntegrityError if the file has changed since it was indexed or a page's checksum differs, DecodeError if its values
+        do not decode, MissingDataError or StorageError if it cannot be read.
         """
         file = group.file
         try:
@@ -145,7 +145,7 @@ def _damaged(group: TableGroup, reason: Exception) -> DecodeError | IntegrityErr
 
 
 def _column(table: Any, name: str) -> Any:
-    """A column of a table or batch; a field of a struct by its dotted name, null where the struct is."""
+    """Return a column of a table or batch; a field of a struct by its dotted name, null if the struct is."""
     if name in table.schema.names:
         return table.column(name)
     for top in table.schema.names:

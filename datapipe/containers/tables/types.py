@@ -1,4 +1,4 @@
-"""Which values the types of Arrow's columns become, and how the schemas of several files make one."""
+"""Map the types of Arrow's columns to values, and merge the schemas of several files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 def leaves_of(schema: Any) -> Iterator[TableColumn]:
-    """The columns of a schema, structs flattened to their fields."""
+    """Yield the columns of a schema, structs flattened to their fields."""
     for field in schema:
         yield from _leaves(field.name, field.type)
 
@@ -31,7 +31,7 @@ def _leaves(name: str, kind: Any) -> Iterator[TableColumn]:
 
 
 def column_of(name: str, kind: Any) -> TableColumn:
-    """What becomes of a column of this type."""
+    """Return the table column for a column of this type."""
     text = str(kind)
     if pa.types.is_dictionary(kind):
         inner = column_of(name, kind.value_type)
@@ -64,10 +64,10 @@ def _is_text(kind: Any) -> bool:
 
 
 def merged(schemas: Sequence[tuple[str, Mapping[str, TableColumn]]]) -> tuple[tuple[TableColumn, ...], tuple[str, ...]]:
-    """One schema for files that each have one, and lines that say what was widened. `schemas`: (path, columns by name).
+    """Merge the schemas of files. Returns one schema, and lines that say what was widened. `schemas`: (path, columns by name).
 
-    Columns come in the order in which files have them. Integers become the larger integer type, floating numbers likewise, times
-    the finer unit. Raises FormatError, naming a column and two files, for types of which none holds the other.
+    Columns keep the order of the files. Integers become the larger integer type, floating numbers likewise, times
+    the finer unit. Raises FormatError, naming a column and two files, for types neither of which holds the other.
     """
     found: dict[str, TableColumn] = {}
     first_in: dict[str, str] = {}
@@ -81,7 +81,7 @@ def merged(schemas: Sequence[tuple[str, Mapping[str, TableColumn]]]) -> tuple[tu
             if wider is None:
                 raise FormatError(
                     f"{path}: column {name!r} is {column.type}, in {first_in[name]} it is {found[name].type}; write the files "
-                    "with one schema, or open them apart"
+                    "with one schema, or open them separately"
                 )
             if wider != found[name] or wider != column:
                 widened[name] = f"{name}: {wider.dtype}{' ' + wider.unit if wider.unit else ''}, as the files differ"
@@ -90,7 +90,7 @@ def merged(schemas: Sequence[tuple[str, Mapping[str, TableColumn]]]) -> tuple[tu
 
 
 def _wider(one: TableColumn, other: TableColumn) -> TableColumn | None:
-    """What holds the values of both exactly; None where nothing does."""
+    """Return a column that holds the values of both exactly; None if there is none."""
     if one.kind is not other.kind:
         return None
     if one.type == other.type or one.kind is ColumnKind.TEXT:

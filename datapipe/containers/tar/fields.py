@@ -1,4 +1,4 @@
-"""Which field a member of a WebDataset tar is, by its suffix: the same for tars that are indexed and that are converted.
+"""Decide which field a member of a WebDataset tar is, by its suffix, alike for indexing and for converting.
 
     jpg, png, ...                the image              npy, of raw pixels         the image
     cls                          the label              npy, of anything else      `array`
@@ -6,7 +6,7 @@
     json                         json                   NAME.txt, NAME.json, ...   field NAME of that kind
     NAME.png, NAME.jpg, ...      an image, or a mask    NAME.bin, any other        bytes
 
-A mask is what has a word for one (`mask`, `seg`, ...) in its name, and is no array of other things than labels.
+A mask is a member with a word for one (`mask`, `seg`, ...) in its name, unless it is an array of other things than labels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datapipe.containers.tar.layout import LABEL_SUFFIX
 from datapipe.core.errors import DecodeError
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "gif", "npy")  # the best one first
-HEAD_NBYTES = 256  # of a member: enough to tell raw pixels
+HEAD_NBYTES = 256  # of a member: enough to recognise raw pixels
 _KINDS = {
     "txt": FieldKind.TEXT,
     "text": FieldKind.TEXT,
@@ -30,9 +30,9 @@ _BYTES_EXTENSION = "bin"
 
 
 def field_of_suffix(suffix: str, head: bytes, kind: FieldKind | None = None) -> FieldSpec:
-    """The field of members of that suffix. `head`: the first HEAD_NBYTES of one; `kind`: where it is known.
+    """Return the field of members of that suffix. `head`: the first HEAD_NBYTES of one; `kind`: if it is known.
 
-    Two suffixes may come out as one field, as `depth.png` and `depth.jpg` do.
+    Two suffixes may give one field, like `depth.png` and `depth.jpg`.
     """
     stem, _, extension = suffix.rpartition(".")
     if suffix == LABEL_SUFFIX and kind is None:
@@ -42,13 +42,13 @@ def field_of_suffix(suffix: str, head: bytes, kind: FieldKind | None = None) -> 
     if not stem:
         if kind is FieldKind.IMAGE:
             return FieldSpec(IMAGE, kind)
-        return FieldSpec(kind.value if extension in IMAGE_SUFFIXES else field_name(extension), kind)  # "png" says not what for
+        return FieldSpec(kind.value if extension in IMAGE_SUFFIXES else field_name(extension), kind)  # "png" names no purpose
     name = stem if is_known else suffix
     return FieldSpec(IMAGE if name == IMAGE and kind is FieldKind.IMAGE else field_name(name), kind)
 
 
 def suffix_of_bytes(name: str) -> str:
-    """The suffix of members that are the field `name` of kind bytes: its name, unless that means something else.
+    """Return the suffix of members that are the field `name` of kind bytes: its name, unless that has another meaning.
 
     `mp4` is a video in a member `KEY.mp4`; bytes called `json` are in `KEY.json.bin`.
     """
@@ -64,7 +64,7 @@ def _kind_of(stem: str, extension: str, head: bytes) -> FieldKind:
 
 
 def _is_raw_image(head: bytes) -> bool:
-    """Whether a .npy begins as one of (height, width, 3) uint8 does."""
+    """Return True if a .npy begins like one of (height, width, 3) uint8."""
     try:
         return probe(head).encoding == "npy"
     except DecodeError:

@@ -28,7 +28,7 @@ _AFTER_CHECKSUM = _NUL + b" 0" + bytes(100) + b"ustar" + _NUL + b"00" + bytes(32
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + 8 * ord(" ") + sum(_AFTER_CHECKSUM) - ord(" ")
 
 
-class Member(NamedTuple):
+class IndexedMember(NamedTuple):
     """One field of a sample as DALI's index names it."""
 
     suffix: str  # after the first dot of the base name
@@ -38,7 +38,7 @@ class Member(NamedTuple):
 
 
 def member_header(name: bytes, nbytes: int) -> bytes:
-    """The 512 bytes before a member's data.
+    """Return the 512 bytes before a member's data.
 
     Raises FormatError for a name or size that a plain USTAR header cannot hold.
     """
@@ -52,12 +52,12 @@ def member_header(name: bytes, nbytes: int) -> bytes:
 
 
 def padding(nbytes: int) -> bytes:
-    """What follows a member's data up to the next block."""
+    """Return the padding after a member's data up to the next block."""
     return bytes(-nbytes % BLOCK_NBYTES)
 
 
-def dali_index(samples: Iterable[Sequence[Member]], num_samples: int) -> bytes:
-    """The index that `fn.readers.webdataset(index_paths=...)` reads, as DALI's `wds2idx` writes it."""
+def dali_index(samples: Iterable[Sequence[IndexedMember]], num_samples: int) -> bytes:
+    """Return the index that `fn.readers.webdataset(index_paths=...)` reads, as DALI's `wds2idx` writes it."""
     lines = [f"{DALI_INDEX_VERSION} {num_samples}"]
     lines.extend(" ".join(f"{m.suffix} {m.offset} {m.nbytes} {m.name}" for m in members) for members in samples)
     return ("\n".join(lines) + "\n").encode()

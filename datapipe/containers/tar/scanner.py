@@ -1,9 +1,9 @@
-"""WebDataset shards: tar files in which consecutive members with one key make a sample.
+"""Scan WebDataset shards: tar files in which consecutive members with one key make a sample.
 
 Reads what `webdataset.ShardWriter`, GNU tar and Python's tarfile write (USTAR, GNU long names, PAX
 paths and sizes). A tar is scanned, never extracted: only regular files count, and names are keys, not
 paths. As in webdataset, the base name is split at its *first* dot: `dir/a.b.jpg` has key `dir/a` and
-field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) are no samples.
+field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) are not samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.columns import Column, further_fields
+from datapipe.containers.columns import FieldExtents, further_fields
 from datapipe.containers.field_names import IMAGE, LABEL
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
@@ -33,10 +33,10 @@ _ENCODINGS = {
     FieldKind.ARRAY: "npy",
     FieldKind.BYTES: "bytes",
 }  # images may be any
-_MAX_SUFFIXES = 1000  # different ones
-_MAX_NAME = 1 << 20  # bytes of a long name or PAX header that are believed
+_MAX_SUFFIXES = 1000  # limit of different ones
+_MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
 _MAX_LABEL = (1 << 63) - 1
-_WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: nothing follows their header, whatever its size says
+_WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: no data follows their header, whatever its size says
 
 logger = get_logger(__name__)
 
@@ -51,11 +51,11 @@ class Member:
 
 
 def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
-    """The regular files of a tar, in order.
+    """Yield the regular files of a tar, in order.
 
-    `where` names the tar in errors. Raises FormatError where a header does not parse or a member
-    reaches beyond the end. A tar without an end-of-archive marker is reported in the log: cut between
-    two members it would look whole.
+    `where` names the tar in errors. Raises FormatError if a header does not parse or a member
+    reaches beyond the end. Logs a tar without an end-of-archive marker: if it was cut between
+    two members it would look complete.
     """
     position, size = 0, len(data)
     long_name: bytes | None = None
@@ -65,7 +65,7 @@ def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
         if len(header) < BLOCK:
             if header.strip(b"\0"):
                 raise FormatError(f"{where}: cut within a header at byte {position}; get the file again")
-            logger.warning("%s: no end-of-archive marker; if it was cut, the samples behind the cut are missing", where)
+            logger.warning("%s: no end-of-archive marker; if it was cut, the samples after the cut are missing", where)
             return
         if header[0] == 0:
             if header.strip(b"\0"):
@@ -95,7 +95,7 @@ def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
-    """(key, field suffix) of a member, or None for a hidden file or one without a suffix."""
+    """Return (key, field suffix) of a member, or None for a hidden file or one without a suffix."""
     directory, slash, base = name.rpartition(b"/")
     stem, dot, suffix = base.partition(b".")
     if not stem or not dot or not suffix:
@@ -104,7 +104,7 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Scan one shard; ids are row numbers. Fields: the image, the label, and what else all samples have.
+    """Scan one shard; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
     Every sample needs an image; either every sample has a `cls` member (a decimal class number) or
     none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
@@ -116,7 +116,7 @@ def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
 
 def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
-    columns: dict[str, Column] = {}  # by suffix
+    columns: dict[str, FieldExtents] = {}  # by suffix
     num_strange = 0
     for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
         keys.append(key)
@@ -127,7 +127,7 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
                     num_strange += 1
                     continue
                 head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
-                column = columns[suffix] = Column(field_of_suffix(suffix, head))
+                column = columns[suffix] = FieldExtents(field_of_suffix(suffix, head))
             column.add(row, member.offset, member.nbytes)
     if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
@@ -146,11 +146,11 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
     return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in found.items())
 
 
-def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column:
-    """The image of every sample, taken out of `columns`: of several that are called by nothing but a suffix, the best one."""
+def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> FieldExtents:
+    """Return the image of every sample, removed from `columns`: the best one of several with nothing but a suffix as name."""
     suffixes = [suffix for suffix, column in columns.items() if column.spec == IMAGE_FIELD]
-    image = Column(IMAGE_FIELD)
-    others: dict[str, Column] = {}
+    image = FieldExtents(IMAGE_FIELD)
+    others: dict[str, FieldExtents] = {}
     taken = np.zeros(len(keys), bool)
     for suffix in sorted(suffixes, key=lambda suffix: IMAGE_SUFFIXES.index(suffix.rpartition(".")[2])):
         column = columns.pop(suffix)
@@ -169,7 +169,7 @@ def _images(columns: dict[str, Column], keys: list[bytes], where: str) -> Column
     return image
 
 
-def _labels(data: mmap.mmap, column: Column, keys: list[bytes], where: str) -> list[int]:
+def _labels(data: mmap.mmap, column: FieldExtents, keys: list[bytes], where: str) -> list[int]:
     if len(column) < len(keys):
         row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
         name = keys[row].decode(errors="replace")
@@ -182,7 +182,7 @@ def _labels(data: mmap.mmap, column: Column, keys: list[bytes], where: str) -> l
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
-    """Consecutive members with one key."""
+    """Yield consecutive members with one key."""
     done: set[bytes] = set()
     current: bytes | None = None
     fields: dict[str, Member] = {}
@@ -222,7 +222,7 @@ def _check_header(header: bytes, where: str, position: int) -> None:
 
 
 def _number(field: bytes, where: str, position: int) -> int:
-    """Octal text, or base-256 where the top bit is set (GNU, for sizes above 8 GiB)."""
+    """Parse octal text, or base-256 if the top bit is set (GNU, for sizes above 8 GiB)."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
     try:
@@ -233,7 +233,7 @@ def _number(field: bytes, where: str, position: int) -> int:
 
 def _ustar_name(header: bytes) -> bytes:
     name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0":  # GNU's magic is "ustar ", and it keeps times where the prefix would be
+    if header[257:263] == b"ustar\0":  # GNU's magic is "ustar ", and it keeps times in place of the prefix
         prefix = header[345:500].split(b"\0", 1)[0]
         return prefix + b"/" + name if prefix else name
     return name
@@ -241,12 +241,12 @@ def _ustar_name(header: bytes) -> bytes:
 
 def _small(data: mmap.mmap | bytes, start: int, nbytes: int, where: str) -> bytes:
     if nbytes > _MAX_NAME:
-        raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}; not believed above {_MAX_NAME}")
+        raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}, more than the limit of {_MAX_NAME}")
     return bytes(data[start : start + nbytes])
 
 
 def _parse_pax(text: bytes, where: str, position: int) -> dict[bytes, bytes]:
-    """`LENGTH KEY=VALUE\\n`, repeated; LENGTH counts itself (POSIX.1-2001, pax)."""
+    """Parse repeated lines `LENGTH KEY=VALUE`; LENGTH counts itself and the line end (POSIX.1-2001, pax)."""
     values: dict[bytes, bytes] = {}
     while text:
         length, _, _ = text.partition(b" ")

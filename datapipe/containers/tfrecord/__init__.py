@@ -1,1 +1,1 @@
-"""TFRecord files of tf.train.Example: datapipe's own and others'."""
+"""Read and write TFRecord files of tf.train.Example: datapipe's own and those of other tools."""

@@ -1,7 +1,7 @@
-"""Where in a serialised `tf.train.Example` each feature's first value lies.
+"""Locate each feature's first value in a serialised `tf.train.Example`.
 
-A strict reader of protobuf's wire format, of what an Example can hold and nothing else: every length must fit
-into what encloses it, so damaged or hostile bytes lead to an error, and memory does not depend on what they claim.
+A strict parser of protobuf's wire format, limited to what an Example can hold: every length must fit
+into its enclosing structure, so damaged or hostile bytes lead to an error, and memory does not depend on their claims.
 
     Example {Features features = 1}                Features {map<string, Feature> feature = 1}
     Feature {oneof: BytesList bytes_list = 1, FloatList float_list = 2, Int64List int64_list = 3}
@@ -23,7 +23,7 @@ _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class ExampleFeature:
     """A feature, and its first value."""
 
     kind: str  # "bytes", "float", "int64"; "nothing" for an empty one
@@ -38,10 +38,10 @@ class Feature:
         return f"{('no', 'one', 'several')[self.num_values]} {self.kind} value{'s' * (self.num_values != 1)}"
 
 
-def parse_example(data: mmap.mmap | bytes, start: int, nbytes: int, place: str) -> dict[str, Feature]:
-    """The features, by name, of the Example in `nbytes` of `data` from `start`.
+def parse_example(data: mmap.mmap | bytes, start: int, nbytes: int, place: str) -> dict[str, ExampleFeature]:
+    """Return the features, by name, of the Example in `nbytes` of `data` from `start`.
 
-    `place` names it in errors. Raises FormatError for anything that is no Example.
+    `place` names it in errors. Raises FormatError for anything that is not an Example.
     """
     try:
         return _parse(data, start, start + nbytes)
@@ -50,11 +50,11 @@ def parse_example(data: mmap.mmap | bytes, start: int, nbytes: int, place: str) 
 
 
 class _StrangeError(Exception):
-    """What is wrong with a message; the caller knows where it lies."""
+    """A message is invalid; the text says why, the caller knows where it lies."""
 
 
-def _parse(data: mmap.mmap | bytes, start: int, end: int) -> dict[str, Feature]:
-    features: dict[str, Feature] = {}
+def _parse(data: mmap.mmap | bytes, start: int, end: int) -> dict[str, ExampleFeature]:
+    features: dict[str, ExampleFeature] = {}
     for number, features_start, features_end in _messages(data, start, end):
         if number != 1 or features:
             raise _StrangeError(f"field {number} in it; a SequenceExample?" if number != 1 else "features twice")
@@ -70,8 +70,8 @@ def _parse(data: mmap.mmap | bytes, start: int, end: int) -> dict[str, Feature]:
     return features
 
 
-def _entry(data: mmap.mmap | bytes, start: int, end: int) -> tuple[str, Feature]:
-    name, feature = "", Feature("nothing", 0)
+def _entry(data: mmap.mmap | bytes, start: int, end: int) -> tuple[str, ExampleFeature]:
+    name, feature = "", ExampleFeature("nothing", 0)
     for number, field_start, field_end in _messages(data, start, end):
         if number == 1:
             if field_end - field_start > _MAX_NAME:
@@ -84,17 +84,17 @@ def _entry(data: mmap.mmap | bytes, start: int, end: int) -> tuple[str, Feature]
     return name, feature
 
 
-def _feature(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
+def _feature(data: mmap.mmap | bytes, start: int, end: int) -> ExampleFeature:
     found = list(_messages(data, start, end, at_most=2))
     if not found:
-        return Feature("nothing", 0)
+        return ExampleFeature("nothing", 0)
     number, list_start, list_end = found[0]
     if len(found) > 1 or number not in _KINDS:
         raise _StrangeError("a feature of several lists" if len(found) > 1 else f"list of kind {number} in a feature")
     kind = _KINDS[number]
     if kind == "bytes":
         values = list(_messages(data, list_start, list_end, at_most=2))
-        return Feature(kind, len(values), *_extent(values))
+        return ExampleFeature(kind, len(values), *_extent(values))
     return _integers(data, list_start, list_end) if kind == "int64" else _floats(data, list_start, list_end)
 
 
@@ -104,15 +104,15 @@ def _extent(values: list[tuple[int, int, int]]) -> tuple[int, int]:
     return (values[0][1], values[0][2] - values[0][1]) if values else (0, 0)
 
 
-def _integers(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
-    """The first of a list of integers, which may be packed (in one field) or not (in one field each)."""
+def _integers(data: mmap.mmap | bytes, start: int, end: int) -> ExampleFeature:
+    """Return the first of a list of integers, which may be packed (in one field) or not (in one field each)."""
     if start == end:
-        return Feature("int64", 0)
+        return ExampleFeature("int64", 0)
     tag, position = _varint(data, start, end)
     if tag == 1 << 3 | _DELIMITED:
         nbytes, position = _varint(data, position, end)
         if not nbytes:
-            return Feature("int64", 0)
+            return ExampleFeature("int64", 0)
         if position + nbytes > end:
             raise _StrangeError(_OVERLONG)
         is_only = position + nbytes == end
@@ -123,31 +123,31 @@ def _integers(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
         is_only = True
     value, behind = _varint(data, position, end)
     signed = value - (1 << 64) if value >> 63 else value
-    return Feature("int64", 1 if is_only and behind == end else 2, position, behind - position, signed)
+    return ExampleFeature("int64", 1 if is_only and behind == end else 2, position, behind - position, signed)
 
 
-def _floats(data: mmap.mmap | bytes, start: int, end: int) -> Feature:
-    """A list of floats: in one piece where it is packed, or of one."""
+def _floats(data: mmap.mmap | bytes, start: int, end: int) -> ExampleFeature:
+    """Return the extent of a list of floats: in one piece if it is packed, or has one element."""
     if start == end:
-        return Feature("float", 0)
+        return ExampleFeature("float", 0)
     tag, position = _varint(data, start, end)
     if tag == 1 << 3 | _FIXED:
-        return Feature("float", 1, position, 4) if end - position == 4 else Feature("float", 2)
+        return ExampleFeature("float", 1, position, 4) if end - position == 4 else ExampleFeature("float", 2)
     if tag != 1 << 3 | _DELIMITED:
         raise _StrangeError("an unknown field in a list of floats")
     nbytes, position = _varint(data, position, end)
     if nbytes > end - position:
         raise _StrangeError(_OVERLONG)
     if nbytes % 4 or position + nbytes != end:
-        return Feature("float", 2)
-    return Feature("float", min(nbytes // 4, 2), position, nbytes)
+        return ExampleFeature("float", 2)
+    return ExampleFeature("float", min(nbytes // 4, 2), position, nbytes)
 
 
 _OVERLONG = "a length beyond the end"
 
 
 def _messages(data: mmap.mmap | bytes, start: int, end: int, *, at_most: int = 1 << 30) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of the length-delimited fields; an Example has no others at these levels."""
+    """Yield (field number, start, end) of the length-delimited fields; an Example has no others at these levels."""
     position = start
     while position < end and at_most:
         tag, position = _varint(data, position, end)
@@ -162,7 +162,7 @@ def _messages(data: mmap.mmap | bytes, start: int, end: int, *, at_most: int = 1
 
 
 def _varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
-    """An unsigned number of at most 64 bits, and where it ends."""
+    """Return an unsigned number of at most 64 bits, and where it ends."""
     value = shift = 0
     while position < end and shift < 70:
         byte = data[position]

@@ -1,4 +1,4 @@
-"""TFRecord's framing, `tf.train.Example` as protobuf spells it, and DALI's index of both.
+"""TFRecord's framing, `tf.train.Example` in protobuf's encoding, and DALI's index of both.
 
 A frame is a uint64 length, the masked CRC-32C of those eight bytes, the data, and the data's masked CRC-32C, all
 little-endian (tensorflow/core/lib/io/record_writer.h). The data is an Example: a message of nested,
@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 HEAD_NBYTES = 12
 TAIL_NBYTES = 4
-MAX_EXAMPLE_NBYTES = (1 << 31) - 1  # what protobuf parses
+MAX_EXAMPLE_NBYTES = (1 << 31) - 1  # protobuf's limit
 DALI_INDEX_SUFFIX = ".idx"
 
 # Names of features: TensorFlow's own for classification (its ImageNet scripts, slim, the Object Detection API).
@@ -25,7 +25,7 @@ FORMAT = "image/format"
 HEIGHT = "image/height"
 WIDTH = "image/width"
 LABEL = "image/class/label"
-LABEL_ALONE = "label"  # where there is no image; TFDS's name
+LABEL_ALONE = "label"  # if there is no image; TFDS's name
 
 _LENGTH_DELIMITED = 2  # wire type
 _BYTES_LIST, _INT64_LIST = 1, 3  # field numbers in Feature
@@ -33,7 +33,7 @@ _BYTES_LIST, _INT64_LIST = 1, 3  # field numbers in Feature
 
 @dataclass(frozen=True, slots=True)
 class EncodedExample:
-    """A serialised Example, and where in it the features' values lie."""
+    """A serialised Example, and where the features' values lie in it."""
 
     parts: tuple[bytes, ...]  # to be written one after the other
     nbytes: int
@@ -41,23 +41,23 @@ class EncodedExample:
 
 
 def masked_crc32c(data: bytes, crc: int = 0) -> int:
-    """The checksum that frames hold; `crc` is the plain CRC-32C of what comes before `data`."""
+    """Return the checksum that frames hold; `crc` is the plain CRC-32C of the bytes before `data`."""
     return mask(crc32c(data, crc))
 
 
 def mask(crc: int) -> int:
-    """A CRC-32C as it is stored: rotated and shifted, as checksums of checksums are weak."""
+    """Return a CRC-32C as it is stored: rotated and shifted, as checksums of checksums are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame_head(nbytes: int) -> bytes:
-    """The 12 bytes before `nbytes` of data."""
+    """Return the 12 bytes before `nbytes` of data."""
     length = struct.pack("<Q", nbytes)
     return length + struct.pack("<I", masked_crc32c(length))
 
 
 def frame_tail(parts: Iterable[bytes]) -> bytes:
-    """The 4 bytes behind the data, which is `parts` one after the other."""
+    """Return the 4 bytes after the data, which is `parts` one after the other."""
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)
@@ -65,14 +65,14 @@ def frame_tail(parts: Iterable[bytes]) -> bytes:
 
 
 def dali_index(frames: Iterable[tuple[int, int]]) -> bytes:
-    """The index that `fn.readers.tfrecord(index_path=...)` reads: start and size of each frame, heads and tails included."""
+    """Return the index that `fn.readers.tfrecord(index_path=...)` reads: start and size of each frame, with head and tail."""
     return "".join(f"{start} {nbytes}\n" for start, nbytes in frames).encode()
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> EncodedExample:
-    """The Example of these features, each a list of one value: bytes, or an int64.
+    """Return the Example of these features, each a list of one value: bytes, or an int64.
 
-    Sorted by name, so the same features give the same bytes. Values that are bytes are not copied.
+    Features are sorted by name, so the same ones give the same bytes. Values that are bytes are not copied.
     """
     entries = [(name, *_encode_entry(name, features[name])) for name in sorted(features)]
     body = sum(len(head) + len(value) for _, head, value in entries)
@@ -87,17 +87,17 @@ def encode_example(features: Mapping[str, bytes | int]) -> EncodedExample:
 
 
 def encode_int(value: int) -> bytes:
-    """An int64 as a list of one holds it: a varint, of ten bytes where it is negative."""
+    """Return an int64 as in a list of one: a varint, of ten bytes if it is negative."""
     return _varint(value & 0xFFFFFFFFFFFFFFFF)
 
 
 def _encode_entry(name: str, value: bytes | int) -> tuple[bytes, bytes]:
-    """One entry of the map of features: what comes before the value, and the value."""
+    """Return one entry of the map of features: the bytes before the value, and the value."""
     if isinstance(value, int):
         data, kind = encode_int(value), _INT64_LIST
     else:
         data, kind = value, _BYTES_LIST
-    of_value = _delimited(1, len(data))  # of int64 too: they are packed
+    of_value = _delimited(1, len(data))  # of int64 too, as they are packed
     of_list = _delimited(kind, len(of_value) + len(data)) + of_value
     key = name.encode()
     of_feature = _delimited(1, len(key)) + key + _delimited(2, len(of_list) + len(data)) + of_list
@@ -105,12 +105,12 @@ def _encode_entry(name: str, value: bytes | int) -> tuple[bytes, bytes]:
 
 
 def _delimited(number: int, nbytes: int) -> bytes:
-    """Tag and length of a length-delimited field."""
+    """Return tag and length of a length-delimited field."""
     return bytes((number << 3 | _LENGTH_DELIMITED,)) + _varint(nbytes)
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    """Return a varint: seven bits a byte, the lowest first; the top bit says that more follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

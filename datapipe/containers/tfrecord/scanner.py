@@ -1,9 +1,9 @@
-"""TFRecord files of `tf.train.Example`: where in each the image lies, and which label it has.
+"""Scan TFRecord files of `tf.train.Example`: where the image lies in each, and its label.
 
 Reads what TensorFlow, TFDS and others write, whatever the order of the features. The image is the feature
-`image/encoded`, else `image`, else the only one whose bytes begin as an image's do; the label `image/class/label`,
-else `label`. Only lengths and small values are read. Their checksums are tested where frames have
-their own (lengths); those over whole frames are not, as that would mean to read all of the data.
+`image/encoded`, else `image`, else the only one whose bytes begin like an image; the label `image/class/label`,
+else `label`. Only lengths and small values are read. Checksums of lengths are tested; those of whole
+frames are not, as that would require reading all of the data.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.columns import Column
+from datapipe.containers.columns import FieldExtents
 from datapipe.containers.field_names import IMAGE, LABEL, is_mask_name
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
-from datapipe.containers.tfrecord.example import Feature, parse_example
+from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
 from datapipe.containers.tfrecord.fields import FurtherFeatures
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
@@ -29,7 +29,7 @@ _IMAGE_NAMES = (form.IMAGE, "image")
 _LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
 _KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
 _MAX_KEY = 1024  # bytes
-_LOOKED_AT = 64  # bytes of a feature: enough to tell an image
+_LOOKED_AT = 64  # bytes of a feature: enough to recognise an image
 _ABOUT_THE_IMAGE = (form.FORMAT, form.HEIGHT, form.WIDTH, "image/colorspace", "image/channels")  # no fields of their own
 _ENCODINGS = {
     FieldKind.LABEL: "varint", FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes",
@@ -39,18 +39,18 @@ logger = get_logger(__name__)
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Scan one file; ids are row numbers. Fields: the image, the label, and what else all samples have.
+    """Scan one file; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
-    Every sample needs an image; either every sample has a label (an integer) or none. What can be no field is said
-    in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
+    Every sample needs an image; either every sample has a label (an integer) or none. Features that cannot be fields are
+    recorded in `lacking` and `unread` of the rows. Raises MissingDataError, StorageError or FormatError, naming file and sample.
     """
     with mapped(path, "a TFRecord") as data:
         return _index_frames(data, str(path))
 
 
 def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
-    """Start and size, in bytes and heads and tails included, of every frame of a file. Raises as `index_shard` does."""
-    if path.exists() and not path.stat().st_size:  # of a conversion that left every sample out
+    """Yield start and size, in bytes and with heads and tails, of every frame of a file. Raises as `index_shard` does."""
+    if path.exists() and not path.stat().st_size:  # the result of a conversion that left out every sample
         return
     with mapped(path, "a TFRecord") as data:
         for start, nbytes in _data_of_frames(data, str(path)):
@@ -58,7 +58,7 @@ def scan_frames(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _data_of_frames(data: mmap.mmap, where: str) -> Iterator[tuple[int, int]]:
-    """Offset and size of each frame's data."""
+    """Yield offset and size of each frame's data."""
     position, size = 0, len(data)
     while position < size:
         head = data[position : position + form.HEAD_NBYTES]
@@ -78,7 +78,7 @@ _DAMAGED = "the length at byte {} does not fit its checksum: damaged; get the fi
 
 
 def _strange_head(head: bytes) -> str:
-    """Why a file does not begin as a TFRecord does."""
+    """Return why a file does not begin like a TFRecord."""
     is_gzip, is_zlib = head[:2] == b"\x1f\x8b", head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
     if is_gzip or is_zlib:
         form_name, remedy = (
@@ -91,7 +91,7 @@ def _strange_head(head: bytes) -> str:
 def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
     labels: list[int] = []
-    image, label = Column(FieldSpec(IMAGE, FieldKind.IMAGE)), Column(FieldSpec(LABEL, FieldKind.LABEL))
+    image, label = FieldExtents(FieldSpec(IMAGE, FieldKind.IMAGE)), FieldExtents(FieldSpec(LABEL, FieldKind.LABEL))
     others: FurtherFeatures | None = None
     image_name, label_name = "", None
     for number, (start, nbytes) in enumerate(_data_of_frames(data, where)):
@@ -123,8 +123,8 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
     return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in columns.items())
 
 
-def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> str:
-    """The feature that holds the image, by name or else by content, judged by the first sample."""
+def _image_name(data: mmap.mmap, features: dict[str, ExampleFeature], place: str) -> str:
+    """Return the feature that holds the image, by name or else by content, judged by the first sample."""
     for name in _IMAGE_NAMES:
         if name in features and features[name].kind == "bytes":
             return name
@@ -138,12 +138,12 @@ def _image_name(data: mmap.mmap, features: dict[str, Feature], place: str) -> st
     )
 
 
-def _is_image(data: mmap.mmap, feature: Feature) -> bool:
+def _is_image(data: mmap.mmap, feature: ExampleFeature) -> bool:
     start = data[feature.offset : feature.offset + min(feature.nbytes, _LOOKED_AT)]
     return feature.num_values == 1 and encoding_of(start) is not None
 
 
-def _label_name(features: dict[str, Feature], place: str) -> str | None:
+def _label_name(features: dict[str, ExampleFeature], place: str) -> str | None:
     for name in _LABEL_NAMES:
         if name in features:
             feature = features[name]
@@ -153,7 +153,7 @@ def _label_name(features: dict[str, Feature], place: str) -> str | None:
     return None
 
 
-def _only_value(features: dict[str, Feature], name: str, kind: str, place: str) -> Feature:
+def _only_value(features: dict[str, ExampleFeature], name: str, kind: str, place: str) -> ExampleFeature:
     feature = features.get(name)
     if feature is None:
         raise FormatError(f"{place}: no feature {name!r} (has: {_listed(features)}), unlike the samples before it")
@@ -162,7 +162,7 @@ def _only_value(features: dict[str, Feature], name: str, kind: str, place: str) 
     return feature
 
 
-def _key(data: mmap.mmap, features: dict[str, Feature], number: int) -> bytes:
+def _key(data: mmap.mmap, features: dict[str, ExampleFeature], number: int) -> bytes:
     for name in _KEY_NAMES:
         feature = features.get(name)
         if feature and feature.kind == "bytes" and feature.num_values == 1 and 0 < feature.nbytes <= _MAX_KEY:
@@ -170,5 +170,5 @@ def _key(data: mmap.mmap, features: dict[str, Feature], number: int) -> bytes:
     return b"%d" % number
 
 
-def _listed(features: dict[str, Feature]) -> str:
+def _listed(features: dict[str, ExampleFeature]) -> str:
     return ", ".join(sorted(features)) or "none"

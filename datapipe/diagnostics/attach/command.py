@@ -27,7 +27,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandResult:
     """The end of a command. `exit_code`: as in a shell, 128 + n for a process ended by signal n."""
 
     exit_code: int
@@ -41,7 +41,7 @@ def run_script(
     open_watch: str = RECORDING,
     settings: Settings | None = None,
     stdout: IO[str] | None = None,
-) -> Outcome:
+) -> CommandResult:
     """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`.
 
     Raises OptionError if there is nothing to run, MissingDataError if the script does not exist.
@@ -66,7 +66,7 @@ def run_command(
     open_watch: str = RECORDING,
     settings: Settings | None = None,
     stdout: IO[str] | None = None,
-) -> Outcome:
+) -> CommandResult:
     """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
 
     `stdout`: destination of its output; None: that of this process. Signals that would end this process are passed on;
@@ -80,7 +80,7 @@ def run_command(
         raise MissingDataError(f"{argv[0]}: cannot be run ({exc.strerror}); is it installed and on PATH?") from exc
     with _passing_signals_to(process):
         code = process.wait()
-    return Outcome(code) if code >= 0 else Outcome(128 - code, -code)
+    return CommandResult(code) if code >= 0 else CommandResult(128 - code, -code)
 
 
 @contextmanager

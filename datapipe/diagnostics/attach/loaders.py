@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from datapipe.diagnostics.attach.ours import complain
-from datapipe.diagnostics.attach.passes import Run, StandIn, enter, leave, outermost
+from datapipe.diagnostics.attach.passes import OpenPass, StandIn, enter, leave, outermost
 from datapipe.diagnostics.attach.session import Session, looks_inside
 from datapipe.diagnostics.attach.sites import note_site
 from datapipe.diagnostics.attach.watching import Watch
@@ -66,7 +66,7 @@ def patch(module: ModuleType) -> None:
         complain(f"this version of torch is not supported, so loaders cannot be inspected ({'; '.join(missing)})")
 
 
-def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tuple[Run, Any]:
+def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tuple[OpenPass, Any]:
     """Return a pass over any iterable, and its iterator; `run.next(next, iterator)` returns measured batches.
 
     Loaders inside it report their batches under `key`.
@@ -77,7 +77,7 @@ def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tupl
     finally:
         leave(before)
         probing(was_probing)
-    run = Run(watch, watch.meter.open_pass(loader=key), loader=key, pass_id=session.next_pass_id(), iterator=None)
+    run = OpenPass(watch, watch.meter.open_pass(loader=key), loader=key, pass_id=session.next_pass_id(), iterator=None)
     return run, iterator
 
 
@@ -162,7 +162,7 @@ def _tagged(iterator: Any, session: Session, watch: Watch, loader: int, *, is_ou
     is_known = isinstance(iterator, tuple(_iterators)) and type(iterator) is not StandIn
     if not is_known and not is_outermost:
         return iterator
-    run = Run(
+    run = OpenPass(
         watch,
         watch.meter.open_pass(loader=loader) if is_outermost else None,
         loader=loader,

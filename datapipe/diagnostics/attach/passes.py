@@ -58,7 +58,7 @@ def leave(before: int | None) -> None:
     _local.outermost = before
 
 
-class Run:
+class OpenPass:
     """A pass in progress. `metered` is None for a pass inside another one, which is measured and whose `loader` it has."""
 
     __slots__ = ("_is_fresh", "_is_inside", "_iterator", "_loader", "_metered", "_pass_id", "_step", "_watch")
@@ -162,7 +162,7 @@ class StandIn:
 
     __slots__ = ("_datapipe_iterator", "_datapipe_run")
 
-    def __init__(self, iterator: Any, run: Run) -> None:
+    def __init__(self, iterator: Any, run: OpenPass) -> None:
         object.__setattr__(self, "_datapipe_iterator", iterator)
         object.__setattr__(self, "_datapipe_run", run)
 

@@ -17,12 +17,12 @@ from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns,
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.settings import RESULTS, Settings, settings_from
 from datapipe.diagnostics.attach.step_hooks import ProfilerWindow, RangedMeter, Tap, TappedMeter, until
-from datapipe.diagnostics.attach.watching import Hooks, LoaderFacts, Meter, Watch
+from datapipe.diagnostics.attach.watching import LoaderFacts, Meter, MeterHooks, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 
 if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
-    from datapipe.diagnostics.bracket import Bracket
+    from datapipe.diagnostics.bracket import ThreadBracket
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
@@ -35,7 +35,7 @@ class Recording:
 
     def __init__(
         self,
-        bracket: Bracket,
+        bracket: ThreadBracket,
         directory: Path | None = None,
         *,
         keeps_samples: bool = False,
@@ -165,8 +165,8 @@ class Recording:
             }
 
 
-def open_recording(hooks: Hooks) -> Watch:
-    """Open a watch: a `Bracket` on this machine's clock, and a `Recording`, as the environment says."""
+def open_recording(hooks: MeterHooks) -> Watch:
+    """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
     import datapipe.diagnostics.recorded  # noqa: F401  # for snapshots, which may happen while the name is the script's
 
     settings = settings_from(os.environ)
@@ -178,13 +178,13 @@ def open_recording(hooks: Hooks) -> Watch:
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 
 
-def open_bracket(hooks: Hooks) -> Bracket:
+def open_bracket(hooks: MeterHooks) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
-    from datapipe.diagnostics.bracket import Bracket
     from datapipe.diagnostics.bracket import Hooks as Watched
+    from datapipe.diagnostics.bracket import ThreadBracket
     from datapipe.diagnostics.cuda_clock import open_clock
 
-    return Bracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
+    return ThreadBracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
 
 
 def _ranged(meter: Meter) -> Meter:

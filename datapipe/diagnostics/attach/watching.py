@@ -101,7 +101,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class MeterHooks:
     """The events reported besides `begin` and `end`; other methods of a meter are never called."""
 
     syncs: bool = False
@@ -109,4 +109,4 @@ class Hooks:
     updates: bool = False
 
 
-OpenWatch = Callable[[Hooks], Watch]  # called in the measured process, when it first iterates a loader
+OpenWatch = Callable[[MeterHooks], Watch]  # called in the measured process, when it first iterates a loader

@@ -1,5 +1,5 @@
-"""What a diagnosis document says, for people and for other programs.
+"""Present a diagnosis document to people and to other programs.
 
-`document` reads it; `screen`, `page`, `trace` and `compare` are pure functions of it. Nothing here measures or judges, and
-nothing imports torch.
+`document` reads it; `screen`, `page`, `trace` and `compare` are pure functions of it. This room neither measures nor judges,
+and does not import torch.
 """

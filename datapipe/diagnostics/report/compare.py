@@ -1,4 +1,4 @@
-"""Two diagnoses side by side: what changed, in a sentence and in numbers. Pure."""
+"""Compare two diagnoses: what changed, in a sentence and in numbers. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.document import VERSION, Document, Readable, read_document
 from datapipe.diagnostics.report import words
 
-_SAME = 0.02  # of a step: less is not called a change
+_SAME = 0.02  # of a step: less does not count as a change
 _MAX_STAGES = 5
 
 
 def differences(before: Readable, after: Readable) -> dict[str, Any]:
-    """JSON-safe: each figure as {before, after, change}, null where either was not measured.
+    """Return each figure as {before, after, change}, JSON-safe, null if either was not measured.
 
     `change` of starvation and of stages is a difference of shares, that of times and rates a factor less 1: -0.3 is 30%
-    less. `starvation.is_clear`: the intervals do not meet. `cautions`: what else differs between the two runs.
-    Raises FormatError where one is no diagnosis of this version, or their versions differ.
+    less. `starvation.is_clear`: the intervals do not overlap. `cautions`: what else differs between the two runs.
+    Raises FormatError if one is not a diagnosis of this version, or their versions differ.
     """
     old, new = _read_both(before, after)
     shares = old.verdict.starvation, new.verdict.starvation
@@ -40,7 +40,7 @@ def differences(before: Readable, after: Readable) -> dict[str, Any]:
 
 
 def compare(before: Readable, after: Readable) -> str:
-    """`differences` for people: the sentence first."""
+    """Return `differences` as text for people, the sentence first."""
     found = differences(before, after)
     lines = [found["sentence"], ""]
     lines += [
@@ -64,8 +64,8 @@ def _read_both(before: Readable, after: Readable) -> tuple[Document, Document]:
     versions = [one.get("version") if hasattr(one, "get") else None for one in (before, after)]
     if None not in versions and versions[0] != versions[1]:
         raise FormatError(
-            f"the first diagnosis is of version {versions[0]}, the second of version {versions[1]}: they do not mean the same; "
-            "diagnose the older run anew"
+            f"the first diagnosis is of version {versions[0]}, the second of version {versions[1]}, whose figures differ in "
+            "meaning; diagnose the older run again"
         )
     return read_document(before), read_document(after)
 
@@ -78,7 +78,7 @@ def _starvation_sentence(old: Document, new: Document) -> str:
     shares = old.verdict.starvation, new.verdict.starvation
     if shares[0] is None or shares[1] is None:
         which = "either run" if shares == (None, None) else "the first run" if shares[0] is None else "the second run"
-        return f"It was not measured in {which} how much of the time went by waiting for data, so the two cannot be compared."
+        return f"The time spent waiting for data was not measured in {which}, so the two cannot be compared."
     who = words.waiter(new.verdict) if old.verdict.is_device == new.verdict.is_device else "the training"
     now, then = shares[1].value, shares[0].value
     waits = f"{who} waits for data {now:.1%} of the time"
@@ -89,7 +89,7 @@ def _starvation_sentence(old: Document, new: Document) -> str:
 
 def _step_sentence(old: Document, new: Document) -> str:
     rates, steps = (old.samples_per_s, new.samples_per_s), (old.verdict.figures.step_s, new.verdict.figures.step_s)
-    # Rates where they are known: with another batch size, steps say nothing.
+    # With another batch size steps cannot be compared, but rates can.
     if rates[0] and rates[1]:
         gain = rates[1] / rates[0] - 1
         if abs(gain) < _SAME:
@@ -127,7 +127,7 @@ def _cautions(old: Document, new: Document) -> list[str]:
 
 
 def _stages(old: Document, new: Document) -> list[dict[str, Any]]:
-    """Stages of either, the largest change first."""
+    """Return the stages of either, the largest change first."""
     shares = [
         {words.stage_name(stage): stage.share for stage in (one.attribution.stages if one.attribution else ())}
         for one in (old, new)

@@ -1,6 +1,6 @@
-"""Geometry of the page's drawings: bars of stages, of a mean step and of remedies, and the chart of steps over time. Pure.
+"""Compute the page's drawings: bars of stages, of a mean step and of remedies, and the chart of steps over time. Pure.
 
-A drawing is stretched to whatever width it has, so labels are text of the page, not of the drawing.
+A drawing is stretched to any width, so labels are text of the page, not of the drawing.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _STEADY = "steady"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps [low, high] to whole numbers from 0 to `size`; what lies outside goes to the nearest end."""
+    """A map from [low, high] to whole numbers from 0 to `size`; values outside go to the nearest end."""
 
     low: float
     high: float
     size: int
 
     def at(self, value: float) -> int:
-        """The place of a value."""
+        """Return the place of a value."""
         if self.high <= self.low:
             return 0
         return round(self.size * min(1.0, max(0.0, (value - self.low) / (self.high - self.low))))
 
     def share(self, value: float) -> float:
-        """How far a value is on the way from low to high."""
+        """Return how far a value is on the way from low to high."""
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
 
@@ -57,7 +57,7 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A drawing of rectangles, and what it shows in words."""
+    """A drawing of rectangles, and a description in words."""
 
     rects: tuple[Rect, ...]
     label: str
@@ -66,7 +66,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class RemedyRow:
-    """A remedy's bar and the words beside it; `outlook` is None for the step as it was measured."""
+    """A remedy's bar and the words next to it; `outlook` is None for the step as measured."""
 
     name: str
     bar: Bar
@@ -108,7 +108,7 @@ def share_bar(share: float, name: str) -> Bar:
 
 
 def step_parts(verdict: Verdict) -> Bar | None:
-    """Return the parts of a mean step as one bar; None where it was not measured."""
+    """Return the parts of a mean step as one bar; None if it was not measured."""
     figures = verdict.figures
     step_s, data_s = figures.step_s, figures.data_s
     if not step_s or data_s is None:
@@ -132,7 +132,7 @@ def step_parts(verdict: Verdict) -> Bar | None:
 
 
 def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Interval | None) -> list[RemedyRow]:
-    """Return a row per remedy, the best first, after the step as it was measured. `waiting`: for data, as measured."""
+    """Return a row per remedy, the best first, after the step as measured. `waiting`: for data, as measured."""
     measured_s = remedies.measured_step_s
     outlooks = remedies.best_first + remedies.within_noise
     ends = [measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
@@ -159,14 +159,14 @@ def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Inte
 
 
 def step_chart(steps: Sequence[StepRow], *, on_device: bool) -> StepChart | None:
-    """Return the chart; None where there is nothing to draw."""
+    """Return the chart; None if there is nothing to draw."""
     rows = [row for row in steps if row.step_s is not None]
     if not rows:
         return None
     start_s, ends = rows[0].start_s, _ends(rows)
     axis = Axis(start_s, max(ends), CHART_WIDTH)
     lengths = [row.step_s or 0.0 for row in rows]
-    # A few slow steps, the first ones above all, would make the others too small to be seen.
+    # A few slow steps, especially the first ones, would make the others too small to see.
     top_s = min(1.1 * max(lengths), 1.3 * quantile(lengths, 0.97)) or 1e-6
     up = Axis(0.0, top_s, CHART_HEIGHT)
     waits = [row.gap_s if on_device else row.host_wait_s for row in rows]
@@ -211,14 +211,14 @@ def ticks(low: float, high: float, *, num: int) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of them does not exceed; there is at least one."""
+    """Return the value that this share of `values`, which are not empty, does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def _remedy_bar(
     axis: Axis, value: float, span: Interval | None, name: str, mark: float | None = None, *, waiting: Interval | None
 ) -> Bar:
-    """Return a bar up to a value, its head the share of waiting; a whisker over its interval, and a mark at what was measured."""
+    """Return a bar up to a value, its head the share of waiting, with a whisker over its interval and a mark if measured."""
     rects = [Rect(0, 3, axis.at(value), BAR_HEIGHT - 6, name)]
     if waiting is not None:
         rects.append(Rect(0, 3, axis.at(value * waiting.value), BAR_HEIGHT - 6, "part-wait"))
@@ -248,8 +248,9 @@ def _notes(lengths: Sequence[float], waits: Sequence[float | None], top_s: float
 
 
 def _ends(rows: Sequence[StepRow]) -> list[float]:
-    """Return where each step's column ends: where the next begins, as steps may have been left out between them, but not
-    across a pause.
+    """Return where each step's column ends: where the next begins, unless there is a pause between them.
+
+    Steps may have been left out between two rows.
     """
     spacings = [after.start_s - before.start_s for before, after in pairwise(rows)]
     usual = quantile(spacings, 0.5) if spacings else 0.0
@@ -258,7 +259,7 @@ def _ends(rows: Sequence[StepRow]) -> list[float]:
 
 
 def _columns(rows: Sequence[StepRow], ends: Sequence[float], axis: Axis, height_of: Callable[[int], int]) -> str:
-    """Return the path of a filled outline of columns that stand side by side."""
+    """Return the path of a filled outline of columns side by side."""
     parts, at, level = [f"M0 {CHART_HEIGHT}"], 0, 0
     for place, row in enumerate(rows):
         left, right, height = axis.at(row.start_s), axis.at(ends[place]), height_of(place)

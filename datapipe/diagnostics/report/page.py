@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page that needs nothing but itself: no network, no other files. Pure.
+"""Render a diagnosis as one self-contained HTML page: no network, no other files. Pure.
 
 The main facts are text and drawings that need no script; `page.js` adds zooming and figures under the pointer.
 """
@@ -25,7 +25,7 @@ def page(diagnosis: Readable) -> str:
     """Return the whole page, to be written as UTF-8.
 
     It is below 400 KB with 2,000 steps. Its own policy forbids it to load anything and to run any script but its own; names
-    in the document are escaped. Raises FormatError where `diagnosis` is none of this version.
+    in the document are escaped. Raises FormatError if `diagnosis` is not of this version.
     """
     read = read_document(diagnosis)
     return _template().render(**_context(read))
@@ -91,7 +91,7 @@ def _fault(read: Document) -> str:
 
 
 def _needs(read: Document) -> list[str]:
-    """Return what would have to become faster, and what to try for that."""
+    """Return what must become faster, and what to try for that."""
     needs = read.remedies.needs if read.remedies is not None else ()
     advice = (words.to_try(need) for need in needs)
     return [words.need_line(need) + (f". To try: {text}." if text else ".") for need, text in zip(needs, advice, strict=True)]
@@ -106,7 +106,7 @@ def _run_parts(read: Document) -> list[tuple[str, str]]:
 
 
 def _run_lines(read: Document) -> list[str]:
-    """Return what would shorten the run outside of its steady steps, and which further loaders take a part of it."""
+    """Return what would shorten the run outside of its steady steps, and which further loaders take part of it."""
     if read.run is None:
         return []
     return [*words.loader_lines(read), *(words.saving_line(saving, read.run.wall_s) for saving in read.run.savings)]
@@ -142,7 +142,7 @@ def _template() -> Template:
 
 
 def _as_text(value: object) -> object:
-    """Replace control characters and halves of characters, which no page can hold."""
+    """Replace control characters and unpaired surrogates, which no page can hold."""
     return value if isinstance(value, Markup | int | float) else "" if value is None else words.plain(value)
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis as one screen of a terminal: 24 lines of 100 columns, the verdict first. Pure."""
+"""Render a diagnosis as one screen of a terminal: 24 lines of 100 columns, the verdict first. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from datapipe.diagnostics.verdict import VerdictKind
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
-_INDENT = " " * 5  # of how a remedy is carried out
+_INDENT = " " * 5  # of the instructions of a remedy
 _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """Adds colours, or leaves lines as they are."""
+    """Adds colours, or leaves lines unchanged."""
 
     is_coloured: bool
 
@@ -31,15 +31,15 @@ class _Style:
 
 
 def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether colours belong on this stream: a terminal that is not dumb, and NO_COLOR not set (no-color.org)."""
+    """Return True if this stream takes colours: a terminal that is not dumb, and NO_COLOR not set (no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
 def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = False) -> str:
-    """At most 24 lines of at most 100 columns; only the path of the page is never cut.
+    """Return at most 24 lines of at most 100 columns; only the path of the page is never cut.
 
-    `page`: where the page lies, if there is one. `colours`: with escape sequences, see `takes_colours`.
-    Raises FormatError where `diagnosis` is none of this version.
+    `page`: the path of the page, if there is one. `colours`: with escape sequences, see `takes_colours`.
+    Raises FormatError if `diagnosis` is not of this version.
     """
     read, style = read_document(diagnosis), _Style(colours)
     top = _verdict(read, style) + _at_fault(read, style)
@@ -99,8 +99,11 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
 
 
 def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
-    """In `room` lines, the best remedy first: all of them rather than how each is done, and that of the best rather than of
-    the others. A command is given in full or not at all: a part of it may do harm."""
+    """Return `room` lines of remedies, the best first.
+
+    Listing all remedies comes before saying how each is done, and the best one's instructions before the others'. A command is
+    given in full or not at all: part of it may do harm.
+    """
     if what_if is None:
         return []
     if what_if.best == NOTHING:
@@ -139,7 +142,7 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
 
 
 def _savings(read: Document, style: _Style, *, has_more: bool) -> list[str]:
-    """What would shorten the run outside of its steady steps."""
+    """Return what would shorten the run outside of its steady steps."""
     if read.run is None or not read.run.savings:
         return []
     saving = read.run.savings[0]
@@ -149,7 +152,7 @@ def _savings(read: Document, style: _Style, *, has_more: bool) -> list[str]:
 
 
 def _needs(what_if: Remedies, room: int) -> list[str]:
-    """What would have to become faster, each in two lines at most."""
+    """Return what must become faster, each in at most two lines."""
     lines: list[str] = []
     for need in what_if.needs:
         wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), words.to_try(need)
@@ -168,14 +171,16 @@ def _outlook(number: int, outlook: Outlook) -> str:
 
 
 def _how(how: Instruction) -> list[str]:
-    """Commands behind a `$`, Python as it is, and what else is to be known as a comment: at the end of the last line, if it
-    fits there."""
+    """Return the lines of an instruction: commands after a `$`, Python unchanged, and a note as a comment.
+
+    The note goes to the end of the last line, if it fits there.
+    """
     lines = [line for snippet in how.code for line in _code(snippet)]
     comment = words.instruction_note(how)
     if not comment or not lines:
         return _wrap(comment, num=_MAX_HOW + 1, indent=len(_INDENT)) if comment else []
     if any(len(line) > WIDTH for line in lines):
-        return lines + [""] * _MAX_HOW  # too much, as it would have to be cut
+        return lines + [""] * _MAX_HOW  # too long, as it would have to be cut
     last = f"{lines[-1]}  # {comment}"
     return [*lines[:-1], last] if len(last) <= WIDTH else [*lines, _cut(f"{_INDENT}# {comment}")]
 
@@ -193,10 +198,10 @@ def _code(snippet: Snippet) -> list[str]:
 
 
 def _words_of(command: str) -> list[str]:
-    """Of a shell: each may stand on a line of its own."""
+    """Return the words of a shell command, each of which may stand on a line of its own."""
     try:
         return [shlex.quote(words.plain(word)) for word in shlex.split(command)]
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # an unterminated quotation
         return [words.plain(command)]
 
 
@@ -228,7 +233,7 @@ def _cut(text: str, width: int = WIDTH) -> str:
 
 
 def _wrap(text: str, *, num: int, indent: int = 0) -> list[str]:
-    """At most `num` lines; words, and so commands and paths, are broken only where one is longer than a line."""
+    """Return at most `num` lines; words, and so commands and paths, are broken only if longer than a line."""
     margin = " " * indent
     return textwrap.wrap(
         words.plain(text),

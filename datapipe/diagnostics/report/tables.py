@@ -1,4 +1,4 @@
-"""Rows of the page's tables: figures, ranks, loaders. Pure."""
+"""Build the rows of the page's tables: figures, ranks, loaders. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datapipe.diagnostics.document import LoaderRow, RankResult
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.verdict import Verdict
 
-_WITHIN = "\u2003"  # wide spaces, for parts of what stands above
-# Of a verdict's figures: what each is, for people. Seconds, shares, counts.
+_WITHIN = "\u2003"  # wide spaces, for parts of the row above
+# The figures of a verdict in words. Seconds, shares, counts.
 _SECONDS = {
     "step_s": "A step, from one request for a batch to the next",
     "data_s": _WITHIN + "of it waiting for data, copies included",
     "gap_s": 2 * _WITHIN + "of that in next()",
-    "copy_s": 2 * _WITHIN + "of that in copies from the host that the loop asks for",
+    "copy_s": 2 * _WITHIN + "of that in copies from the host that the loop requests",
     "exposed_by_sync_s": 2 * _WITHIN + "of that, at most, exposed by the loop's waiting for the GPU",
     "fetch_s": _WITHIN + "idle in next() although the batch was ready: the host's time",
     "host_wait_s": "The host in next()",
@@ -22,15 +22,15 @@ _SECONDS = {
 }
 _SHARES = {
     "sync_share": "Steps in which the loop waited for the GPU",
-    "idle_share": "Steps in which the GPU had run out of work before a batch was asked for",
+    "idle_share": "Steps in which the GPU had run out of work before a batch was requested",
     "ahead_share": "Steps in which the host was a whole step ahead of the GPU",
-    "ready_share": "Steps in which the batch was ready when asked for",
+    "ready_share": "Steps in which the batch was ready when requested",
 }
 _COUNTS = {
-    "num_steps": "Steady steps that the figures rest on",
-    "num_first": "Set apart: first steps of passes",
-    "num_unsettled": "Set apart: steps before the loop had settled",
-    "num_evaluation": "Set apart: steps of evaluation",
+    "num_steps": "Steady steps behind the figures",
+    "num_first": "Excluded: first steps of passes",
+    "num_unsettled": "Excluded: steps before the loop had settled",
+    "num_evaluation": "Excluded: steps of evaluation",
     "updates_per_batch": "Optimiser steps per batch",
 }
 _LOADER = {
@@ -48,7 +48,7 @@ RANK_NAMES = ("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process")
 
 
 def figure_rows(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return every figure of a verdict with its name; what was not measured says so."""
+    """Return every figure of a verdict with its name; unmeasured ones are marked as such."""
     rows = [("Share of time spent waiting for data", words.percent_range(verdict.starvation))]
     rows += [(label, words.seconds(getattr(verdict.figures, name))) for name, label in _SECONDS.items()]
     rows += [(label, words.percent(getattr(verdict.figures, name))) for name, label in _SHARES.items()]
@@ -77,7 +77,7 @@ def loader_rows(loaders: Sequence[LoaderRow]) -> list[list[str]]:
 
 
 def in_words(value: object) -> str:
-    """Return a value of JSON for people."""
+    """Return a JSON value as text for people."""
     match value:
         case None:
             return "not known"

@@ -1,7 +1,7 @@
-"""A diagnosis as a trace that chrome://tracing and ui.perfetto.dev show. Pure.
+"""Convert a diagnosis to a trace that chrome://tracing and ui.perfetto.dev show. Pure.
 
 The JSON object format of "Trace Event Format" (Google, 2016): complete events ("X") with times in microseconds, and
-metadata events ("M") that name processes and threads. Events of one thread lie within each other or apart.
+metadata events ("M") that name processes and threads. Events of one thread are nested or disjoint.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from datapipe.diagnostics.document import Document, Readable, Span, StepRow, read_document
 from datapipe.diagnostics.report.words import plain
 
-_TOUCH_S = 1e-6  # spans that overlap by less follow each other: their ends were rounded
+_TOUCH_S = 1e-6  # spans that overlap by less follow each other, as their ends were rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """`number`: of the worker's lanes, from 0. `worker`: None is the main process."""
+    """A row of the trace. `number`: among the worker's lanes, from 0. `worker`: None is the main process."""
 
     worker: int | None
     number: int
-    spans: tuple[Span, ...]  # in order of time; none begins before the one before it ends, but for rounding
+    spans: tuple[Span, ...]  # in order of time; disjoint, except for rounding
 
 
 def lanes_of(spans: Sequence[Span]) -> list[Lane]:
-    """By worker, the main process first; each span on the first lane that is free when it begins."""
+    """Return lanes by worker, the main process first; each span is on the first lane that is free when it begins."""
     by_worker: defaultdict[int | None, list[list[Span]]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start_s):
         lanes = by_worker[span.worker]
@@ -41,20 +41,21 @@ def lanes_of(spans: Sequence[Span]) -> list[Lane]:
 
 
 def worker_name(worker: int | None) -> str:
+    """Return the name of a worker; None is the main process."""
     return "main" if worker is None else f"worker {worker}"
 
 
-_LOOP, _LOADER = 1, 2  # processes of the trace: what the training saw, and what was done for it
+_LOOP, _LOADER = 1, 2  # processes of the trace: the training, and the work for it
 _STEPS, _WAITS, _GAPS = 1, 2, 3  # threads of the first
 
 Event = dict[str, Any]
 
 
 def trace(diagnosis: Readable) -> dict[str, Any]:
-    """JSON-safe. Steps, the host's waits and the device's gaps, and the spans of each worker.
+    """Return the trace, JSON-safe: steps, the host's waits and the device's gaps, and the spans of each worker.
 
-    When exactly within a step the device stood still is not measured: a gap is drawn up to the end of the host's wait.
-    Raises FormatError where `diagnosis` is none of this version.
+    The exact time of a gap within a step is not measured: a gap is drawn up to the end of the host's wait.
+    Raises FormatError if `diagnosis` is not of this version.
     """
     read = read_document(diagnosis)
     steps = read.steps.rows if read.steps is not None else ()
@@ -85,7 +86,7 @@ def _step_events(steps: Sequence[StepRow], origin_s: float) -> Iterator[Event]:
     for place, row in enumerate(steps):
         if row.step_s is None:
             continue
-        # A step's length is the device's, its start the host's: the two clocks may disagree by a little.
+        # A step's length is the device's, its start the host's: the two clocks may disagree a little.
         end_s = row.start_s + row.step_s
         if place + 1 < len(steps):
             end_s = min(end_s, steps[place + 1].start_s)
@@ -106,14 +107,14 @@ def _span_events(lanes: Sequence[Lane], origin_s: float) -> Iterator[Event]:
     for thread, lane in enumerate(lanes, 1):
         free_s = 0.0
         for span in lane.spans:
-            # Where one ends as the next begins, rounding may have made them overlap a little.
+            # If one ends as the next begins, rounding may have made them overlap a little.
             start_s = max(span.start_s - origin_s, free_s)
             free_s = max(start_s, span.start_s + span.duration_s - origin_s)
             yield _event(plain(span.stage), "stage", _LOADER, thread, start_s, free_s - start_s, {"batch": span.batch})
 
 
 def _event(name: str, kind: str, process: int, thread: int, start_s: float, duration_s: float, args: dict[str, Any]) -> Event:
-    # Whole nanoseconds: an end is rounded as the start of what follows is, so that they still coincide.
+    # Whole nanoseconds: an end is rounded like the start of the next event, so that they still coincide.
     start_ns, end_ns = round(start_s * 1e9), round((start_s + max(0.0, duration_s)) * 1e9)
     known = {name: value for name, value in args.items() if value is not None}
     return {

@@ -1,6 +1,6 @@
-"""A diagnosis in words: what the screen, the page and the comparison say alike. Pure.
+"""Put a diagnosis into words, shared by the screen, the page and the comparison. Pure.
 
-The intervals are never called those of 95%: they come from resampling the steps of one run, and the next run may
+The intervals are never called 95% intervals: they come from resampling the steps of one run, and the next run may
 differ by more.
 """
 
@@ -19,16 +19,16 @@ from datapipe.diagnostics.torch_stages.fault import MEANINGS
 from datapipe.diagnostics.verdict import Verdict, VerdictKind
 
 HOST_CLOCK = (
-    "by the host's clock, as no GPU was measured: this is how long the loop stood in next(); a GPU that still had work "
+    "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "
     "meanwhile waited less"
 )
-_MISFIT = 0.05  # of a step: a replay that is so far off is worth a line
+_MISFIT = 0.05  # of a step: a larger error of the replay is reported
 _COMPUTING = ("decode", "transform", "augment", "collate")
-_NOTABLE = 0.1  # of the run: worth a line
+_NOTABLE = 0.1  # of the run: a larger share is reported
 _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
-_NEARLY_FREE = 20.0  # times as fast: nobody has that in mind
-_SMALL = 0.02  # of a step: a change that is not worth a figure
+_NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
+_SMALL = 0.02  # of a step: a smaller change gets no figure
 _TO_TRY = {
     "sampler": "draw the order of an epoch as one array, and yield its values",
     "collate": "make arrays of one shape in __getitem__, so that collating is one torch.stack",
@@ -47,31 +47,33 @@ INTERVALS = (
 
 
 def plain(text: object) -> str:
-    """One line without control characters, which names of files and datasets may hold."""
+    """Return one line without control characters, which names of files and datasets may hold."""
     return "".join(" " if one in "\r\n\t" else "\ufffd" if unicodedata.category(one)[0] == "C" else one for one in str(text))
 
 
 def percent(share: float | None) -> str:
+    """Return a share as a percentage with one decimal."""
     return "not measured" if share is None else f"{share:.1%}"
 
 
 def percent_range(share: Interval | None) -> str:
+    """Return a share as a percentage, with its range in brackets."""
     return "not measured" if share is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
 def short(text: object, num: int = 100) -> str:
-    """One line, cut where it is longer than that."""
+    """Return one line of at most `num` characters, cut if necessary."""
     line = plain(text)
     return line if len(line) <= num else line[: num - 3] + "..."
 
 
 def seconds(value: float | None) -> str:
-    """In the unit that suits, three digits."""
+    """Return a time in a suitable unit, with three digits."""
     return "not measured" if value is None else " ".join(_scaled(value, value))
 
 
 def seconds_range(value: Interval | None) -> str:
-    """All in the unit that suits the value."""
+    """Return a time and its range, all in the unit that suits the value."""
     if value is None:
         return "not measured"
     (middle, unit), (low, _), (high, _) = (_scaled(one, value.value) for one in (value.value, value.low, value.high))
@@ -79,11 +81,12 @@ def seconds_range(value: Interval | None) -> str:
 
 
 def times(num: int) -> str:
+    """Return how many times something happened."""
     return "once" if num == 1 else f"{num:,} times"
 
 
 def change(gain: Interval) -> str:
-    """How a step changes, with its range."""
+    """Return how a step changes, with the range."""
     if abs(gain.value) < 0.005:
         return f"no change [{_signed(gain.low)}, {_signed(gain.high)}]"
     sign, word = (1, "shorter") if gain.value > 0 else (-1, "longer")
@@ -92,17 +95,17 @@ def change(gain: Interval) -> str:
 
 
 def is_starved(verdict: Verdict) -> bool:
-    """Whether the verdict is that data is short, whoever is to blame for it."""
+    """Return True if the verdict is that data is short, whatever the cause."""
     return verdict.kind in (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 
 
 def waiter(verdict: Verdict) -> str:
-    """Whose waiting was measured."""
+    """Return whose waiting was measured."""
     return "the GPU" if verdict.is_device else "the training loop"
 
 
 def headline(diagnosis: Document) -> str:
-    """The verdict, in a sentence."""
+    """Return the verdict in a sentence."""
     verdict, who = diagnosis.verdict, waiter(diagnosis.verdict)
     share = verdict.starvation
     spent = f"{share.value:.1%} of the time" if share is not None else "for a time that was not measured"
@@ -116,9 +119,9 @@ def headline(diagnosis: Document) -> str:
         case VerdictKind.SYNC_EXPOSED:
             return f"{_capital(who)} waits for data {spent}{note}, because the loop waits for the GPU at every step."
         case VerdictKind.HOST_BOUND:
-            return f"Data is not what holds it up: the GPU waits for Python and for kernels to be launched{note}."
+            return f"Data is not the bottleneck: the GPU waits for Python and for kernels to be launched{note}."
         case VerdictKind.COMPUTE_BOUND:
-            return f"Data is not what holds it up: {who} waits for it only {spent}{note}."
+            return f"Data is not the bottleneck: {who} waits for it only {spent}{note}."
         case VerdictKind.NOT_ENOUGH:
             return f"There were too few steady steps to tell whether {who} waits for data{note}."
         case VerdictKind.NOT_MEASURED:
@@ -126,7 +129,7 @@ def headline(diagnosis: Document) -> str:
 
 
 def detail(diagnosis: Document) -> str:
-    """The figures behind the headline; the reason where there are none."""
+    """Return the figures behind the headline; the reason if there are none."""
     verdict = diagnosis.verdict
     step_s, data_s = verdict.figures.step_s, verdict.figures.data_s
     if (
@@ -141,7 +144,7 @@ def detail(diagnosis: Document) -> str:
     text += f"{verdict.figures.num_steps} steady steps."
     copy_s, exposed_s, hidden_s = verdict.figures.copy_s, verdict.figures.exposed_by_sync_s, verdict.figures.hidden_s
     if copy_s is not None and copy_s > data_s / 2:
-        text += f" {seconds(copy_s)} of it goes to copies from the host that the loop asks for."
+        text += f" {seconds(copy_s)} of it goes to copies from the host that the loop requests."
     if exposed_s:
         text += f" Up to {seconds(exposed_s)} of it would be hidden if the loop did not wait for the GPU."
     if hidden_s is not None and hidden_s > 0.02 * step_s:
@@ -150,20 +153,20 @@ def detail(diagnosis: Document) -> str:
 
 
 def stage_name(stage: StageOfWait) -> str:
-    """ "transform RandomResizedCrop", "decode"."""
+    """Return the name of a stage, such as "transform RandomResizedCrop" or "decode"."""
     if stage.detail is None or stage.detail.startswith(stage.name):
         return short(stage.detail or stage.name)
     return short(f"{stage.name} {stage.detail}")
 
 
 def meaning(stage: str) -> str | None:
-    """What a stage's name stands for, where it does not say so itself."""
+    """Return what a stage's name means; None if the name says so itself."""
     text = MEANINGS.get(stage)
     return None if text is None or text.startswith(stage) else text
 
 
 def fault_line(attribution: Fault) -> str:
-    """Which stage is at fault."""
+    """Return which stage is at fault."""
     if attribution.fault is None:
         return _capital(plain(attribution.reason)) if attribution.reason else "No stage is at fault."
     same = [stage for stage in attribution.stages if stage.name == attribution.fault]
@@ -177,36 +180,36 @@ def fault_line(attribution: Fault) -> str:
 
 
 def _computing(attribution: Fault) -> StageOfWait | None:
-    """What runs on the cores for longest."""
+    """Return the stage that occupies the cores longest."""
     stages = [stage for stage in attribution.stages if stage.name in _COMPUTING and stage.work_share]
     return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
 
 
 def levels_line(levels: Sequence[Regime]) -> str | None:
-    """How passes differ, where they do."""
+    """Return how passes differ; None if they do not."""
     if len(levels) < 2:
         return None
-    told = []
+    shares = []
     for one in levels:
         first, last = one.first_pass + 1, one.last_pass + 1
         name = f"epoch {first} waits" if first == last else f"epochs {first} to {last} wait"
-        told.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
-    return f"Epochs differ: {', '.join(told)}. What follows is about the last of them."
+        shares.append(f"{name} {one.waiting:.0%} ({seconds(one.step_s)} a step)")
+    return f"Epochs differ: {', '.join(shares)}. What follows is about the last of them."
 
 
 def run_line(run: RunTime) -> str | None:
-    """Where a run's time went beside steady steps; None where that is little."""
+    """Return where a run's time went besides steady steps; None if that is little."""
     notable = [(name, spent) for name, spent in run.parts.items() if name not in _STEADY and spent >= _NOTABLE * run.wall_s]
     if not notable or not run.wall_s:
         return None
-    told = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
+    shares = ", ".join(f"{spent / run.wall_s:.0%} to {_PARTS.get(name, name)}" for name, spent in notable)
     steady = sum(run.parts.get(name, 0.0) for name in _STEADY)
     rest = f"{steady / run.wall_s:.0%} to training steps and waiting between them"
-    return f"Of the run's {seconds(run.wall_s)} went {told}; {rest}."
+    return f"Of the run's {seconds(run.wall_s)} went {shares}; {rest}."
 
 
 def loader_lines(diagnosis: Document) -> list[str]:
-    """Each further loader that takes a share of the run, and how much of that it is waited for."""
+    """Return each further loader that takes a share of the run, and how much of that is waiting."""
     run, lines = diagnosis.run, list[str]()
     if run is None or not run.wall_s:
         return lines
@@ -224,16 +227,16 @@ def loader_lines(diagnosis: Document) -> list[str]:
 
 
 def saving_line(saving: Saving, wall_s: float) -> str:
-    """What a remedy does to the whole run."""
+    """Return what a remedy does to the whole run."""
     return f"{plain(saving.name)}: the run {seconds(wall_s)} -> {seconds(wall_s - saving.saved_s)}, {saving.gain:.0%} shorter"
 
 
 def need_line(need: Need) -> str:
-    """What would have to become of a stage."""
+    """Return how much faster a stage must become."""
     stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
     where = f" in {short(need.where, 60)}" if need.where else ""
     if need.step_s is None:
-        return f"{stage}{where}: how much faster it would have to be could not be predicted"
+        return f"{stage}{where}: how much faster it must be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
     if need.times_faster is None:
         return f"{stage}{where}: {free}, and the loop would still wait"
@@ -243,12 +246,12 @@ def need_line(need: Need) -> str:
 
 
 def to_try(need: Need) -> str | None:
-    """Return what usually makes such a stage faster; None where nothing general can be said."""
+    """Return what usually makes such a stage faster; None if there is no general advice."""
     return _TO_TRY.get(need.stage)
 
 
 def no_gain(outlook: Outlook) -> str:
-    """A remedy that is not recommended, and why."""
+    """Return a remedy that is not recommended, and why."""
     name, gain = plain(outlook.name), outlook.gain
     if gain is None:
         return name
@@ -258,30 +261,30 @@ def no_gain(outlook: Outlook) -> str:
 
 
 def unmeasured(diagnosis: Document) -> list[str]:
-    """What could not be measured: a phrase each."""
+    """Return what could not be measured, a phrase each."""
     verdict, missing = diagnosis.verdict, []
     if diagnosis.clock == "host" or not verdict.is_device:
         missing.append("the GPU's idle time")
     else:
-        names = {"copy_s": "copies to the GPU that the loop asks for", "sync_share": "where the loop waits for the GPU"}
+        names = {"copy_s": "copies to the GPU that the loop requests", "sync_share": "where the loop waits for the GPU"}
         missing += [phrase for name, phrase in names.items() if getattr(verdict.figures, name) is None]
     if verdict.starvation is None:
         missing.append("the share of time spent waiting")
     if verdict.figures.ready_share is None:
-        missing.append("whether batches lay ready")
+        missing.append("whether batches were ready")
     if diagnosis.attribution is None:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
     misfit = None if diagnosis.remedies is None else diagnosis.remedies.misfit
     if misfit is not None and abs(misfit) > _MISFIT:
-        missing.append(f"gains below {abs(misfit):.0%} (a replay of this run is so far off its steps)")
+        missing.append(f"gains below {abs(misfit):.0%} (a replay of this run differs from its steps by as much)")
     if diagnosis.remedies is None:
-        missing.append("what remedies would bring" + _because(diagnosis.why_no_remedies))
+        missing.append("the effect of remedies" + _because(diagnosis.why_no_remedies))
     missing += [f"{one.name}{_because(one.reason)}" for one in diagnosis.left_out]
     return missing
 
 
 def applied_line(applied: AppliedRemedy) -> str:
-    """What a remedy that was carried out was said to bring, and what it brought."""
+    """Return the predicted and the measured effect of an applied remedy."""
     line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted)} per step, "
     if applied.measured_step_s is None:
         return line + "not measured" + _because(applied.reason)
@@ -290,12 +293,12 @@ def applied_line(applied: AppliedRemedy) -> str:
 
 
 def instruction_note(how: Instruction) -> str:
-    """Where code goes, and what else is to be known."""
+    """Return where code goes, and the accompanying note."""
     return plain(": ".join(filter(None, [how.where if how.code else None, how.note])))
 
 
 def when(started_at: str | None) -> str:
-    """A point in time as people write it; as it is where it is not understood."""
+    """Return a point in time as people write it; unchanged if it does not parse."""
     if started_at is None:
         return "not known"
     try:
@@ -305,7 +308,7 @@ def when(started_at: str | None) -> str:
 
 
 def _scaled(value: float, like: float) -> tuple[str, str]:
-    """A time in the unit and with the decimals that suit another."""
+    """Return a time in the unit and with the decimals that suit another."""
     size = abs(like)
     if size >= 3600:
         factor, unit, decimals = 1 / 3600, "h", 1

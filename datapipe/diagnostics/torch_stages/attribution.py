@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.torch_stages.breakdown import Breakdown, Parts, Span, SpanIndex, charge
+from datapipe.diagnostics.torch_stages.breakdown import Breakdown, Parts, SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.torch_stages.breakdown import Stage as StageKey
 from datapipe.diagnostics.torch_stages.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
@@ -54,7 +54,7 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
         rest = STARTUP if wait[0] < first_ns and profile.made.worker is not None else IDLE
         way = _way_of(profile)
         if profile.made.ready_ns > profile.asked_ns:
-            way = [Span((_WAY, profile), way[0].start_ns, way[-1].end_ns)]
+            way = [WorkSpan((_WAY, profile), way[0].start_ns, way[-1].end_ns)]
         layers = [way, made_by[key].during(*wait)]
         for what, charged_ns in charge(*wait, layers, rest).items():
             _expand(wait_ns, what, charged_ns, breakdown)
@@ -88,31 +88,31 @@ def _by_worker(profiles: Sequence[BatchProfile]) -> dict[tuple[int, int], list[B
     return {key: sorted(of, key=lambda profile: profile.made.start_ns) for key, of in grouped.items()}
 
 
-def _making_span(made: Making) -> Span:
-    return Span((_MAKING, made), made.start_ns, made.ready_ns)
+def _making_span(made: Making) -> WorkSpan:
+    return WorkSpan((_MAKING, made), made.start_ns, made.ready_ns)
 
 
-def _parts_of_making(made: Making) -> list[Span]:
+def _parts_of_making(made: Making) -> list[WorkSpan]:
     return [
-        Span((_DATASET, made), made.start_ns, made.collate_start_ns),
-        Span((_COLLATE, made), made.collate_start_ns, made.ready_ns),
+        WorkSpan((_DATASET, made), made.start_ns, made.collate_start_ns),
+        WorkSpan((_COLLATE, made), made.collate_start_ns, made.ready_ns),
     ]
 
 
-def _way_of(profile: BatchProfile) -> list[Span]:
+def _way_of(profile: BatchProfile) -> list[WorkSpan]:
     """Return the stages of one batch until it was handed out, in order."""
     made, moved, pinned = profile.made, profile.moved, profile.pinned
     spans = _parts_of_making(made)
     if moved is None:  # made by the consumer: the time before and after belongs to the sampler and handing out
         arrived_ns = made.ready_ns
-        spans.insert(0, Span(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
+        spans.insert(0, WorkSpan(SAMPLER, min(profile.asked_ns, made.start_ns), made.start_ns))
     else:
         arrived_ns = moved.open_end_ns
-        spans.append(Span(TRANSFER, made.ready_ns, arrived_ns))
+        spans.append(WorkSpan(TRANSFER, made.ready_ns, arrived_ns))
     if pinned is not None:
-        spans.append(Span(PIN, arrived_ns, pinned.end_ns))
+        spans.append(WorkSpan(PIN, arrived_ns, pinned.end_ns))
         arrived_ns = pinned.end_ns
-    spans.append(Span(SAMPLER, arrived_ns, profile.taken_ns))
+    spans.append(WorkSpan(SAMPLER, arrived_ns, profile.taken_ns))
     return spans
 
 
@@ -193,7 +193,7 @@ def attribute_events(events: Sequence[StageEvent]) -> Attribution:
     """
     waits = [event for event in events if event.stage is Stage.WAIT]
     work = [event for event in events if event.stage is not Stage.WAIT and event.duration_ns > 0]
-    of_step: defaultdict[int, list[Span]] = defaultdict(list)
+    of_step: defaultdict[int, list[WorkSpan]] = defaultdict(list)
     work_ns: defaultdict[StageKey, float] = defaultdict(float)
     for event in work:
         of_step[event.step].append(_span(event))
@@ -220,5 +220,5 @@ def attribute_events(events: Sequence[StageEvent]) -> Attribution:
     )
 
 
-def _span(event: StageEvent) -> Span:
-    return Span((event.stage.value, None), event.start_ns, event.start_ns + event.duration_ns)
+def _span(event: StageEvent) -> WorkSpan:
+    return WorkSpan((event.stage.value, None), event.start_ns, event.start_ns + event.duration_ns)

@@ -78,7 +78,7 @@ def _queued_share(made: Making) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WorkSpan:
     """A piece of work. Times on one clock."""
 
     what: Hashable
@@ -89,18 +89,18 @@ class Span:
 class SpanIndex:
     """Spans, indexed by time."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    def __init__(self, spans: Iterable[WorkSpan]) -> None:
         self._spans = sorted(spans, key=attrgetter("start_ns"))
         self._starts = [span.start_ns for span in self._spans]
         self._longest_ns = max((span.end_ns - span.start_ns for span in self._spans), default=0)
 
-    def during(self, start_ns: int, end_ns: int) -> list[Span]:
+    def during(self, start_ns: int, end_ns: int) -> list[WorkSpan]:
         """Return the spans that overlap an interval."""
         first = bisect_left(self._starts, start_ns - self._longest_ns)
         return [span for span in self._spans[first : bisect_right(self._starts, end_ns)] if span.end_ns > start_ns]
 
 
-def charge(start_ns: int, end_ns: int, layers: Sequence[Sequence[Span]], rest: Hashable) -> dict[Hashable, float]:
+def charge(start_ns: int, end_ns: int, layers: Sequence[Sequence[WorkSpan]], rest: Hashable) -> dict[Hashable, float]:
     """Return the nanoseconds of the interval by the work done then; they add up to the interval.
 
     A moment is charged to the spans of the first layer that has any at that time, in equal parts, and to `rest` if none has.
@@ -115,7 +115,7 @@ def charge(start_ns: int, end_ns: int, layers: Sequence[Sequence[Span]], rest: H
 
 
 def _charge_layer(
-    charged: defaultdict[Hashable, float], start_ns: int, end_ns: int, spans: Sequence[Span]
+    charged: defaultdict[Hashable, float], start_ns: int, end_ns: int, spans: Sequence[WorkSpan]
 ) -> list[tuple[int, int]]:
     """Charge one layer's spans within an interval; return the parts of it without any."""
     edges: list[tuple[int, int, Hashable]] = []

@@ -22,7 +22,7 @@ from typing import Any
 from datapipe.diagnostics.torch_stages.patching import forget_us
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, Making, Passage
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder, set_recorder
-from datapipe.diagnostics.torch_stages.timing import Schedule, TransformClock, between, thread_counters
+from datapipe.diagnostics.torch_stages.timing import TimingSchedule, TransformClock, between, thread_counters
 from datapipe.diagnostics.torch_stages.transform_patching import (
     Slot,
     Undo,
@@ -49,7 +49,7 @@ class CollateProbe:
     def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int]) -> None:
         self.function = function
         self.iterator = iterator
-        self.schedule = Schedule()
+        self.schedule = TimingSchedule()
         self.slots: list[Slot] | None = None
 
     def __call__(self, samples: Any) -> Any:

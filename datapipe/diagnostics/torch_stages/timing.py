@@ -120,7 +120,7 @@ _AVERAGE_NS = 10_000  # budget for timing, per batch on average
 _WORKER_SHARE = 0.005  # additional budget, as a share of the time that a worker takes for a batch
 
 
-class Target:
+class TimedCallable:
     """A callable of a dataset, such as a Compose: the number of its calls, and which of them are timed in detail."""
 
     __slots__ = ("max_timed", "num_calls", "num_timed", "phase", "stride", "times", "total_ns")
@@ -148,14 +148,14 @@ class Target:
         return due
 
 
-class Schedule:
+class TimingSchedule:
     """Chooses the batches of one iterator to time. The choice is random, so that no pattern is missed forever."""
 
     __slots__ = ("_draw", "_num_batches", "_num_left", "_share_ns", "_targets")
 
     def __init__(self, seed: int | None = None) -> None:
         self._draw = random.Random(seed).random  # leaves the script's own generator unchanged
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, TimedCallable] = {}
         self._num_batches = 0
         self._num_left = 0  # batches before the next one that is timed
         self._share_ns = 0
@@ -182,11 +182,11 @@ class TransformClock:
 
     __slots__ = ("_is_muted", "_outermost", "_stack", "_targets")
 
-    def __init__(self, targets: dict[str, Target], batch: int, budget_ns: int) -> None:
+    def __init__(self, targets: dict[str, TimedCallable], batch: int, budget_ns: int) -> None:
         for target in targets.values():
             target.next_batch(batch, budget_ns)
         self._targets = targets
-        self._outermost: Target | None = None
+        self._outermost: TimedCallable | None = None
         self._stack: list[tuple[object, list[int]]] = []  # calls in progress; wall and CPU time of nested calls
         self._is_muted = False
 
@@ -200,7 +200,7 @@ class TransformClock:
             return True
         self._outermost = self._targets.get(name)
         if self._outermost is None:
-            self._outermost = self._targets[name] = Target()
+            self._outermost = self._targets[name] = TimedCallable()
         return self._outermost.is_due()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

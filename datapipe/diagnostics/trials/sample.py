@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.adapt.loaders import has_collate_fn, torchs_loader
+from datapipe.adapt.loaders import has_collate_fn, unwrap_torch_loader
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.shards import Shards, shards_of
 
@@ -19,7 +19,7 @@ _HUGGING_FACE = ("datasets.arrow_dataset", "datasets.iterable_dataset")
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class SampledFiles:
     """Some files of a folder of images, drawn at random."""
 
     paths: tuple[str, ...]
@@ -31,7 +31,7 @@ class Files:
 class Sample:
     """Some of the data, and a loader's recipe. Pickles without any of the user's code."""
 
-    data: Files | Shards
+    data: SampledFiles | Shards
     recipe: Any  # transforms.Recipe
     batch_size: int
     num_workers: int
@@ -56,7 +56,7 @@ def sample_of(loader: Any) -> Sample | str:
     if not is_stream and (reason := _why_no_files(dataset)):
         return reason
     try:
-        loader = torchs_loader(loader)
+        loader = unwrap_torch_loader(loader)
     except OptionError as exc:
         return str(exc).removeprefix("from_torch: ")
     if has_collate_fn(loader):
@@ -81,7 +81,7 @@ def _of_folders(loader: Any, dataset: Any) -> Sample | str:
     num = min(MAX_SAMPLES, len(seen.index))
     chosen = np.sort(np.random.default_rng(0).choice(len(seen.index), num, replace=False))  # not the script's random state
     entries = seen.index.look_up(seen.index.ids(chosen), "image")
-    files = Files(tuple(map(os.path.abspath, entries.extents.paths)), tuple(entries.labels.tolist()), len(seen.index))
+    files = SampledFiles(tuple(map(os.path.abspath, entries.extents.paths)), tuple(entries.labels.tolist()), len(seen.index))
     parts = _parts(dataset)
     where = str(getattr(parts[0], "root", ""))
     return Sample(files, recipe, batch_size, loader.num_workers, where=where, num_sources=len(parts))

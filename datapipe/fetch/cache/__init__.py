@@ -1,1 +1,1 @@
-"""Values that were costly to make, kept from epoch to epoch and shared by the processes of a node."""
+"""Keep values that were costly to make, from epoch to epoch, shared by the processes of a node."""

@@ -1,6 +1,6 @@
-"""What the index of a store looks like in its file: a head, then an entry of fixed size for each sample id.
+"""The format of a store's index file: a head, then an entry of fixed size for each sample id.
 
-Both carry a checksum of their own, so a torn one is recognised. A file of zeros has no head and no entries.
+Both carry a checksum of their own, so torn ones are recognised. A file of zeros has no head and no entries.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _CRC = struct.Struct("<I")
 
 
 class Head(NamedTuple):
-    """How far the data file is given away."""
+    """How much of the data file is allocated."""
 
     end: int  # bytes
-    num_kept: int  # entries for which room was given
+    num_kept: int  # entries for which space was allocated
 
 
 class Entry(NamedTuple):
@@ -32,23 +32,24 @@ class Entry(NamedTuple):
 
     offset: int  # bytes, in the data file
     nbytes: int
-    stamp: int  # of what it was made from; 64 bits
-    height: int  # pixels of what it was made from
+    stamp: int  # identifies the source of the value; 64 bits
+    height: int  # pixels of the source
     width: int
     crc32c: int  # of the value
 
 
 def position_of(id: int) -> int:
-    """Where the entry of a sample lies in the index file, in bytes."""
+    """Return where the entry of a sample lies in the index file, in bytes."""
     return HEAD_NBYTES + id * ENTRY_NBYTES
 
 
 def pack_head(head: Head) -> bytes:
+    """Return the bytes of a head."""
     return _sealed(_HEAD.pack(_MAGIC, *head), HEAD_NBYTES)
 
 
 def unpack_head(data: bytes) -> Head | None:
-    """None for bytes that are no head, or a torn one."""
+    """Return the head in these bytes; None if they are no head, or a torn one."""
     if not _is_sealed(data, HEAD_NBYTES):
         return None
     magic, end, num_kept = _HEAD.unpack_from(data)
@@ -56,11 +57,12 @@ def unpack_head(data: bytes) -> Head | None:
 
 
 def pack_entry(id: int, entry: Entry) -> bytes:
+    """Return the bytes of a sample's entry."""
     return _sealed(_ENTRY.pack(id, *entry), ENTRY_NBYTES)
 
 
 def unpack_entry(id: int, data: bytes) -> Entry | None:
-    """None for bytes that are no entry of that sample, or a torn one."""
+    """Return the entry in these bytes; None if they are no entry of that sample, or a torn one."""
     if not _is_sealed(data, ENTRY_NBYTES):
         return None
     found, *values = _ENTRY.unpack_from(data)

@@ -1,4 +1,4 @@
-"""The two files of a store, wherever they lie."""
+"""Open the two files of a store on disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ABOUT_NAME = "about.json"
 
 
 class StoreFiles:
-    """Descriptors of a store's index and data, closed when nobody holds them any more."""
+    """Descriptors of a store's index and data, closed when nothing refers to them any more."""
 
     def __init__(self, index: int, data: int, *, where: str, in_memory: bool) -> None:
         self.index = index
         self.data = data
-        self.where = where  # to call it in a message
+        self.where = where  # its name in messages
         self.in_memory = in_memory
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` may be gone
@@ -28,9 +28,9 @@ class StoreFiles:
 
 
 def open_on_disk(directory: Path, about: dict[str, str]) -> StoreFiles:
-    """The files in `directory`, made where there are none yet; for this user alone. `about`: written beside them, for people.
+    """Open the files in `directory`, created if missing, for this user alone. `about`: written next to them, for people.
 
-    Raises StorageError where they can be neither opened nor made, or are not this user's own.
+    Raises StorageError if they can be neither opened nor created, or are not this user's own.
     """
     opened: list[int] = []
     try:

@@ -1,8 +1,8 @@
-"""Stores in memory, shared by the processes of a node and gone with the last of them.
+"""Keep stores in memory, shared by the processes of a node and freed with the last of them.
 
-They are anonymous files (memfd_create(2)): no name, no size limit of a /dev/shm, and the kernel frees them when the last
-process that has them open ends, in whatever way it ends. Others find them through `/proc/PID/fd`, by a small list of who
-holds what, kept under a lock. Processes that do not see each other (other users, other containers) have stores of their
+They are anonymous files (memfd_create(2)): they have no name and no size limit of a /dev/shm, and the kernel frees them when
+the last process that has them open ends, however it ends. Other processes find them through `/proc/PID/fd`, by a small list of
+holders, kept under a lock. Processes that do not see each other (other users, other containers) have stores of their
 own.
 """
 
@@ -23,13 +23,13 @@ from datapipe.fetch.cache.files import StoreFiles
 
 logger = get_logger(__name__)
 
-_held: dict[str, _Held] = {}  # of this process, until it ends: a loader made anew finds what the one before it has kept
+_held: dict[str, _Held] = {}  # until this process ends: a new loader finds what an earlier one kept
 
 
 class _Held(NamedTuple):
     files: StoreFiles
     token: str
-    process: int  # that is in the list with it; after a fork another one
+    process: int  # the process in the list with it; another one after a fork
 
 
 class Holder(NamedTuple):
@@ -43,18 +43,18 @@ class Holder(NamedTuple):
 
 
 def open_in_memory(name: str) -> StoreFiles:
-    """The files of the store of that name: those that a process of this node holds, else new ones.
+    """Return the files of the store of that name: those that a process of this node holds, else new ones.
 
-    They stay open until this process ends. Raises StorageError where the system has no such files.
+    They stay open until this process ends. Raises StorageError if the system has no such files.
     """
     held = _held.get(name)
     if held is not None and held.process == os.getpid():
         return held.files
-    with _list_of_holders() as descriptor:
+    with _locked_list() as descriptor:
         holders = [holder for holder in _read(descriptor) if _is_there(holder)]
         held = _held.get(name)
         if held is None or held.process != os.getpid():
-            files, token = held[:2] if held is not None else _adopted(name, holders) or _made(name)
+            files, token = held[:2] if held is not None else _shared_store(name, holders) or _made(name)
             held = _held[name] = _Held(files, token, os.getpid())
             holders.append(Holder(name, os.getpid(), token, files.index, files.data))
             _write(descriptor, holders)
@@ -70,12 +70,12 @@ def _made(name: str) -> tuple[StoreFiles, str]:
     except (OSError, AttributeError) as exc:
         for descriptor in opened:
             os.close(descriptor)
-        raise StorageError(f"cache='ram': the system gives no memory to share ({exc}); pass cache='disk'") from exc
+        raise StorageError(f"cache='ram': the system provides no memory to share ({exc}); pass cache='disk'") from exc
     return StoreFiles(*opened, where="memory", in_memory=True), token
 
 
-def _adopted(name: str, holders: list[Holder]) -> tuple[StoreFiles, str] | None:
-    """The files of the store of that name that another process holds, and its token."""
+def _shared_store(name: str, holders: list[Holder]) -> tuple[StoreFiles, str] | None:
+    """Return the files of the store of that name that another process holds, and its token."""
     for holder in holders:
         if holder.name != name:
             continue
@@ -94,12 +94,12 @@ def _adopted(name: str, holders: list[Holder]) -> tuple[StoreFiles, str] | None:
 
 
 def _is_there(holder: Holder) -> bool:
-    """Whether it still has the files open. A process number may have been given to another one since."""
+    """Return True if the process still has the files open. Its number may have been reused since."""
     for descriptor, part in ((holder.index_descriptor, "index"), (holder.data_descriptor, "data")):
         try:
             target = os.readlink(f"/proc/{holder.process}/fd/{descriptor}")
         except PermissionError:
-            return True  # nobody can tell; opening it fails too, and says so
+            return True  # unknown; opening it fails too, and reports that
         except OSError:
             return False
         if target != f"/memfd:{_file_name(holder.name, holder.token, part)} (deleted)":
@@ -115,8 +115,8 @@ def _file_name(name: str, token: str, part: str) -> str:
 
 
 @contextlib.contextmanager
-def _list_of_holders() -> Iterator[int]:
-    """The list, for one thread of one process at a time: a descriptor."""
+def _locked_list() -> Iterator[int]:
+    """Open and lock the list of holders. Yields its descriptor."""
     path = _list_path()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -138,14 +138,14 @@ def _list_of_holders() -> Iterator[int]:
 
 
 def _list_path() -> str:
-    """One for each user and each space of process numbers: numbers of another one mean other processes."""
+    """Return the path of the list: one for each user and PID namespace, as numbers in another namespace mean other processes."""
     space = os.stat("/proc/self/ns/pid").st_ino
     directory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
     return os.path.join(directory, f"datapipe-caches-{os.geteuid()}-{space}")
 
 
 def _read(descriptor: int) -> list[Holder]:
-    """Nothing where the list is damaged: a process was killed while it wrote."""
+    """Return the holders; none if the list is damaged because a process was killed while it wrote."""
     with contextlib.suppress(ValueError, TypeError):
         listed: Any = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0) or b"[]")
         return [Holder(*line) for line in listed]

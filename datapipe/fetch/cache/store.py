@@ -1,12 +1,12 @@
-"""A store of values by sample id that many threads and processes fill and read at once.
+"""Store values by sample id in a file that many threads and processes fill and read at once.
 
-The data file only grows. Room in it is given away under a lock, which is held for microseconds; the value is written
-there without one, and its entry is published last. A reader checks the value against the checksum in its entry, so
-whatever a killed process, a damaged disk or an unfinished write has left is a miss, never a wrong value. Nothing is mapped
+The data file only grows. Space in it is allocated under a lock, which is held for microseconds; the value is written
+there without the lock, and its entry is published last. A reader checks the value against the checksum in its entry, so the
+remains of a killed process, a damaged disk or an unfinished write are a miss, never a wrong value. Nothing is mapped
 into memory: a full file system is an error of a write, not a signal.
 
-Nothing is ever thrown out. In a random order over the whole dataset any fixed part of it serves as many hits per epoch as
-any other, and what is thrown out is found to be missing before it comes again; so when the store is full it stays as it is.
+Nothing is ever evicted. In a random order over the whole dataset any fixed part of it gives as many hits per epoch as
+any other, and an evicted value would be missed before it comes again; so a full store stays as it is.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ logger = get_logger(__name__)
 
 Size = tuple[int, int]
 
-_MAX_END = (1 << 63) - 1  # what a file offset can be
+_MAX_END = (1 << 63) - 1  # the largest file offset
 
 
 class Kept(NamedTuple):
     """A value that was found."""
 
     data: bytes
-    size: Size  # (height, width) of what it was made from
+    size: Size  # (height, width) of the source
 
 
 class Gap(NamedTuple):
-    """A value that is not there, or not to be used."""
+    """A value that is missing or must not be used."""
 
     id: int
     stamp: int
@@ -58,16 +58,16 @@ class Gap(NamedTuple):
 
 
 class Store:
-    """Values by sample id. Thread-safe; in a forked child too. Never raises for what it cannot keep.
+    """A map from sample ids to values. Thread-safe, also in a forked child. Never raises if it cannot keep a value.
 
-    `capacity`: bytes of values and their entries, over all processes. A value has a `stamp`, 64 bits that say what it
-    was made from: under another stamp it is not found.
+    `capacity`: bytes of values and their entries, over all processes. A value has a `stamp`, 64 bits that identify its
+    source: under another stamp it is not found.
     """
 
     def __init__(self, files: StoreFiles, *, capacity: int) -> None:
         self.files = files
         self.capacity = capacity
-        self.is_open = True  # it takes values; once it does not, it never does again in this process
+        self.is_open = True  # whether it takes values; once False, it stays so in this process
         self._here = _Here(files)
         with self._alone() as here:
             if self._read_head() is None:
@@ -76,7 +76,7 @@ class Store:
                 self._write(files.index, pack_head(Head(0, 0)), 0)
 
     def find(self, id: int, stamp: int) -> Kept | Gap:
-        """The value of a sample, or what `keep` wants to know to keep one."""
+        """Return the value of a sample, or what `keep` needs in order to keep one."""
         seen = self._read_entry(id)
         entry = self._believed(id, seen)
         if entry is not None and entry.stamp == stamp:
@@ -87,14 +87,14 @@ class Store:
         return Gap(id, stamp, seen)
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a value of that size would be kept, as things are. False for good once one was too large."""
+        """Return True if a value of that size would be kept at present. False for good once one was too large."""
         if self.is_open:
             head = self._read_head()
             self.is_open = head is not None and self._fits(head, nbytes)
         return self.is_open
 
     def keep(self, gap: Gap, data: bytes, size: Size) -> None:
-        """Keep a value, made from pixels of that (height, width), where there is room and nobody else has been faster."""
+        """Keep a value, made from pixels of that (height, width), if there is space and no other thread was faster."""
         if not self.is_open:
             return
         try:
@@ -109,7 +109,7 @@ class Store:
                 logger.warning("cache in %s takes nothing more: %s; what it has is still used", self.files.where, exc)
 
     def will_need(self, id: int) -> bool:
-        """Whether there is a value, stamp and checksum unseen; one on disk is announced to the kernel."""
+        """Return True if there is a value, without checking stamp and checksum; announces one on disk to the kernel."""
         entry = self._believed(id, self._read_entry(id))
         if entry is not None and not self.files.in_memory:
             with contextlib.suppress(OSError):
@@ -117,22 +117,22 @@ class Store:
         return entry is not None
 
     def count(self, *, hits: int, misses: int) -> None:
-        """Add to what `counts` gives."""
+        """Add to the counters that `counts` returns."""
         here = self._this_process()
         with here.lock:
             here.hits += hits
             here.misses += misses
 
     def counts(self) -> tuple[int, int]:
-        """Hits and misses of this process."""
+        """Return hits and misses of this process."""
         here = self._this_process()
         with here.lock:
             return here.hits, here.misses
 
     def held(self) -> tuple[int, int]:
-        """How many values the store has, of all processes, and their bytes with those of their entries.
+        """Return how many values the store has, of all processes, and their bytes with those of their entries.
 
-        A value that is being written counts; so does one whose process was killed meanwhile.
+        A value that is being written counts; so does one whose process was killed while writing.
         """
         head = self._read_head() or Head(0, 0)
         return head.num_kept, _nbytes(head)
@@ -140,7 +140,7 @@ class Store:
     # -- under the lock -------------------------------------------------------------------------
 
     def _allocate(self, gap: Gap, nbytes: int) -> int | None:
-        """Where to write; None where the value is there by now, or there is no room."""
+        """Return where to write; None if the value exists by now, or there is no space."""
         with self._alone():
             head = self._read_head()
             if head is None:
@@ -166,7 +166,7 @@ class Store:
 
     def _this_process(self) -> _Here:
         here = self._here
-        if here.process != os.getpid():  # forked; two threads may both make one, and exclude each other nevertheless
+        if here.process != os.getpid():  # forked; two threads may both create one, which exclude each other nevertheless
             here = self._here = _Here(self.files)
         return here
 
@@ -182,14 +182,14 @@ class Store:
             return None
 
     def _read_entry(self, id: int) -> bytes:
-        """As it is in the file; zeros where that ends before."""
+        """Return the entry's bytes in the file, padded with zeros at its end."""
         try:
             return os.pread(self.files.index, ENTRY_NBYTES, position_of(id)).ljust(ENTRY_NBYTES, b"\0")
         except OSError:
             return bytes(ENTRY_NBYTES)
 
     def _believed(self, id: int, seen: bytes) -> Entry | None:
-        """The entry, where it is whole and its value lies in the data file: a checksum is easily made for one that lies."""
+        """Return the entry if it is valid and its value lies in the data file: a forged entry may have a correct checksum."""
         entry = unpack_entry(id, seen)
         if entry is None or entry.offset + entry.nbytes > min(os.fstat(self.files.data).st_size, _MAX_END):
             return None
@@ -204,7 +204,7 @@ class Store:
 
 
 class _Here:
-    """What a process has of its own: locks are those of an open file, which a fork would share."""
+    """The state of one process: locks belong to an open file, which a fork would share."""
 
     def __init__(self, files: StoreFiles) -> None:
         self.process = os.getpid()

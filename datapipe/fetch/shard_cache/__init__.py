@@ -1,1 +1,1 @@
-"""Whole shards of object stores, kept on a local disk and shared by the processes of a node."""
+"""Keep whole shards of object stores on a local disk, shared by the processes of a node."""

@@ -1,4 +1,4 @@
-"""The shards of one dataset in a cache directory: found, read, and fetched in the background."""
+"""Find, read, and fetch in the background the shards of one dataset in a cache directory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from datapipe.fetch.shard_cache.directory import CacheDirectory
 from datapipe.stores.downloads import download
 from datapipe.stores.location import Location
 
-_LOOK_S = 1.0  # between looks at what other processes have brought
-_BUSY_S, _LONGEST_BUSY_S = 0.2, 5.0  # before asking again where other processes had the lock, or fetch what is missing
+_LOOK_S = 1.0  # between checks for shards that other processes fetched
+_BUSY_S, _LONGEST_BUSY_S = 0.2, 5.0  # before trying again when other processes had the lock, or fetch what is missing
 
 logger = get_logger(__name__)
 
@@ -28,12 +28,12 @@ class CachedShard:
     """A shard as the manifest describes it."""
 
     location: Location
-    sha256: str  # in hex; also its name in the cache, so that datasets share what they have in common
+    sha256: str  # in hex; also its name in the cache, so that datasets share equal shards
     nbytes: int
 
 
 class _OpenShard:
-    """A descriptor, which keeps the shard from being evicted, and is closed when the last thread lets go of it."""
+    """A descriptor, which keeps the shard from being evicted; closed when the last thread drops it."""
 
     __slots__ = ("__weakref__", "descriptor", "name")
 
@@ -47,8 +47,8 @@ class _OpenShard:
 class ShardCache:
     """Reads shards of a dataset from a cache directory, and fetches them into it in a thread, one after the other.
 
-    In a full shuffle no shard is worth more than another, so as many as there is room for are kept, the same in every
-    process, and none of them makes room for another; shards of other datasets do, those that nobody reads and that were used
+    In a full shuffle no shard is worth more than another, so as many as fit are kept, the same in every
+    process, and none of them is evicted for another; shards of other datasets are, those that nobody reads and that were used
     longest ago first. Thread-safe.
     """
 
@@ -68,7 +68,7 @@ class ShardCache:
         self.hits = self.misses = 0  # samples
 
     def start(self) -> None:
-        """Begin to fetch what is missing, unless that was begun before."""
+        """Begin to fetch the missing shards, unless already begun."""
         with self._lock:
             if self._thread is None:
                 fill = _Filler(weakref.ref(self), self.directory, list(self._shards.values()), self._own)
@@ -76,7 +76,7 @@ class ShardCache:
                 self._thread.start()
 
     def read(self, url: str, offset: int, nbytes: int) -> bytes | None:
-        """Bytes of a shard; None where the cache does not have them. They are not checked yet."""
+        """Return bytes of a shard, not yet checked; None if the cache does not have them."""
         shard = self._opened(url)
         data = b""
         if shard is not None:
@@ -88,7 +88,7 @@ class ShardCache:
         return data if found else None
 
     def has(self, url: str) -> bool:
-        """Whether the cache has a shard."""
+        """Return True if the cache has a shard."""
         return self._opened(url) is not None
 
     def reject(self, url: str) -> None:
@@ -106,11 +106,11 @@ class ShardCache:
             self.directory.remove(shard.sha256)
 
     def num_there(self) -> tuple[int, int]:
-        """How many of the dataset's shards are in the cache, and of how many."""
+        """Return how many of the dataset's shards are in the cache, and how many there are."""
         return len(self._own & self.directory.names()), len(self._own)
 
     def missing_nbytes(self) -> int:
-        """Bytes of the dataset's shards beyond what the cache may hold; 0 where all of them fit."""
+        """Return the bytes of the dataset's shards beyond the cache's capacity; 0 if all of them fit."""
         return max(0, sum({shard.sha256: shard.nbytes for shard in self._shards.values()}.values()) - self.directory.capacity)
 
     def _opened(self, url: str) -> _OpenShard | None:
@@ -134,13 +134,13 @@ class ShardCache:
     def _may_be_there(self, name: str) -> bool:
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
-            self._there = self.directory.names()  # first, as other threads go by it once the time is set
+            self._there = self.directory.names()  # before the time, as other threads rely on it once that is set
             self._looked_s = now_s
         return name in self._there
 
 
 class _Filler:
-    """Fetches shards into the cache until all are there, there is no room, or nobody has the cache any more."""
+    """Fetches shards into the cache until all exist, there is no space, or the cache is no longer used."""
 
     def __init__(
         self, cache: weakref.ref[ShardCache], directory: CacheDirectory, shards: list[CachedShard], own: frozenset[str]
@@ -160,7 +160,7 @@ class _Filler:
                 self._missing = [shard for shard in self._missing if shard.sha256 not in there]
                 if self._fetch_one():
                     pause_s = _BUSY_S
-                elif self._has_room():  # others fetch what is missing; should they be killed, it is fetched here
+                elif self._has_room():  # other processes fetch them; if those are killed, this one does
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_BUSY_S)
                 else:
@@ -170,7 +170,7 @@ class _Filler:
             logger.warning("%s: takes nothing more (%s); what it has is still used", self._directory.path, text)
 
     def _fetch_one(self) -> bool:
-        """Fetch the first shard that nobody else fetches; whether there was one."""
+        """Fetch the first shard that no other process fetches. Returns True if there was one."""
         for shard in self._missing:
             part = self._directory.reserve(shard.sha256, shard.nbytes, keep=self._own.__contains__)
             if part is None:
@@ -190,7 +190,7 @@ class _Filler:
         return False
 
     def _has_room(self) -> bool:
-        """Whether any of what is missing would fit, were all shards of others gone."""
+        """Return True if any missing shard would fit if all shards of other datasets were gone."""
         smallest = min((shard.nbytes for shard in self._missing), default=0)
         own = sum(nbytes for name, nbytes in self._directory.sizes() if name.removesuffix(".part") in self._own)
         return bool(self._missing) and own + smallest <= self._directory.capacity
@@ -202,7 +202,7 @@ class _Filler:
         smallest = min((shard.nbytes for shard in self._missing), default=0)
         if smallest > self._directory.capacity:
             logger.warning(
-                "%s: a cache of %d bytes has no room for a shard of %d; nothing is kept: pass a larger cache_nbytes",
+                "%s: a cache of %d bytes is too small for a shard of %d; nothing is kept: pass a larger cache_nbytes",
                 self._directory.path,
                 self._directory.capacity,
                 smallest,

@@ -1,10 +1,10 @@
-"""The directory of a shard cache, shared by processes that know nothing of each other: bounded, and safe against SIGKILL.
+"""Manage the directory of a shard cache, shared by independent processes: bounded, and safe against SIGKILL.
 
-A shard lies in it under its name once it is whole and verified; `NAME.part` is one that is being fetched. One lock file is
-held for as long as it takes to count, evict and allocate, or to give a part its name; whoever fetches a part holds a lock on
-that, and whoever reads a shard a shared one on that. The kernel lets go of the locks of a process that ends, however it ends:
-a part whose lock is free is dead, a shard whose lock is free may be evicted. Nobody who reads waits for a lock: who does not
-get one reads from the store. Only whoever has fetched a part waits until no other process counts.
+A complete, verified shard lies in it under its name; `NAME.part` is one that is being fetched. One lock file is
+held to count, evict and allocate, or to give a part its name; a process that fetches a part holds a lock on the part, and one
+that reads a shard a shared lock on the shard. The kernel releases the locks of a process that ends, however it ends:
+a part whose lock is free is dead, a shard whose lock is free may be evicted. Readers never wait for a lock: a reader that does
+not get one reads from the store. Only a process that has fetched a part waits until no other process counts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOCK_NAME = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a cache directory holds."""
+    """The contents of a cache directory."""
 
     num_shards: int
     nbytes: int  # of shards and of parts, which have their full size from the start
 
 
-class Part:
-    """A shard on its way into the cache. Its room is allocated, and its lock held until `commit` or `abandon`."""
+class PartialShard:
+    """A shard that is being fetched into the cache. Its space is allocated, and its lock held until `commit` or `abandon`."""
 
     def __init__(self, directory: Path, name: str, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -44,7 +44,7 @@ class Part:
         self._done = 0
 
     def write(self, piece: bytes | memoryview, offset: int) -> None:
-        """Write the next bytes. Raises OSError, and ValueError for others than the next."""
+        """Write the next bytes. Raises OSError, and ValueError for bytes that are not the next."""
         if offset != self._done or offset + len(piece) > self.nbytes:
             raise ValueError(f"bytes {offset}..{offset + len(piece)} after {self._done} of {self.nbytes}")
         self._digest.update(piece)
@@ -54,14 +54,14 @@ class Part:
             view, self._done = view[written:], self._done + written
 
     def commit(self, sha256: str) -> bool:
-        """Give the shard its name, and let go of it; return False, and leave no shard, where its bytes differ."""
+        """Give the shard its name and release it. Returns False, and leaves no shard, if its bytes differ."""
         if self._done != self.nbytes or self._digest.hexdigest() != sha256:
             self.abandon()
             return False
         os.fdatasync(self._descriptor)
         lock = _open_lock(self._place.parent)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a count that runs meanwhile may find neither name
+            fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise a concurrent count might find neither name
             os.rename(_part_of(self._place), self._place)
         finally:
             os.close(lock)
@@ -70,7 +70,7 @@ class Part:
         return True
 
     def abandon(self) -> None:
-        """Remove it."""
+        """Remove it, unless it was committed."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(_part_of(self._place))
@@ -81,7 +81,7 @@ class Part:
 class CacheDirectory:
     """A cache directory of at most `nbytes`; None: of what it holds and 80 % of the disk that is free. Thread-safe.
 
-    Raises StorageError where the directory cannot be made, belongs to another user, or is on a file system without locks.
+    Raises StorageError if the directory cannot be created, belongs to another user, or is on a file system without locks.
     """
 
     def __init__(self, path: Path, nbytes: int | None) -> None:
@@ -102,7 +102,7 @@ class CacheDirectory:
         self.capacity = self.held().nbytes + _free_nbytes(path) * 8 // 10 if nbytes is None else nbytes
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Shards and parts with the bytes that they take, or will."""
+        """Yield shards and parts with the bytes that they take, or will take."""
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -115,19 +115,19 @@ class CacheDirectory:
                 raise
 
     def held(self) -> Held:
-        """How many shards there are, and how many bytes they and parts take."""
+        """Return how many shards there are, and how many bytes they and parts take."""
         files = dict(self.sizes())
         parts = {name for name in files if name.endswith(PART_SUFFIX)}
-        for part in parts & {name + PART_SUFFIX for name in files}:  # got its name while this counted
+        for part in parts & {name + PART_SUFFIX for name in files}:  # renamed during the count
             del files[part]
         return Held(len(files.keys() - parts), sum(files.values()))
 
     def names(self) -> set[str]:
-        """The shards that are there now."""
+        """Return the shards that exist now."""
         return {name for name, _ in self.sizes() if not name.endswith(PART_SUFFIX)}
 
     def open_shard(self, name: str, nbytes: int) -> int | None:
-        """A descriptor of a shard, for the caller, which keeps it from being evicted; None where it is not there."""
+        """Return a descriptor of a shard, owned by the caller, which keeps it from being evicted; None if it does not exist."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -142,11 +142,11 @@ class CacheDirectory:
         os.close(descriptor)
         return None
 
-    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> Part | None:
-        """Make room for a shard, and let the caller fetch it.
+    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> PartialShard | None:
+        """Allocate space for a shard, for the caller to fetch.
 
-        None where it is there, another process fetches it, there is no room even without those shards that may go, or
-        another process counts at this moment. `keep`: whether a shard is to stay, whoever reads it. Raises OSError where the
+        Returns None if it exists, another process fetches it, there is no space even without the shards that may go, or
+        another process counts at this moment. `keep`: returns whether a shard must stay, whoever reads it. Raises OSError if the
         disk is full.
         """
         with self._alone() as has_lock:
@@ -158,19 +158,19 @@ class CacheDirectory:
             return self._allocate(name, nbytes)
 
     def remove(self, name: str) -> None:
-        """Remove a shard that turned out to be damaged; whoever reads it still has it."""
+        """Remove a damaged shard; its present readers still have it."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path / name)
 
     def shrink(self) -> None:
-        """Evict what nobody reads until no more is held than may be: an earlier run may have been allowed more."""
+        """Evict unused shards until the capacity is met: an earlier run may have had a larger one."""
         with self._alone() as has_lock:
             if has_lock:
                 self._remove_dead_parts()
                 self._make_room(0, lambda name: False)
 
     def clear(self) -> int:
-        """Remove all that nobody uses; return how many bytes that were."""
+        """Remove everything that is not in use. Returns the bytes freed."""
         before = self.held().nbytes
         with self._alone() as has_lock:
             if has_lock:
@@ -183,7 +183,7 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Hold the cache's lock if it is free; whether it is held."""
+        """Hold the cache's lock if it is free. Yields whether it is held."""
         descriptor = _open_lock(self.path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,7 +199,7 @@ class CacheDirectory:
                 self._evict(name)
 
     def _make_room(self, nbytes: int, keep: Callable[[str], bool]) -> bool:
-        """Evict what was read longest ago until there is room; whether there is."""
+        """Evict shards, the least recently read first, until there is space. Returns whether there is."""
         files = dict(self.sizes())
         used = sum(files.values())
         candidates = [name for name in files if not name.endswith(PART_SUFFIX) and not keep(name)]
@@ -221,7 +221,7 @@ class CacheDirectory:
         return sorted(times, key=times.__getitem__)
 
     def _evict(self, name: str) -> bool:
-        """Remove a file whose lock is free; whether that was so."""
+        """Remove a file whose lock is free. Returns whether it was."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -235,10 +235,10 @@ class CacheDirectory:
         finally:
             os.close(descriptor)
 
-    def _allocate(self, name: str, nbytes: int) -> Part:
+    def _allocate(self, name: str, nbytes: int) -> PartialShard:
         path = _part_of(self.path / name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        part = Part(self.path, name, descriptor, nbytes)
+        part = PartialShard(self.path, name, descriptor, nbytes)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if nbytes:

@@ -1,4 +1,4 @@
-"""Which directories are caches of shards: noted when they are opened, so that `datapipe doctor` finds them."""
+"""Record which directories are caches of shards when they are opened, so that `datapipe doctor` finds them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from datapipe.fetch.shard_cache.directory import CacheDirectory
 
 
 def open_cache_directory(path: Path, nbytes: int | None) -> CacheDirectory:
-    """Open a cache directory, and note where it is. Raises StorageError where it cannot be one."""
+    """Open a cache directory, and record its path. Raises StorageError if it cannot be used."""
     opened = CacheDirectory(path.absolute(), nbytes)
     place = os.path.realpath(path)
     note = user_cache(REMOTE_SHARDS) / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.json"
-    with contextlib.suppress(OSError):  # the note is for people
+    with contextlib.suppress(OSError):  # the record is for people
         if not note.exists():
             with private_directory(note.parent):
                 atomic.write_json(note, {"directory": place}, mode=0o600)
@@ -29,7 +29,7 @@ def open_cache_directory(path: Path, nbytes: int | None) -> CacheDirectory:
 
 
 def known_cache_directories() -> list[CacheDirectory]:
-    """The cache directories of this user that are still there."""
+    """Return the cache directories of this user that still exist."""
     found = []
     for note in sorted(user_cache(REMOTE_SHARDS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, StorageError):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Fill, check_fill, check_uint8, is_count, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
-from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.pixels.warp import rotation_matrix, shear_matrix, translation_matrix, warp
 from datapipe.transforms.protocols import Params
 
@@ -42,7 +42,7 @@ class RandAugment:
     interpolation: str = "nearest"
     fill: Fill | None = None
 
-    reach: ClassVar[Reach] = Reach.PLACE
+    locality: ClassVar[Locality] = Locality.PLACE
     moves_pixels: ClassVar[bool] = True  # some of the operations do
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class TrivialAugmentWide:
     interpolation: str = "nearest"
     fill: Fill | None = None
 
-    reach: ClassVar[Reach] = Reach.PLACE
+    locality: ClassVar[Locality] = Locality.PLACE
     moves_pixels: ClassVar[bool] = True  # some of the operations do
 
     def __post_init__(self) -> None:

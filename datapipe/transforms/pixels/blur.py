@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_range, check_size, is_number, refusal, source_repr
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.pixels.planar import Planes, from_planes, groups, to_planes
-from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params
 
 
@@ -32,7 +32,7 @@ class GaussianBlur:
     kernel_size: tuple[int, int]
     sigma: Range = (0.1, 2.0)
 
-    reach: ClassVar[Reach] = Reach.PLACE
+    locality: ClassVar[Locality] = Locality.PLACE
 
     def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
         sizes = check_size(self, kernel_size, argument="kernel_size")

@@ -11,8 +11,8 @@ import torch
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value
-from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params
 
 _ADJUSTMENTS: tuple[Callable[[torch.Tensor, torch.Tensor, float], None], ...] = (
@@ -50,8 +50,8 @@ class ColorJitter:
     __repr__ = source_repr
 
     @property
-    def reach(self) -> Reach:
-        return Reach.POINT if self.contrast is None else Reach.IMAGE
+    def locality(self) -> Locality:
+        return Locality.POINT if self.contrast is None else Locality.IMAGE
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """Return order (n, 4), permutations of 0 brightness, 1 contrast, 2 saturation, 3 hue, and factors (n, 4) for these."""
@@ -88,8 +88,8 @@ class RandomGrayscale:
     p: float = 0.1
 
     @property
-    def reach(self) -> Reach:
-        return Reach.POINT
+    def locality(self) -> Locality:
+        return Locality.POINT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_probability(self, self.p))

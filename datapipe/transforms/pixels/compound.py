@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, is_number, refusal, source_repr
-from datapipe.transforms.pixels.reach import Reach
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.protocols import Params, PixelOp
 
 _PLACES = 1 << 20  # more than the transforms of any list
-_FARTHEST = (Reach.PLACE, Reach.IMAGE, Reach.POINT)
+_FARTHEST = (Locality.PLACE, Locality.IMAGE, Locality.POINT)
 
 
 class _Compound:
@@ -31,8 +31,8 @@ class _Compound:
     __repr__ = source_repr
 
     @property
-    def reach(self) -> Reach:
-        return min((getattr(op, "reach", Reach.PLACE) for op in self.transforms), key=_FARTHEST.index)
+    def locality(self) -> Locality:
+        return min((getattr(op, "locality", Locality.PLACE) for op in self.transforms), key=_FARTHEST.index)
 
     @property
     def moves_pixels(self) -> bool:

@@ -18,7 +18,7 @@ import torch
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import is_number, refusal, source_repr
-from datapipe.transforms.pixels.reach import Reach
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.protocols import Params
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -41,7 +41,7 @@ class ToDtype:
     dtype: torch.dtype
     scale: bool = False
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.uint8, *_FLOATS):
@@ -73,7 +73,7 @@ class Normalize:
     std: Triple
     inplace: bool = False
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
         object.__setattr__(self, "mean", _check_triple(self, "mean", mean))
@@ -116,7 +116,7 @@ class ScaleAndShift:
     factor: Triple
     shift: Triple
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         return _NOTHING

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, check_uint8, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
+from datapipe.transforms.pixels.locality import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
-from datapipe.transforms.pixels.reach import Reach
 from datapipe.transforms.protocols import Params
 
 
@@ -44,7 +44,7 @@ class RandomInvert(_Occasional):
 
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         on_rows(images, _chosen(params), torch.Tensor.bitwise_not_)
@@ -58,7 +58,7 @@ class RandomPosterize(_Occasional):
     bits: int
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 0 <= self.bits <= 8:
@@ -78,7 +78,7 @@ class RandomSolarize(_Occasional):
     threshold: float
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.POINT
+    locality: ClassVar[Locality] = Locality.POINT
 
     def __post_init__(self) -> None:
         if not is_number(self.threshold) or not 0 <= self.threshold <= 255:
@@ -98,7 +98,7 @@ class RandomAutocontrast(_Occasional):
 
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.IMAGE
+    locality: ClassVar[Locality] = Locality.IMAGE
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         on_rows(images, _chosen(params), tone.autocontrast)
@@ -111,7 +111,7 @@ class RandomEqualize(_Occasional):
 
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.IMAGE
+    locality: ClassVar[Locality] = Locality.IMAGE
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         on_rows(images, _chosen(params), tone.equalize)
@@ -125,7 +125,7 @@ class RandomAdjustSharpness(_Occasional):
     sharpness_factor: float
     p: float = 0.5
 
-    reach: ClassVar[Reach] = Reach.PLACE
+    locality: ClassVar[Locality] = Locality.PLACE
 
     def __post_init__(self) -> None:
         if not is_number(self.sharpness_factor) or self.sharpness_factor < 0:

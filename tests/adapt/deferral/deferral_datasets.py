@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
-from datapipe.adapt.deferral.dataset import DeferringDataset, Request
+from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 
 v2: Any = torchvision_v2()
 T: Any = importlib.import_module("torchvision.transforms")
@@ -38,7 +38,7 @@ TEST = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), T.Normalize(MEAN
 
 
 def make_files(root: Path, *, num: int = NUM, **options: Any) -> list[str]:
-    """JPEGs of sizes that differ, and a zip of them beside."""
+    """JPEGs of different sizes, and a zip of them next to them."""
     root.mkdir(parents=True, exist_ok=True)
     paths = []
     with zipfile.ZipFile(root / "all.zip", "w") as archive:
@@ -248,7 +248,7 @@ class Holder:
 def samples_of(dataset: Any, keys: list[int], *, defers: bool, seed: int = 7) -> list[Any]:
     """The samples of one fetch with the seeds of that fetch."""
     wrapped = DeferringDataset(dataset, defers=defers)
-    made = wrapped.__getitems__(Request(keys, [seed + 1000 * key for key in keys]))
+    made = wrapped.__getitems__(BatchRequest(keys, [seed + 1000 * key for key in keys]))
     assert isinstance(made, list)
     return made
 

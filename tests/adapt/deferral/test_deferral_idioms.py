@@ -16,7 +16,7 @@ import torch
 from deferral_datasets import NUM, F, Holder, Images, Point, Sample, T, both_ways, samples_of
 from PIL import Image, ImageFile, JpegImagePlugin
 
-from datapipe.adapt.deferral.dataset import DeferringDataset, Request
+from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 
 CONVERTED = T.Compose([T.RandomCrop(32), T.ToTensor()])  # nothing is resampled
 
@@ -53,13 +53,13 @@ def test_whatever_is_done_to_it(paths: list[str], name: str) -> None:
 def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = DeferringDataset(Images(paths, data.TRAIN), defers=True)
     keys = list(range(NUM))
-    dataset.__getitems__(Request(keys, [5] * NUM))  # every signature is tried here
+    dataset.__getitems__(BatchRequest(keys, [5] * NUM))  # every signature is tried here
 
     def decoded(*_: Any) -> None:
         raise AssertionError("Pillow decodes")
 
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load_read", decoded)
-    images = [image for image, _ in dataset.__getitems__(Request(keys, [5] * NUM))]
+    images = [image for image, _ in dataset.__getitems__(BatchRequest(keys, [5] * NUM))]
     assert all(image.shape == (3, 32, 32) for image in images)
 
 
@@ -96,7 +96,7 @@ def test_whatever_the_sample_is_it_holds_true_tensors_and_images(paths: list[str
 
 
 def looked_at(image: Any) -> list[Any]:
-    """What code asks before it goes on."""
+    """Attributes that user code reads before it continues."""
     assert type(image) is Image.Image
     small = image.resize((32, 32), 2)
     tensor = F.to_tensor(small)
@@ -205,13 +205,13 @@ def test_what_the_users_code_keeps_is_kept_with_its_pixels(paths: list[str], wha
 
     dataset = DeferringDataset(Images(paths, make, kept), defers=True)
     keys = list(range(NUM))
-    first = dataset.__getitems__(Request(keys, keys))
+    first = dataset.__getitems__(BatchRequest(keys, keys))
     for path in paths:
         there = kept(path)
         if what != "tensor":
             assert not isinstance(there._im, type(None))
             assert type(there.im).__name__ == "ImagingCore"
-    again = dataset.__getitems__(Request(keys, keys))
+    again = dataset.__getitems__(BatchRequest(keys, keys))
     assert len(opened) == NUM
     expected = samples_of_plain(Images(paths, make), keys, what)
     for one, two, three in zip(first, again, expected, strict=True):
@@ -229,7 +229,7 @@ def samples_of_plain(dataset: Images, keys: list[int], what: str) -> list[torch.
         return image.crop((0, 0, 50, 50)) if what == "crop" else F.to_tensor(image.crop((0, 0, 50, 50)))
 
     dataset.open = open_
-    return [image for image, _ in DeferringDataset(dataset, defers=False).__getitems__(Request(keys, keys))]
+    return [image for image, _ in DeferringDataset(dataset, defers=False).__getitems__(BatchRequest(keys, keys))]
 
 
 def test_images_opened_in_advance_are_read_once(paths: list[str]) -> None:
@@ -305,7 +305,8 @@ def test_hugging_faces_set_transform(paths: list[str]) -> None:
         if view is table:
             table.set_transform(transform)
         ours, theirs = (
-            DeferringDataset(view, defers=defers).__getitems__(Request(list(range(NUM)), [4] * NUM)) for defers in (True, False)
+            DeferringDataset(view, defers=defers).__getitems__(BatchRequest(list(range(NUM)), [4] * NUM))
+            for defers in (True, False)
         )
         assert [one["label"] for one in ours] == list(range(NUM))
         assert all(torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in zip(ours, theirs, strict=True))

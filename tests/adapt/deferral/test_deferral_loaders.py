@@ -193,7 +193,7 @@ def test_torchs_seeds_on_request() -> None:
         ours.load_state_dict(state)
 
 
-# -- switches and what is said ----------------------------------------------------------------------
+# -- switches and messages --------------------------------------------------------------------------
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -262,7 +262,7 @@ def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch
     real = engine._finish
     monkeypatch.setattr(engine, "_finish", wrong)
     dataset = Images(paths, TRAIN)
-    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* by Pillow, .*: the conversion to a tensor differs"):
+    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* with Pillow, .*: the conversion to a tensor differs"):
         ours, theirs = data.both_ways(dataset)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))
 
@@ -298,7 +298,7 @@ def test_deferral_pauses_where_all_pixels_are_asked_for(
     ours = batches(loader)
     assert len(recorded) == 3  # the first two, and the sixth of eight
     assert same(ours, batches(loaded(Images(paths, data.through_numpy), batch_size=2, defer=False)))
-    assert "so they are tried rarely" in told(loader, capsys)
+    assert "so deferral is tried rarely" in told(loader, capsys)
     recorded.clear()
     batches(loaded(Images(paths, TRAIN), batch_size=2))
     assert len(recorded) == 8

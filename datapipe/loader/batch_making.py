@@ -1,4 +1,4 @@
-"""What iterators and threads ask of whatever makes batches: of images, or of tables."""
+"""Protocols between iterators, threads and makers of batches, of images or of tables."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from datapipe.core.observe import Observer
-from datapipe.loader.lending import Lending
+from datapipe.loader.object_pool import ObjectPool
 from datapipe.order.plan import Cursor
 
 
-class Step(Protocol):
+class BatchPicks(Protocol):
     """One rank's batch, before it is made."""
 
     @property
     def step(self) -> int:
-        """Of the epoch, from 0."""
+        """The number within the epoch, from 0."""
 
     @property
     def after(self) -> Cursor:
-        """Where the epoch stands once this step is done."""
+        """The place in the epoch once this step is done."""
 
     def __len__(self) -> int:
-        """Samples of the batch."""
+        """Return the number of samples of the batch."""
 
 
-class Schedule(Protocol):
+class ThreadOptions(Protocol):
     """How batches are scheduled."""
 
     @property
@@ -34,24 +34,24 @@ class Schedule(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """To wait for one batch; 0: for ever."""
+        """The longest wait for one batch; 0: no limit."""
 
     def is_ahead(self, batches: Iterable[int], /) -> bool:
-        """Whether enough is in the making, given the number of samples of each batch that is."""
+        """Return whether enough batches are in the making, given the number of samples of each."""
 
 
-class Maker(Protocol):
+class BatchMaker(Protocol):
     """Makes batches, block by block. Thread-safe."""
 
     @property
-    def options(self) -> Schedule: ...
+    def options(self) -> ThreadOptions: ...
 
     @property
     def observer(self) -> Observer: ...
 
     @property
-    def workers(self) -> Lending[Any]:
-        """What a thread makes blocks with, one each."""
+    def workers(self) -> ObjectPool[Any]:
+        """The pool of workers with which threads make blocks, one each."""
 
     @property
     def enter_thread(self) -> Callable[[], None] | None:
@@ -59,20 +59,20 @@ class Maker(Protocol):
 
     @property
     def dali(self) -> Any:
-        """The `DaliStage` that decodes batches as a whole, between the last block and `finish`; None: there is none."""
+        """The `DaliStage` that decodes whole batches between the last block and `finish`; None if there is none."""
 
     def prepare(self, picks: Any, /) -> Any:
-        """A batch in the making."""
+        """Return a batch in the making."""
 
     def blocks(self, batch: Any, /) -> list[range]:
-        """The rows of each block of it."""
+        """Return the rows of each of its blocks."""
 
     def spare(self, batch: Any, /) -> list[Callable[[Any], object]]:
-        """Work for batches to come, each a function of a worker, done by threads that have nothing else to do."""
+        """Return work for later batches, each a function of a worker, for threads that have nothing else to do."""
 
     def load_block(self, batch: Any, rows: range, worker: Any, /) -> None: ...
 
     def decode(self, batch: Any, pipeline: Any, worker: Any, /) -> None: ...
 
     def finish(self, batch: Any, /) -> Any:
-        """What the user gets, or its arrival on a device."""
+        """Return what the user gets, or its arrival on a device."""

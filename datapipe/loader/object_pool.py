@@ -1,4 +1,4 @@
-"""Things that serve one thread at a time and are costly to make: lent, given back, lent again."""
+"""A pool of objects that are costly to make and serve one thread at a time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Lending(Generic[T]):
-    """Lends what `make` makes. Thread-safe, without a lock: a collection while one is held may join threads that wait for it."""
+class ObjectPool(Generic[T]):
+    """Lends objects that `make` makes. Thread-safe, without a lock: a garbage collection under one could wait for itself."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._free: list[T] = []  # append and pop are atomic
 
     def borrow(self) -> T:
-        """The borrower's alone until it is given back, or for ever."""
+        """Return an object that is the borrower's alone until it is given back, or for ever."""
         try:
             return self._free.pop()
         except IndexError:
             return self._make()
 
     def give_back(self, thing: T) -> None:
+        """Make the object available again."""
         self._free.append(thing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Reach(enum.Enum):
+class Locality(enum.Enum):
     """Kinds of pixel operation, by the pixels they read. One that declares nothing counts as PLACE."""
 
     POINT = "point"  # the pixel itself: commutes with flips and with crops

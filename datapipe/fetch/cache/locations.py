@@ -1,4 +1,4 @@
-"""Where a store is kept, by what name, and how much it may take."""
+"""Choose a store's location and name, and open it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError, StorageError
 from datapipe.core.user_cache import IMAGES, user_cache
+from datapipe.fetch.cache.capacity import share_of_disk, share_of_memory
 from datapipe.fetch.cache.entries import FORMAT_VERSION
 from datapipe.fetch.cache.files import StoreFiles, open_on_disk
 from datapipe.fetch.cache.in_memory import open_in_memory
-from datapipe.fetch.cache.room import share_of_disk, share_of_memory
 from datapipe.fetch.cache.store import Store
 from datapipe.index.concat import AnyIndex, wholes
 from datapipe.index.file_list import FileListIndex
@@ -23,10 +23,10 @@ from datapipe.index.sample_index import SampleIndex
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What a user asks for. Raises OptionError for what is no place and no size."""
+    """The cache that a user requests. Raises OptionError for an invalid location or size."""
 
     directory: Path | None  # None: in memory
-    nbytes: int | None  # None: a share of what there is
+    nbytes: int | None  # None: a share of the free space
 
     def __post_init__(self) -> None:
         if self.nbytes is not None and self.nbytes < 1:
@@ -34,7 +34,7 @@ class CacheOptions:
 
     @classmethod
     def of(cls, cache: str | os.PathLike[str] | None, nbytes: int | None) -> CacheOptions | None:
-        """From the arguments of a loader."""
+        """Return the options from the arguments of a loader."""
         if cache is None:
             if nbytes is not None:
                 raise OptionError(f"cache_nbytes={nbytes} without a cache; pass cache='ram', 'disk' or a directory too")
@@ -50,12 +50,12 @@ class CacheOptions:
         if cache == "disk":
             return cls(user_cache(IMAGES), nbytes)
         if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
-            raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a directory to be made as {'./' + cache!r}")
+            raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a new directory as {'./' + cache!r}")
         return cls(Path(path_name(cache, "cache")), nbytes)
 
 
 def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
-    """The store of what `about` says, JSON-safe texts by name: equal ones share it. Raises StorageError."""
+    """Open the store described by `about`, JSON-safe texts by name: equal descriptions share a store. Raises StorageError."""
     text = "\n".join(f"{name}: {about[name]}" for name in sorted(about))
     name = hashlib.sha256(f"{FORMAT_VERSION}\n{text}".encode(errors="surrogateescape")).hexdigest()[:24]
     if options.directory is None:
@@ -70,16 +70,16 @@ def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
 
 
 def _capacity(files: StoreFiles) -> int:
-    """Counted with what the store has already: whoever opens it later comes to about the same."""
+    """Return the capacity, with what the store holds already, so that later openings get about the same."""
     used = sum(os.fstat(descriptor).st_blocks * 512 for descriptor in (files.index, files.data))
     return share_of_memory(used) if files.in_memory else share_of_disk(files.data, used)
 
 
 def contents_of(index: AnyIndex) -> str:
-    """A name for the contents of a whole dataset: selections of it, and so folds, have the same.
+    """Return a hash of the contents of a whole dataset: selections of it, and so folds, have the same.
 
-    Of what datapipe wrote the contents are known by their hashes. Of other data the place and the times of the shards
-    stand for them, of loose files the stamp of each.
+    The contents of data that datapipe wrote are known by their hashes. For other data the path and the times of the shards
+    stand for them, for loose files the stamp of each.
     """
     return " + ".join(map(_contents_of, wholes(index)))
 

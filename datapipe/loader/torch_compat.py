@@ -1,7 +1,7 @@
-"""What stands where a torch DataLoader has a sampler, a batch sampler and a `worker_init_fn`, if the user passed none.
+"""Give a loader the sampler, batch sampler and `worker_init_fn` that frameworks expect of a torch DataLoader.
 
-Frameworks set epochs through them, ask them whether data is shuffled, and make torch loaders out of them. The last would
-lose transforms, backend and place without a word, so neither gives any positions.
+Frameworks set epochs through them, ask them whether data is shuffled, and make torch loaders out of them. A torch loader made
+so would silently lose transforms, backend and place, so neither sampler gives any positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datapipe.order.plan import Rank
 
 
 class EpochSetter:
-    """What `loader.sampler` is: frameworks set epochs through it."""
+    """The `sampler` of a loader: frameworks set epochs through it."""
 
     def __init__(self, epochs: Epochs, num_samples: int) -> None:
         self._epochs, self._num_samples = epochs, num_samples
@@ -27,7 +27,7 @@ class EpochSetter:
         self._epochs.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Samples of an epoch, over all ranks."""
+        """Return the samples of an epoch, over all ranks."""
         return self._num_samples
 
     def __iter__(self) -> Iterator[int]:
@@ -39,7 +39,7 @@ class SequentialEpochSetter(EpochSetter, SequentialSampler):
 
 
 class HasSteps(Protocol):
-    """The loader, as far as its batch sampler speaks for it."""
+    """The part of a loader that its batch sampler needs."""
 
     @property
     def batch_size(self) -> int: ...
@@ -54,7 +54,7 @@ class HasSteps(Protocol):
 
 
 class OwnBatches:
-    """What `loader.batch_sampler` is: as long as the loader, and of its batch size."""
+    """The `batch_sampler` of a loader: as long as the loader, with its batch size."""
 
     def __init__(self, loader: HasSteps) -> None:
         self._loader = loader
@@ -79,14 +79,14 @@ class OwnBatches:
 
 
 def leave_random_state(worker: int) -> None:
-    """What `loader.worker_init_fn` is: where there is None, Lightning puts a function that seeds the whole process."""
+    """Do nothing. The default `worker_init_fn`: in place of None, Lightning puts a function that seeds the whole process."""
 
 
 def check_still_alone(frozen: Rank, now: Rank, source: PickSource) -> None:
-    """Raises LifecycleError where the rank was asked for before there were several, and every rank would take all samples."""
+    """Raise LifecycleError if the rank was resolved before there were several: every rank would take all samples."""
     if frozen.world_size == 1 and now.world_size > 1:
         raise LifecycleError(
-            f"this loader's length was asked for when its process was alone: {source.num_steps} steps of all samples; now it is "
+            f"this loader's length was requested when its process was alone: {source.num_steps} steps of all samples; now it is "
             f"rank {now.rank} of {now.world_size}. Make the loader, or ask for its length, once torch.distributed is "
             "initialized, or pass rank and world_size"
         )
@@ -94,7 +94,7 @@ def check_still_alone(frozen: Rank, now: Rank, source: PickSource) -> None:
 
 def _refuse(what: str) -> NoReturn:
     raise OptionError(
-        f"positions were asked of the {what} of a datapipe.DataLoader, which has none to give: something is making a torch "
-        "DataLoader of it, which would lose its transforms, its backend and its place in the epoch; hand it over by the "
-        "framework's own way in docs/hosts.md"
+        f"positions were requested from the {what} of a datapipe.DataLoader, which has none: something is making a torch "
+        "DataLoader of it, which would lose its transforms, its backend and its place in the epoch; pass it to the "
+        "framework as docs/hosts.md says"
     )

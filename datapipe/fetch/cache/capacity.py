@@ -1,4 +1,4 @@
-"""How much a store may take where nobody says."""
+"""Choose the capacity of a store if the user gives none."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-_V1_UNLIMITED = 1 << 62  # and more, rounded to pages: what version 1 says where there is no limit
+_V1_UNLIMITED = 1 << 62  # and more, rounded to pages: version 1's value for no limit
 
 
 def share_of_memory(used: int) -> int:
-    """Half of what memory is to be had, in bytes; `used`: what the store has of it already."""
+    """Return half of the available memory, in bytes; `used`: what the store has of it already."""
     return (free_memory() + used) // 2
 
 
 def share_of_disk(descriptor: int, used: int) -> int:
-    """Four fifths of what is free on the file system of an open file, in bytes; `used`: what the store has of it already."""
+    """Return four fifths of the free space on the file system of an open file, in bytes; `used`: what the store takes already."""
     status = os.fstatvfs(descriptor)
     return (status.f_bavail * status.f_frsize + used) * 4 // 5
 
 
 def free_memory(system: Path = Path("/")) -> int:
-    """What this process could still get, in bytes: the least of what the machine has available and its cgroups allow.
+    """Return what this process could still allocate, in bytes: limited by the machine's available memory and its cgroups.
 
-    `system`: the root of the file system in which to look.
+    `system`: the root of the file system to read.
     """
     available = _UNLIMITED
     for line in _lines(system / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    return max(0, min(available, *_cgroup_room(system), _UNLIMITED))
+    return max(0, min(available, *_cgroup_headroom(system), _UNLIMITED))
 
 
-def _cgroup_room(system: Path) -> Iterator[int]:
-    """Of this process's memory cgroup and those around it, as far as they can be seen."""
+def _cgroup_headroom(system: Path) -> Iterator[int]:
+    """Yield the free memory of this process's memory cgroup and its parents, as far as they are visible."""
     for line in _lines(system / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -46,11 +46,11 @@ def _cgroup_room(system: Path) -> Iterator[int]:
         else:
             continue
         here = Path(path)
-        for directory in (here, *here.parents):  # in a container the outermost one is all there is to see
-            yield _room(mount / str(directory).lstrip("/"), *names)
+        for directory in (here, *here.parents):  # in a container only the outermost one is visible
+            yield _headroom(mount / str(directory).lstrip("/"), *names)
 
 
-def _room(directory: Path, limit_name: str, usage_name: str, reclaimable: str) -> int:
+def _headroom(directory: Path, limit_name: str, usage_name: str, reclaimable: str) -> int:
     try:
         limit = (directory / limit_name).read_text().strip()
         usage = int((directory / usage_name).read_text())
@@ -61,7 +61,7 @@ def _room(directory: Path, limit_name: str, usage_name: str, reclaimable: str) -
     for line in _lines(directory / "memory.stat"):
         name, _, value = line.partition(" ")
         if name == reclaimable:
-            usage -= int(value)  # the page cache, which makes way
+            usage -= int(value)  # the page cache, which can be reclaimed
     return int(limit) - usage
 
 

@@ -1,4 +1,4 @@
-"""What a torch loader reads and does, as far as it is certain to be the same by datapipe's means."""
+"""Find out what a torch loader reads and does, as far as datapipe certainly gives the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import ImageFile
 from torch.utils.data import IterableDataset, default_collate
 
 from datapipe.adapt.arguments import arguments_of, stream_arguments
-from datapipe.adapt.loaders import TorchsLoader, has_collate_fn
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.index.concat import AnyIndex
@@ -21,82 +21,83 @@ from datapipe.transforms.lowering import flatten
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """What a loader reads and does, and the arguments that say the same to ours."""
+class Introspection:
+    """What a loader reads and does, and the arguments with which datapipe does the same."""
 
     index: AnyIndex
     recipe: Recipe
     arguments: dict[str, Any]
-    in_workers: str | None = None  # why torch's workers are to run what follows our decoding; None: there is no need
-    notes: tuple[str, ...] = ()  # what is not as it was
+    in_workers: str | None = None  # why torch's workers must run what follows our decoding; None: they need not
+    notes: tuple[str, ...] = ()  # differences from the torch loader
 
 
-def behind(loader: TorchsLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Behind | Unseen:
-    """What is behind a loader, or why that cannot be said.
+def introspect(loader: TorchDataLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Introspection | Unseen:
+    """Return what a loader reads and does, or why that cannot be determined.
 
-    `takes_cut_files`: cut files are to be images where Pillow is told so. Raises OptionError for what no loader could do.
+    `takes_cut_files`: whether truncated files must stay images if Pillow is set to accept them. Raises OptionError for a loader
+    that torch could not run either.
     """
     if takes_cut_files and ImageFile.LOAD_TRUNCATED_IMAGES:
-        return Unseen("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, and files that are cut are bad samples to datapipe")
+        return Unseen("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, and to datapipe truncated files are bad samples")
     stream = webdataset_stream(loader.dataset)
     if isinstance(stream, SeenStream):
         return _of_stream(loader, stream, seed, shares=shares)
     if isinstance(stream, str):
         return Unseen(stream)
     if isinstance(loader.dataset, IterableDataset):
-        return Unseen("it is an IterableDataset, whose place nobody knows")
+        return Unseen("it is an IterableDataset, which has no place that could be saved")
     if loader.batch_sampler is None:
         return Unseen("batch_size=None asks for single samples")
     seen = see_through(loader.dataset)
     if isinstance(seen, Unseen):
         return seen
     if not seen.gives_tuples:
-        return Unseen("its samples are dicts of PIL images, which the collate_fn is for")
+        return Unseen("its samples are dicts of PIL images, meant for its collate_fn")
     recipe = Recipe.of(seen.transform, input_kind="pil")
     why = recipe.rest_reason or _needs_workers(loader, seen.transform, recipe)
     if why is not None and not recipe.rest:
-        recipe = Recipe.of([seen.transform, handed_over], input_kind="pil")
+        recipe = Recipe.of([seen.transform, handover_point], input_kind="pil")
     arguments = arguments_of(loader, seed, shares=shares)
-    return _with_any_sizes(Behind(seen.index, recipe, arguments, why))
+    return _with_any_sizes(Introspection(seen.index, recipe, arguments, why))
 
 
-def _of_stream(loader: TorchsLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Behind | Unseen:
+def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Introspection | Unseen:
     if (loader.batch_size is None) == (stream.batch_size is None):
         return Unseen("its batches are made by the loader and by the webdataset pipeline, or by neither")
     if stream.batch_size is not None and has_collate_fn(loader):
         return Unseen("its collate_fn takes the batches that the webdataset pipeline has made")
     recipe = Recipe.of(stream.transform, input_kind="pil")
     why = recipe.rest_reason or _needs_workers(loader, stream.transform, recipe)
-    if why is not None:  # torch's workers would not know how to divide what we decode
+    if why is not None:  # torch's workers could not split what datapipe decodes
         return Unseen(why)
     notes = ["its buffered shuffle became one of all samples, which resumes exactly"] if stream.shuffles else []
     if loader.num_workers > 1:
-        notes.append("batches are made of all shards together, not of those of each worker")
+        notes.append("batches are made of all shards together, not of the shards of each worker")
     arguments = stream_arguments(loader, stream, seed, shares=shares)
-    return _with_any_sizes(Behind(stream.index, recipe, arguments, notes=tuple(notes)))
+    return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
 
 
-def _needs_workers(loader: TorchsLoader, transform: object, recipe: Recipe) -> str | None:
-    """Why samples must leave as they leave the transforms, if they must: a batch of ours would be something else."""
-    if not all(map(callable, flatten(transform))):  # datapipe's own, of which torch would make nothing
+def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe) -> str | None:
+    """Return why torch's workers must give the samples as the transforms leave them; None if they need not."""
+    if not all(map(callable, flatten(transform))):  # datapipe's own transforms, which torch cannot call
         return None
     collates = has_collate_fn(loader)
     if recipe.output_kind == "pil" and not collates and not isinstance(loader.dataset, IterableDataset):
         raise OptionError(
-            "from_torch: the dataset's transforms leave PIL images, of which torch makes no batches (its default_collate raises "
+            "from_torch: the dataset's transforms leave PIL images, which torch cannot batch (its default_collate raises "
             "TypeError); end them with ToTensor(), or give the loader a collate_fn"
         )
     if recipe.output_kind == "pil":
         return "its samples are PIL images"
     if collates and recipe.output_kind == "image":
-        return "its collate_fn is given tv_tensors.Image"
+        return "its collate_fn takes tv_tensors.Image"
     if collates and loader.worker_init_fn is not None and loader.num_workers:
         return "its worker_init_fn prepares workers for its collate_fn"
     return None
 
 
-def _with_any_sizes(found: Behind) -> Behind:
-    """Where images may differ in size, torch's own function puts them together, and says so if they do."""
+def _with_any_sizes(found: Introspection) -> Introspection:
+    """Let torch's default_collate stack images that may differ in size; it raises an error if they do."""
     size = found.recipe.output_size(found.index.manifest.image_size)
     arguments = found.arguments
     if (
@@ -110,12 +111,12 @@ def _with_any_sizes(found: Behind) -> Behind:
     return dataclasses.replace(found, arguments={**arguments, "collate_fn": default_collate}, notes=(*found.notes, note))
 
 
-def handed_over(image: Any) -> Any:
-    """The image as the transforms before made it; it stands at the end of those that torch's workers are to go on from."""
+def handover_point(image: Any) -> Any:
+    """Return the image unchanged. Marks the point in a chain of transforms from which torch's workers continue."""
     return image
 
 
-def as_torch_gives(batch: Any, memory_format: torch.memory_format) -> list[Any]:
-    """A batch of ours as torch's default_collate would have it, a list, its images in that format."""
-    images, *beside = batch
-    return [images.contiguous(memory_format=memory_format), *beside]
+def as_default_collate(batch: Any, memory_format: torch.memory_format) -> list[Any]:
+    """Return a datapipe batch as torch's default_collate would: a list, its images in that memory format."""
+    images, *others = batch
+    return [images.contiguous(memory_format=memory_format), *others]

@@ -17,15 +17,15 @@ def test_they_have_a_length_and_no_positions(shards: Path) -> None:
     assert (len(loader.sampler), len(loader.batch_sampler)) == (50, 8)  # type: ignore[arg-type]
     assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (7, False)  # type: ignore[attr-defined]
     assert loader.batch_sampler.sampler is loader.sampler  # type: ignore[attr-defined]
-    with pytest.raises(dp.OptionError, match=r"positions were asked of the sampler .* docs/hosts\.md"):
+    with pytest.raises(dp.OptionError, match=r"positions were requested from the sampler .* docs/hosts\.md"):
         iter(loader.sampler)
-    with pytest.raises(dp.OptionError, match="positions were asked of the batch_sampler"):
+    with pytest.raises(dp.OptionError, match="positions were requested from the batch_sampler"):
         iter(loader.batch_sampler)
 
 
 @pytest.mark.parametrize("taken", ["sampler", "batch_sampler"])
 def test_nobody_makes_a_torch_loader_of_them(shards: Path, taken: str) -> None:
-    """It would hand out images without transforms, in an order of its own, without a word."""
+    """It would give images without transforms, in an order of its own, without an error."""
     loader = dp.DataLoader(shards, 7, transform=CROP)
     torchs = torch.utils.data.DataLoader(loader.dataset, **{taken: getattr(loader, taken)})  # type: ignore[arg-type]
     with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):

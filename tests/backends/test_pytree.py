@@ -1,4 +1,4 @@
-"""Nests: containers are made anew with their types, and only where something in them changed."""
+"""Nested containers are rebuilt with their types, and only if something in them changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from datapipe.backends.nests import map_nest, moves_itself, tensors_of
+from datapipe.backends.pytree import map_nest, moves_itself, tensors_of
 from datapipe.core.errors import OptionError
 
 
