@@ -111,7 +111,7 @@ def from_torch(
             **found.arguments,
         )
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
-        ours.origin = _origin(taken, "seen through to its files", *found.notes, *notes)
+        ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *notes)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
     _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
@@ -137,7 +137,7 @@ def _kept(
             seed=seed,
             fingerprint=found.index.fingerprint,
         )
-        how = f"seen through to its files, which datapipe decodes in torch's workers, since {found.in_workers}"
+        how = f"datapipe reads its files, in torch's workers, since {found.in_workers}"
         kept.origin = _origin(loader, how)
         return kept
     rows = None if has_collate_fn(loader) or loader.batch_sampler is None else tensor_rows(loader.dataset)
@@ -145,7 +145,7 @@ def _kept(
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
-        kept.origin = _origin(loader, "seen through to its tensors, from which whole batches are gathered")
+        kept.origin = _origin(loader, "datapipe gathers whole batches from its tensors")
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _unchanged(loader, found.reason, shares=shares)
@@ -169,7 +169,7 @@ def _kept(
         fingerprint=_name_of(loader.dataset),
         is_seeded=reseeds,
     )
-    kept.origin = _origin(loader, f"not seen through: {found.reason}; torch's workers run it")
+    kept.origin = _origin(loader, f"left to torch's workers: {found.reason}")
     return kept
 
 
@@ -180,7 +180,7 @@ def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDa
             "leave it out, and let the dataset itself give each rank a part"
         )
     name = type(loader.dataset).__qualname__
-    loader.origin = f"{name}: not seen through: {reason}; torch's loader unchanged, without a place to save"
+    loader.origin = f"{name}: left to torch: {reason}; the loader is unchanged, and has no state to save"
     loader.explanation = lines_about(loader, None)
     return loader
 

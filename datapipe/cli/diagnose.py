@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after N training steps; the script goes on")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after N training steps; the script continues")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON; what the script prints goes to stderr")
     parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write an HTML page (default)")
     parser.add_argument("--trace", action="store_true", help="write trace.json, for chrome://tracing or ui.perfetto.dev")

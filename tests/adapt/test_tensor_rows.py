@@ -73,7 +73,7 @@ def test_random_split_and_one_tensor() -> None:
     train, held_out = random_split(TensorDataset(X), [0.8, 0.2], generator=torch.Generator().manual_seed(3))
     for part in (train, held_out):
         theirs, ours = take(part)
-        assert "whole batches are gathered" in ours.origin
+        assert "gathers whole batches" in ours.origin
         assert_same(ours, list(theirs))
 
 

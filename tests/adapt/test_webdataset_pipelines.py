@@ -128,7 +128,7 @@ def test_a_webloader_is_what_it_wraps(shards: Path, capsys: pytest.CaptureFixtur
     dp.explain(ours)
     told = capsys.readouterr().out.splitlines()[0]
     assert told.endswith(
-        "WebDataset: seen through to its files; its buffered shuffle became one of all samples, which resumes exactly; "
+        "WebDataset: datapipe reads its files; its buffered shuffle became one of all samples, which resumes exactly; "
         "batches are made of all shards together, not of the shards of each worker"
     )
     with pytest.raises(dp.OptionError, match=r"pass torch.utils.data.DataLoader\(dataset, batch_size=None"):

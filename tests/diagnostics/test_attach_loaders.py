@@ -237,7 +237,7 @@ def test_a_broken_meter_costs_its_figures_only(broken: Any, kind: Any, capfd: py
     assert out == ""
     lines = err.splitlines()
     assert 1 <= len(lines) <= 2, err  # once, not for every batch
-    assert all("planted" in line and line.endswith("the script goes on") for line in lines)
+    assert all("planted" in line and line.endswith("the script continues") for line in lines)
 
 
 def test_the_bracket_is_a_meter() -> None:

@@ -25,7 +25,7 @@ def complain(what: str, exc: BaseException | None = None) -> None:
         key = f"{os.getpid()} {what}"
         if key not in _told:
             _told.add(key)
-            print(f"datapipe diagnose: {message}; the script goes on", file=sys.stderr)
+            print(f"datapipe diagnose: {message}; the script continues", file=sys.stderr)
             for listener in _listeners:
                 listener(message)
 

@@ -43,7 +43,7 @@ def _attach(root: str, loaded: ModuleType) -> None:
         begin(loaded)
         sys.modules.update(theirs)
     except Exception as exc:
-        print(f"datapipe diagnose: nothing is measured: {type(exc).__name__}: {exc}; the script goes on", file=sys.stderr)
+        print(f"datapipe diagnose: nothing is measured: {type(exc).__name__}: {exc}; the script continues", file=sys.stderr)
 
 
 def _run_the_other() -> None:
@@ -71,5 +71,5 @@ if __name__ == "sitecustomize":
         try:
             _await_loaders(os.environ["DATAPIPE_ATTACH_ROOT"])
         except Exception as exc:
-            print(f"datapipe diagnose: nothing is measured: {exc}; the script goes on", file=sys.stderr)
+            print(f"datapipe diagnose: nothing is measured: {exc}; the script continues", file=sys.stderr)
     _run_the_other()
