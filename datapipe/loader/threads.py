@@ -229,6 +229,11 @@ def run_here(task: BatchTask, maker: BatchMaker) -> None:
     task.raise_interrupt()
 
 
+# Threads that were joined. When a Thread is freed, `threading` runs Python code; a Ctrl-C that is raised there is swallowed. The
+# next loader thread frees them, as Ctrl-C is raised in the main thread only.
+_ended: deque[threading.Thread] = deque()
+
+
 class LoaderThreads:
     """The threads of one pass and their `work_queue`: those that load, and those that decode if that is a stage of its own.
 
@@ -308,6 +313,8 @@ class LoaderThreads:
             for thread in self._threads:
                 if thread.is_alive():
                     thread.join(_JOIN_S)
+            _ended.extend(self._threads)
+            self._threads.clear()
 
     def _thread(self, name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
         return threading.Thread(target=self._run, args=(serve, begin), name=name, daemon=True)
@@ -315,6 +322,7 @@ class LoaderThreads:
     def _run(self, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> None:
         if self._ready.broken:  # the start was interrupted, and nothing waits for this thread
             return
+        _ended.clear()
         worker: Worker | None = None
         torch.set_num_threads(1)
         torch.get_num_threads()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -104,3 +106,23 @@ def test_a_sampler_is_asked_again_after_ctrl_c(folder: Path, num_workers: int, r
     lost = set(range(NUM_SAMPLES)) - set(ids)
     assert ids == sorted(ids)
     assert len(lost) <= 3, "but for a batch that was on its way out"
+
+
+@pytest.mark.parametrize("backend", ["images_cpu", "dali"])
+def test_threads_of_ended_passes_are_not_freed_in_the_main_thread(folder: Path, backend: str) -> None:
+    """Freeing a Thread runs Python code of `threading`, in which a Ctrl-C is swallowed."""
+    loader = dp.DataLoader(folder, 3, transform=dp.RandomResizedCrop(24), device="cpu", num_workers=2, backend=backend)
+    freed_in: list[threading.Thread] = []
+    references: list[weakref.ref[threading.Thread]] = []
+    for _ in range(4):
+        iterator = iter(loader)
+        next(iterator)
+        names = ("datapipe-0", "datapipe-1", "datapipe-dali-0")
+        references += [
+            weakref.ref(thread, lambda _: freed_in.append(threading.current_thread()))
+            for thread in threading.enumerate()
+            if thread.name in names
+        ]
+        del iterator
+    assert len(freed_in) >= 4
+    assert threading.main_thread() not in freed_in
