@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli
+from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli, run_main
 
 from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, convert, parse_nbytes
 from converters.options import TARGETS
@@ -89,7 +89,7 @@ def test_skip_leaves_every_bad_sample_out(tree: Path, tmp_path: Path, to: str, n
     ids = [int(str(error["id"])) for error in errors]
     assert ids == sorted(ids)
     assert not (out / "quarantine").exists()
-    assert run_cli("verify", out).returncode == 0
+    assert run_main("verify", out) == 0
 
 
 def test_skipped_samples_keep_the_ids_of_the_others(tree: Path, tmp_path: Path, to: str) -> None:
@@ -109,7 +109,7 @@ def test_quarantine_copies_what_can_be_read(tree: Path, tmp_path: Path, to: str)
     kept = {str(path.relative_to(out / "quarantine")) for path in (out / "quarantine").rglob("*") if path.is_file()}
     assert kept == set(reasons) - unreadable
     assert all((out / "quarantine" / source).read_bytes() == (tree / source).read_bytes() for source in kept)
-    assert run_cli("verify", out).returncode == 0
+    assert run_main("verify", out) == 0
 
 
 def test_quarantine_of_a_split_lies_in_the_split(tree: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_quarantine_of_a_split_lies_in_the_split(tree: Path, tmp_path: Path) -> 
         }
         assert kept
         assert kept <= named
-    assert run_cli("verify", tmp_path / "out").returncode == 0
+    assert run_main("verify", tmp_path / "out") == 0
 
 
 def test_decode_finds_what_headers_do_not_show(tree: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_unreadable_directories(tree: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     convert(ConvertOptions(tree, tmp_path / "out", num_workers=1, on_error=OnError.SKIP))
     assert [(error["source"], error["id"]) for error in errors_of(tmp_path / "out")] == [("class_0/linked", None)]
-    assert run_cli("verify", tmp_path / "out").returncode == 0
+    assert run_main("verify", tmp_path / "out") == 0
 
 
 # -- the operating system -----------------------------------------------------------------------

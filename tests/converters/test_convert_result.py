@@ -17,7 +17,7 @@ import pytest
 from crc32c import crc32c
 from fixtures import encode
 from PIL import Image
-from trees import ROOT, contents, encoded_image, make_tree, run_cli
+from trees import ROOT, contents, encoded_image, make_tree, run_cli, run_main
 
 from converters import Check, ConvertOptions, Encode, Part, Resize, Split, convert, preview
 from converters.planning import split_of
@@ -374,7 +374,7 @@ def test_odd_names_survive(tmp_path: Path, to: str) -> None:
     index = open_index(tmp_path / "out")
     assert [os.fsencode(index.describe(sample).source) for sample in range(4)] == [b"caf\xff/" + name for name in sorted(names)]
     assert index.manifest.classes == (os.fsdecode(b"caf\xff"),)
-    assert run_cli("verify", tmp_path / "out").returncode == 0
+    assert run_main("verify", tmp_path / "out") == 0
 
 
 def test_converting_imports_no_torch(tree: Path, tmp_path: Path) -> None:

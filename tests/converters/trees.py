@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from datapipe.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,6 +52,11 @@ def contents(directory: Path) -> dict[str, str]:
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """`datapipe ARGUMENTS` in a process of its own."""
     return subprocess.run(cli_command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=ROOT)
+
+
+def run_main(*arguments: str | Path) -> int:
+    """`datapipe ARGUMENTS` in this process, which takes a tenth of the time; its exit status."""
+    return main([str(argument) for argument in arguments])
 
 
 def cli_command(*arguments: str | Path) -> list[str]:
