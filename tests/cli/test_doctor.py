@@ -50,7 +50,7 @@ def test_kept_images_are_counted_and_may_be_too_many(
     text = capsys.readouterr().out
     assert f"cache     2.0 MB in 2 parts in {caches / 'decoded'}\n" in text
     assert "rm -r" not in text
-    monkeypatch.setattr(doctor, "_MUCH_NBYTES", 1e6)
+    monkeypatch.setattr(doctor, "_ADVICE_NBYTES", 1e6)
     assert main(["doctor"]) == 0
     assert f"advice    rm -r {caches / 'decoded'} frees 2.0 MB; what is needed again is cached again\n" in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ def test_a_regular_file_is_replaced_and_a_new_one_made(tmp_path: Path) -> None:
 
 
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"a\\x00b: is no name for a file"):
+    with pytest.raises(StorageError, match=r"a\\x00b: is not a valid file name"):
         refuse_to_replace(tmp_path / "a\0b")
     with pytest.raises(StorageError, match=r"nn: cannot be written \(File name too long\); choose another place"):
         refuse_to_replace(tmp_path / ("n" * 256))
