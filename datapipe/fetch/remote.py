@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import Pending, RemoteObject
 from datapipe.stores.requests import Requests, requests
 from datapipe.stores.settings import Remote
+from datapipe.stores.waits import take_waited_ns
 
 _Key = tuple[str, int, int]  # url, offset, number of bytes
 
@@ -50,7 +50,6 @@ class RemoteFiles:
         self._objects: dict[str, RemoteObject] = {}
         self._pending: weakref.WeakValueDictionary[_Key, Pending] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._waited = threading.local()
 
     def read(self, extents: Extents, row: int) -> bytes:
         """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
@@ -99,9 +98,7 @@ class RemoteFiles:
 
     def take_network_ns(self) -> int:
         """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
-        waited_ns: int = getattr(self._waited, "ns", 0)
-        self._waited.ns = 0
-        return waited_ns
+        return take_waited_ns()
 
     def facts(self) -> StoreFacts:
         """What is known at this moment. Raises LifecycleError in a forked child."""
@@ -133,12 +130,12 @@ class RemoteFiles:
         """The bytes that were asked for, or what is wrong with them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
-        data = self._wait(pending)
+        data = pending.wait()
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
         again = Pending(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
-        data = self._wait(again)
+        data = again.wait()
         if (differs := crc32c.crc32c(data)) == checksum:
             return data
         url, offset, nbytes = key
@@ -146,15 +143,6 @@ class RemoteFiles:
             f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
             "damaged; `datapipe verify` names all damage"
         )
-
-    def _wait(self, pending: Pending) -> bytes:
-        if pending.is_done:
-            return pending.wait()
-        start_ns = time.perf_counter_ns()
-        try:
-            return pending.wait()
-        finally:
-            self._waited.ns = getattr(self._waited, "ns", 0) + time.perf_counter_ns() - start_ns
 
     def _keys(self, extents: Extents, rows: Sequence[int]) -> list[_Key]:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()

@@ -26,6 +26,7 @@ from datapipe.index.remote_set import ConvertedSet
 from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 from datapipe.order.sample_order import Permutation
+from datapipe.stores.waits import waiting
 
 MAX_OPEN_SIDECARS = 4096  # a map each; Linux allows a process 65,530
 
@@ -340,7 +341,7 @@ class _OpenSidecars:
         """Have copies of the sidecars of these shards, None for all, where they lie in a store: several at once."""
         if self._remote is not None:
             numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
-            with self._fetching:  # what two batches need is fetched once
+            with waiting(), self._fetching:  # what two batches need is fetched once
                 self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
 
     def opened(self, shard: int) -> Sidecar:

@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -225,6 +226,21 @@ def run_here(task: BatchTask, maker: Maker) -> None:
     task.raise_interrupt()
 
 
+_left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of passes that were collected where nobody may wait
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(_JOIN_S)
+
+
+@atexit.register
+def _join_those_left() -> None:
+    """Wait for threads that nobody has waited for: an interpreter that ends under a thread in C++ code aborts."""
+    _join(list(_left))
+
+
 class LoaderThreads:
     """The threads of one pass and their `board`: those that load, and those that decode where that is a step of its own.
 
@@ -236,6 +252,7 @@ class LoaderThreads:
         board = self.board = Board()
         self._maker = maker
         self._process = os.getpid()
+        self._starter = threading.current_thread()
         self._errors: list[BaseException] = []
         num_loading = maker.options.num_workers
         num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
@@ -285,7 +302,17 @@ class LoaderThreads:
             raise
 
     def stop_unheard(self) -> None:
-        """`stop` where a collection calls it: what is raised there, nobody hears. Ctrl-C comes once more, right after."""
+        """`stop` where a collection calls it: what is raised there, nobody hears. Ctrl-C comes once more, right after.
+
+        A collection may run in any thread, such as the one that makes the requests that these threads wait for. Only the thread
+        that iterated, and the main thread, wait for them to end; in others they are left to end by themselves.
+        """
+        here = threading.current_thread()
+        if here is not self._starter and here is not threading.main_thread():
+            if os.getpid() == self._process:
+                self.board.close()
+                _left.update(self._threads)
+            return
         try:
             self.stop()
         except KeyboardInterrupt:
@@ -301,9 +328,7 @@ class LoaderThreads:
 
     def _join(self) -> None:
         if threading.current_thread() not in self._threads:
-            for thread in self._threads:
-                if thread.is_alive():
-                    thread.join(_JOIN_S)
+            _join(self._threads)
 
     def _thread(self, name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
         return threading.Thread(target=self._run, args=(serve, begin), name=name, daemon=True)

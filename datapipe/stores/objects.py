@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from datapipe.stores.failures import examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import Pending, RemoteObject
 from datapipe.stores.requests import requests
+from datapipe.stores.retries import retried
 
 OPEN_TIMEOUT_S = 20.0  # without success: somebody may have typed the name of a host wrongly, and waits
 
@@ -34,10 +34,7 @@ def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
         return []
     requests().check_process()
     prefix = f"{location.key}/" if location.key else ""
-    try:
-        found = open_store(location).list_with_delimiter(prefix)
-    except Exception as exc:
-        raise examine(exc, location).error(location) from None
+    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
     names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]
     names += [meta["path"].removeprefix(prefix) for meta in found["objects"]]
     return sorted(names)[:at_most]

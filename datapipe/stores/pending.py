@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from datapipe.stores.location import Location
+from datapipe.stores.waits import waiting
 
 _LOOK_S = 1.0  # Ctrl-C in a thread that has just been let in may leave the others outside; they look again
 
@@ -82,9 +83,11 @@ class Pending:
 
     def wait(self) -> bytes:
         """Return the bytes when they are there. Raises what the request came to."""
-        while not self._done:
-            if self._lock.acquire(timeout=_LOOK_S):
-                self._lock.release()  # for others who wait
+        if not self._done:
+            with waiting():
+                while not self._done:
+                    if self._lock.acquire(timeout=_LOOK_S):
+                        self._lock.release()  # for others who wait
         if self._error is not None:
             raise self._error
         return self._data

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import errno
 import os
-import random
 import threading
 import time
 import weakref
@@ -24,13 +23,12 @@ from datapipe.core.errors import LifecycleError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import Pending, RemoteObject
+from datapipe.stores.retries import TIMEOUT_S, pause_s
 from datapipe.stores.window import MAX_NBYTES, Window
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
-TIMEOUT_S = 120.0  # without success, after which a request has failed
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _TICK_S = 0.25
 
 
@@ -69,7 +67,8 @@ class Requests:
 
     def set_limits(self, *, most: int, timeout_s: float) -> None:
         """Let at most so many requests be under way, and fail after so many seconds; the latest settings count for all."""
-        self.window.most, self.timeout_s = most, timeout_s
+        self.window.allow(most)
+        self.timeout_s = timeout_s
 
     def submit(self, wanted: Iterable[Pending]) -> None:
         """Make these requests, in this order, as soon as there is room; returns at once."""
@@ -154,9 +153,8 @@ class Requests:
                         pending.fail(await self._error(failure, pending, elapsed_s))
                         return
                     self.counts.retries += 1
-                    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**pending.attempts, timeout_s - elapsed_s)
+                    await asyncio.sleep(min(pause_s(pending.attempts), timeout_s - elapsed_s))
                     pending.attempts += 1
-                    await asyncio.sleep(random.uniform(0, longest_s))
                     pending.started_s = time.monotonic()
                 else:
                     self.window.done(time.monotonic() - pending.started_s)
