@@ -97,6 +97,25 @@ class ConcatIndex:
         ]
         return RowGrouping(np.append(np.concatenate(starts), len(self)), max(grouping.nbytes for grouping in known))
 
+    def stored_at(self, ids: Ints) -> tuple[Ints, Ints]:
+        """As `SampleIndex.stored_at`; shards of all datasets are counted on. Without files of their own."""
+        shards, rows = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        first_shard = _starts([len(part.manifest.shards) for part in self.parts])
+        for place, here in self._shared_out(ids, self._first_id):
+            part = self.parts[place]
+            assert isinstance(part, SampleIndex)
+            found, rows[here] = part.stored_at(ids[here] - self._first_id[place])
+            shards[here] = first_shard[place] + found
+        return shards, rows
+
+    def shard_paths(self, ids: Ints) -> list[str]:
+        """The path or URL of the shard, or of the file, of each of these samples."""
+        paths = [""] * len(ids)
+        for place, here in self._shared_out(ids, self._first_id):
+            for row, path in zip(here.tolist(), self.parts[place].shard_paths(ids[here] - self._first_id[place]), strict=True):
+                paths[row] = path
+        return paths
+
     def labels(self) -> Ints:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""
         everything = np.concatenate([part.labels() for part in self.parts])

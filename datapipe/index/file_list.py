@@ -103,6 +103,10 @@ class FileListIndex:
         """None: files may be read in any order."""
         return None
 
+    def shard_paths(self, ids: Ints) -> list[str]:
+        """The file that each of these samples is."""
+        return [self._paths[place] for place in ids.tolist()]
+
     def labels(self) -> Ints:
         """(n,) the label of every sample, in order; -1 where there are none."""
         ids = self.ids(np.arange(len(self), dtype=np.int64))

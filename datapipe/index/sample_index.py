@@ -196,6 +196,29 @@ class SampleIndex:
             self._groupings[wanted] = self._find_row_grouping(wanted)
         return self._groupings[wanted]
 
+    def shard_starts(self) -> NDArray[np.int64]:
+        """(s + 1,) how many samples of the whole dataset are stored before each shard, and in all."""
+        return np.cumsum([0, *(shard.num_samples for shard in self.manifest.shards)], dtype=np.int64)
+
+    def positions_as_stored(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(m,) the positions of the samples that are stored at these places of the whole dataset, counted shard by shard."""
+        slots = places
+        if len(self._missing):
+            skipped = np.concatenate(self._skipped)
+            slots = places + np.searchsorted(skipped - np.arange(len(skipped)), places, side="right")
+        if self._permutation is None:
+            return places
+        ids = self._permutation(slots)
+        return ids - np.searchsorted(self._missing, ids) if len(self._missing) else ids
+
+    def stored_at(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(m,) the number of the shard that each sample is stored in, and its row there."""
+        return self._locate(ids)
+
+    def shard_paths(self, ids: NDArray[np.int64]) -> list[str]:
+        """The path or URL of the shard of each of these samples."""
+        return [self._shard_paths[shard] for shard in self._locate(ids)[0].tolist()]
+
     def labels(self) -> NDArray[np.int64]:
         """(n,) the label of every sample, in dataset order; reads every sidecar."""
         self._sidecars.refuse_claims()

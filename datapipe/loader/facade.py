@@ -28,7 +28,7 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import LoaderOptions, OnError, Output
+from datapipe.loader.options import LoaderOptions, OnError, Output, Shuffle
 from datapipe.loader.ordering import open_source
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
@@ -52,6 +52,7 @@ class DataLoader:
     be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are
     torch's; docs/loader.md says of each what it means here. The others:
 
+    shuffle: True, of all samples with each other; or "windows", of samples in the same few shards, each shard being read once.
     transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
       called with each image, as is all that follows it. Without one, images come as they are stored.
     batch_transform: a function of a finished batch.
@@ -86,7 +87,7 @@ class DataLoader:
         self,
         dataset: str | os.PathLike[str] | Dataset | torch.utils.data.Dataset[Any],
         batch_size: int = 1,
-        shuffle: bool | None = None,
+        shuffle: Shuffle | None = None,
         sampler: Iterable[int] | WeightedSampler | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         num_workers: int | None = None,
@@ -158,6 +159,8 @@ class DataLoader:
         self.drop_last = options.tail is Tail.DROP
         self.generator = generator
         self.persistent_workers = persistent_workers
+        if options.shuffle == "windows":
+            self.dataset.stored_order()
         self._apply(arguments, options)
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
