@@ -17,8 +17,8 @@ from recipes import CROP, ids_of, make
 
 import datapipe as dp
 from datapipe.containers import open_index
-from datapipe.containers.hdf5.scanner import rows as hdf5_rows
-from datapipe.containers.parquet.scanner import rows as parquet_rows
+from datapipe.containers.hdf5 import rows as hdf5_rows
+from datapipe.containers.parquet import rows as parquet_rows
 from datapipe.core.errors import DatapipeError, IntegrityError, StateError
 from datapipe.index.row_groups import RowGroup
 
