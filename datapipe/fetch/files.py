@@ -26,6 +26,9 @@ class Files(Protocol):
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents; returns at once. What is returned is to be kept until they have been read."""
 
+    def reach(self, epoch: int, step: int) -> None:
+        """A batch of this step begins to be made: what belongs to earlier ones may be forgotten."""
+
     def take_network_ns(self) -> int:
         """How long the calling thread has waited for the network since it asked last, in nanoseconds."""
 

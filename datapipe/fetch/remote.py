@@ -13,6 +13,7 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
+from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.sample_index import Extents
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import Pending, RemoteObject
@@ -95,6 +96,16 @@ class RemoteFiles:
             self.cache.start()
             keys = [key for key in keys if not self.cache.has(key[0])]
         return self._ask(keys, is_urgent=False)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Let the cache of shards, where there is one, go by when they are due."""
+        if self.cache is not None:
+            self.cache.follow(schedule)
+
+    def reach(self, epoch: int, step: int) -> None:
+        """Tell the cache of shards where the pass stands."""
+        if self.cache is not None:
+            self.cache.reach(epoch, step)
 
     def take_network_ns(self) -> int:
         """How long the calling thread has waited for the network since it asked last, in nanoseconds."""

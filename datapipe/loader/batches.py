@@ -70,6 +70,7 @@ class BatchMaker:
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, ask the kernel for their bytes, lease memory."""
         start_ns = time.perf_counter_ns()
+        self.files.reach(picks.after.epoch, picks.step)
         self.files.take_network_ns()  # what the thread waited for before is no part of this
         ids = self.index.ids(picks.positions)
         entries, extents = self._look_up(ids)

@@ -17,6 +17,7 @@ from datapipe.fetch.cache.places import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
+from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
@@ -29,7 +30,7 @@ from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions, OnError, Output, Shuffle
-from datapipe.loader.ordering import open_source
+from datapipe.loader.ordering import open_source, shard_uses
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
@@ -148,6 +149,7 @@ class DataLoader:
         self._rank: Rank | None = None
         self._kept: KeptImages | None = None
         self._trail = Trail()
+        self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
         self._latest: PickSource | None = None  # of the pass that began last; another may draw by other weights
         self.origin = ""  # what was taken over from torch, and how
         # What frameworks and scripts read off a torch DataLoader.
@@ -342,7 +344,13 @@ class DataLoader:
         """What a pass that begins now makes its batches with, and takes its picks from."""
         seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
         self._latest = self._source(seed)
-        return self._batch_maker(seed), self._latest
+        maker = self._batch_maker(seed)
+        if isinstance(self._files, RemoteFiles) and self._followed_seed != seed:
+            uses_of = shard_uses(self._latest, self.dataset)
+            if uses_of is not None:
+                self._files.follow(Schedule(uses_of, num_ahead=maker.options.depth))
+                self._followed_seed = seed
+        return maker, self._latest
 
     def _source(self, seed: int = 0) -> PickSource:
         """Where a pass with that seed, beginning now, takes its picks from; how many there are depends on no seed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
 
 from datapipe.fetch.row_groups import max_lanes
+from datapipe.fetch.shard_cache.schedule import ShardUse
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.mixing import WeightedSampler, mixed_order
 from datapipe.loader.options import LoaderOptions
@@ -36,6 +39,21 @@ def open_source(
         return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, trail=trail)
     order = _order(dataset, options, seed, rank) if sampler is None else sampler.order(seed)
     return Plan(order, options.batch_size, rank, options.tail)
+
+
+def shard_uses(source: PickSource, dataset: Dataset) -> Callable[[int], list[ShardUse]] | None:
+    """Return what says when this rank needs which shard in an epoch; None where that is not known beforehand."""
+    if not isinstance(source, Plan) or not isinstance(source.order, StoredWindowsOrder):
+        return None
+    windows, stored = source.order.windows, dataset.stored_order()
+    lanes = {*windows.lanes_of(source.rank.rank, source.rank.world_size), windows.num_lanes}
+
+    def uses_of(epoch: int) -> list[ShardUse]:
+        uses = [use for use in windows.uses(epoch) if use.lane in lanes]
+        urls = stored.shard_of(np.array([use.group for use in uses], np.int64))
+        return [ShardUse(url, use.first_step, use.last_step) for url, use in zip(urls, uses, strict=True)]
+
+    return uses_of
 
 
 def _lanes_of(shard_nbytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import NUM_SAMPLES, convert, copies, make_folder, same, write_parquet
+from fixtures import NUM_SAMPLES, convert, copies, make_folder, quick, same, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
 from recipes import ids_of, make
@@ -97,6 +97,7 @@ def _explained(loader: dp.DataLoader) -> list[str]:
     tail=st.sampled_from(["pad", "mask"]),
     seed=st.integers(0, 50),
 )
+@quick
 def test_exactly_once_in_equal_steps_and_resumed_on_other_ranks(
     gaps_ids: Path, world: tuple[int, int], other: tuple[int, int], done: int, tail: str, seed: int
 ) -> None:
