@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from datapipe.core.errors import DecodeError, IntegrityError
@@ -12,6 +12,8 @@ from datapipe.fetch.row_groups import RowGroups
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.known import open_cache_directory
 from datapipe.index.concat import AnyIndex, ConcatIndex
+from datapipe.index.manifest import ShardInfo
+from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.sample_index import Extents, SampleIndex
 from datapipe.stores.settings import Remote
 
@@ -41,18 +43,26 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
     if not index.is_remote:
         return local
     settings = Remote() if remote is None else remote
-    return RemoteFiles(local, settings, _open_cache(index, settings))
+    pinned = {
+        remote.shard_url(shard.name): (remote.etag_of(shard.name), shard.nbytes)
+        for remote, shard in _remote_shards(index)
+        if not shard.sha256
+    }
+    return RemoteFiles(local, settings, _open_cache(index, settings), pinned=pinned)
+
+
+def _remote_shards(index: AnyIndex) -> Iterator[tuple[ConvertedSet | RemoteShards, ShardInfo]]:
+    for part in index.parts if isinstance(index, ConcatIndex) else [index]:
+        if isinstance(part, SampleIndex) and part.remote is not None:
+            yield from ((part.remote, shard) for shard in part.manifest.shards)
 
 
 def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     if settings.cache_path is None:
         return None
-    parts = index.parts if isinstance(index, ConcatIndex) else [index]
     shards = {
-        part.remote.shard_url(shard.name): CachedShard(part.remote.location / shard.name, shard.sha256, shard.nbytes)
-        for part in parts
-        if isinstance(part, SampleIndex) and part.remote is not None
-        for shard in part.manifest.shards
+        remote.shard_url(shard.name): CachedShard(remote.location / shard.name, shard.sha256, shard.nbytes)
+        for remote, shard in _remote_shards(index)
         if shard.sha256
     }
     return ShardCache(open_cache_directory(settings.cache_path, settings.cache_nbytes), shards)

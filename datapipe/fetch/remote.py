@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -44,8 +44,17 @@ class RemoteFiles:
     still differs the sample is bad, as on a disk.
     """
 
-    def __init__(self, local: LocalFiles, settings: Remote, cache: ShardCache | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalFiles,
+        settings: Remote,
+        cache: ShardCache | None = None,
+        *,
+        pinned: Mapping[str, tuple[str | None, int]] | None = None,
+    ) -> None:
+        """`pinned`: etag and size that objects must have, by URL; others are those that the first answer finds."""
         self.cache = cache
+        self._pinned = pinned or {}
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
@@ -54,7 +63,7 @@ class RemoteFiles:
 
     def read(self, extents: Extents, row: int) -> bytes:
         """The bytes of one extent. Raises StorageError, and what LocalFiles raises."""
-        if not is_url(extents.paths[row]):
+        if not _is_remote(extents, row):
             return self._local.read(extents, row)
         (found,) = self.read_each(extents, [row])
         if not isinstance(found, bytes):
@@ -64,10 +73,10 @@ class RemoteFiles:
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
         """As `LocalFiles.read_each`."""
         found: dict[int, bytes | DecodeError | IntegrityError] = {}
-        here = [row for row in rows if not is_url(extents.paths[row])]
+        here = [row for row in rows if not _is_remote(extents, row)]
         if here:
             found.update(zip(here, self._local.read_each(extents, here), strict=True))
-        there = [row for row in rows if is_url(extents.paths[row])]
+        there = [row for row in rows if _is_remote(extents, row)]
         keys = self._keys(extents, there)
         checks = zip(extents.crc32c[there].tolist(), extents.has_crc[there].tolist(), strict=True)
         wanted = {row: (key, crc if has_crc else None) for row, key, (crc, has_crc) in zip(there, keys, checks, strict=True)}
@@ -88,9 +97,10 @@ class RemoteFiles:
 
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents. They are given up when what is returned is."""
-        there = [row for row, path in enumerate(extents.paths) if is_url(path)]
-        if len(there) < len(extents):
-            self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
+        there = [row for row in range(len(extents)) if _is_remote(extents, row)]
+        here = [row for row in range(len(extents)) if not is_url(extents.paths[row])]
+        if here:
+            self._local.will_need(extents.take(here))
         keys = self._keys(extents, there)
         if self.cache is not None:
             self.cache.start()
@@ -185,9 +195,17 @@ class RemoteFiles:
 
     def _object(self, url: str) -> RemoteObject:
         known = self._objects.get(url)
-        return self._objects.setdefault(url, RemoteObject(parse_location(url))) if known is None else known
+        if known is not None:
+            return known
+        etag, nbytes = self._pinned.get(url, (None, -1))
+        return self._objects.setdefault(url, RemoteObject(parse_location(url), etag, nbytes))
 
     def _requests(self) -> Requests:
         shared = requests()
         shared.set_limits(most=self._settings.requests, timeout_s=self._settings.timeout_s)
         return shared
+
+
+def _is_remote(extents: Extents, row: int) -> bool:
+    """Whether a value is a range of an object; row groups are read by whoever reads those, wherever they lie."""
+    return is_url(extents.paths[row]) and (extents.row_groups is None or extents.row_groups[row] is None)

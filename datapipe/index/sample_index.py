@@ -22,7 +22,7 @@ from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.printable import printable
 from datapipe.core.regular_files import path_inside
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from datapipe.index.remote_set import ConvertedSet
+from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
 from datapipe.order.sample_order import Permutation
@@ -79,7 +79,7 @@ class SampleIndex:
         data_directory: Path,
         sidecar_directory: Path,
         chosen: NDArray[np.int64] | None = None,
-        remote: ConvertedSet | None = None,
+        remote: ConvertedSet | RemoteShards | None = None,
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
@@ -331,7 +331,7 @@ def _restore(
     data_directory: Path,
     sidecar_directory: Path,
     chosen: NDArray[np.int64] | None,
-    remote: ConvertedSet | None = None,
+    remote: ConvertedSet | RemoteShards | None = None,
 ) -> SampleIndex:
     return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, chosen=chosen, remote=remote)
 

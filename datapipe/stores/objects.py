@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from datapipe.core.errors import OptionError
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import Pending, RemoteObject
@@ -23,6 +25,33 @@ def read_objects(locations: Sequence[Location]) -> list[bytes]:
     wanted = [Pending(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
     requests().submit(wanted)
     return [pending.wait() for pending in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as a store lists it."""
+
+    name: str  # below the prefix that was listed
+    nbytes: int
+    etag: str | None
+
+
+def list_objects(location: Location) -> list[ListedObject]:
+    """Return the objects directly under a prefix, by name. Raises StorageError, and OptionError where the store cannot list."""
+    if location.scheme in ("http", "https", "hf"):
+        raise OptionError(f"{location}: a web server does not list what it has; name the objects, as in train-{{000..099}}.tar")
+    requests().check_process()
+    prefix = f"{location.key}/" if location.key else ""
+    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
+    listed = [ListedObject(meta["path"].removeprefix(prefix), meta["size"], meta["e_tag"]) for meta in found["objects"]]
+    return sorted(listed, key=lambda one: one.name.encode())
+
+
+def object_facts(location: Location) -> ListedObject:
+    """Return the size and etag of an object. Raises MissingDataError and StorageError."""
+    requests().check_process()
+    meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=OPEN_TIMEOUT_S)
+    return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 
 def list_names(location: Location, *, at_most: int = 1000) -> list[str]:

@@ -6,17 +6,17 @@ cost no memory.
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.parquet.footer import Column, Footer
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.regular_files import opened_by_name
+from datapipe.core.byte_source import ByteSource
 
 # what pyarrow raises for damaged files, from its own checks and from what it is built on
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
@@ -30,7 +30,7 @@ _MAX_VALUES = 1 << 20  # of a chunk of lists, and so many more for each byte of 
 _VALUES_PER_BYTE = 64
 
 
-def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbytes: int) -> bool:
+def is_believable(footer: Footer, column: Column, data: ByteSource, *, value_nbytes: int) -> bool:
     """Whether no page of the column claims to be larger than its rows make plausible. Raises DamagedError."""
     return all(
         page.uncompressed_nbytes <= chunk.num_values * value_nbytes + _PAGE_SLACK
@@ -39,7 +39,7 @@ def is_believable(footer: Footer, column: Column, data: mmap.mmap, *, value_nbyt
     )
 
 
-def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_nbytes: int) -> int:
+def page_nbytes(chunk: Chunk, data: ByteSource, column: Column, *, file_nbytes: int) -> int:
     """What the pages of a chunk take uncompressed. `data`: what holds the chunk, `file_nbytes`: the size of its whole file.
 
     Raises DamagedError where a size is not believed.
@@ -54,23 +54,23 @@ def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: Column, *, file_n
     return total
 
 
-def read_numbers(path: Path, column: Column) -> list[int | None]:
+def read_numbers(path: str | Path, column: Column) -> list[int | None]:
     """A top-level column of integers, null as None. Raises PYARROW_ERRORS."""
     values: list[int | None] = []
-    with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
+    with opened_for_library(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             table = file.read_row_group(number, columns=[column.path], use_threads=False)
             values += table.column(0).cast(pa.int64()).to_pylist()
     return values
 
 
-def read_names(path: Path, column: Column, *, at_most: int) -> list[bytes | None] | None:
+def read_names(path: str | Path, column: Column, *, at_most: int) -> list[bytes | None] | None:
     """A column of short strings, top-level or in structs; None if one is longer than `at_most` bytes. Raises PYARROW_ERRORS.
 
     Read as dictionaries, so that a long string that is repeated costs no memory before it is seen to be one.
     """
     values: list[bytes | None] = []
-    with opened_by_name(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
+    with opened_for_library(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             found = file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
             while pa.types.is_struct(found.type):
