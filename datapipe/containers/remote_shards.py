@@ -10,7 +10,7 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +52,7 @@ def named_shards(url: str) -> ShardListing | None:
     Raises MissingDataError, StorageError, and FormatError where there are shards of several formats or prefixes.
     """
     if "{" in url:
-        locations = [parse_location(one) for one in expanded(url)]
-        prefixes = {str(_parent(location)) for location in locations}
-        if len(prefixes) > 1:
-            raise FormatError(f"{url}: names shards under {len(prefixes)} prefixes; open the shards of one prefix at a time")
-        return _listing(_parent(locations[0]), _found(locations), url)
+        return shards_at([parse_location(one) for one in expanded(url)], url)
     location = parse_location(url)
     if "*" in location.name or "[" in location.name:
         prefix = _parent(location)
@@ -69,6 +65,14 @@ def named_shards(url: str) -> ShardListing | None:
     if container_of(location.name) is None:
         return None
     return _listing(_parent(location), _found([location]), url)
+
+
+def shards_at(locations: Sequence[Location], named: str) -> ShardListing:
+    """Return the shards at these places, in this order; `named` is what to call them. Raises what `named_shards` raises."""
+    prefixes = {str(_parent(location)) for location in locations}
+    if len(prefixes) > 1:
+        raise FormatError(f"{named}: names shards under {len(prefixes)} prefixes; open the shards of one prefix at a time")
+    return _listing(_parent(locations[0]), _found(locations), named)
 
 
 def shards_under(location: Location) -> ShardListing:
@@ -119,7 +123,7 @@ def expanded(url: str) -> Iterator[str]:
         yield from expanded(url[: found.start()] + part + url[found.end() :])
 
 
-def _found(locations: list[Location]) -> list[ListedObject]:
+def _found(locations: Sequence[Location]) -> list[ListedObject]:
     """Sizes and etags of named objects. Raises MissingDataError for the first that is not there."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(object_facts, locations))
