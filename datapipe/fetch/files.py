@@ -15,6 +15,7 @@ from datapipe.index.concat import AnyIndex, ConcatIndex
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.sample_index import Extents, SampleIndex
+from datapipe.stores.random_access import pin_object
 from datapipe.stores.settings import Remote
 
 
@@ -48,6 +49,8 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
         for remote, shard in _remote_shards(index)
         if not shard.sha256
     }
+    for url, (etag, nbytes) in pinned.items():  # for row groups, which are read by their own ways
+        pin_object(url, etag=etag, nbytes=nbytes)
     return RemoteFiles(local, settings, _open_cache(index, settings), pinned=pinned)
 
 

@@ -55,6 +55,22 @@ class RemoteBytes:
         number = range(len(self))[place]
         return self._read(number, number + 1)[0]
 
+    def fetch(self, ranges: list[tuple[int, int]]) -> None:
+        """Read these ranges (start, end) at once, and keep them until `forget`: later slices of them ask nobody."""
+        size = len(self)
+        wanted = [
+            Pending(self.object, start, min(end, size), is_urgent=True) for start, end in ranges if 0 <= start < end <= size
+        ]
+        requests().submit(wanted)
+        for pending in wanted:
+            self._blocks[pending.start] = pending.wait()
+        self._held = sum(map(len, self._blocks.values()))
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._blocks.clear()
+        self._held = 0
+
     def _read(self, start: int, stop: int) -> bytes:
         for offset, block in reversed(self._blocks.items()):
             if offset <= start and stop <= offset + len(block):
