@@ -32,6 +32,7 @@ class StoreFacts:
     p95_s: float  # latency
     limit: int  # requests under way at once, at most
     num_under_way: int
+    nbytes_under_way: int
     cached: tuple[int, int, int, int] | None  # shards kept, of how many; samples read from there, and from the store
     cache_place: str
     missing_nbytes: int  # of shards for which the cache has no room
@@ -129,6 +130,7 @@ class RemoteFiles:
             p95_s=shared.window.p95_s,
             limit=shared.window.limit,
             num_under_way=shared.num_under_way,
+            nbytes_under_way=shared.nbytes_under_way,
             cached=None if cache is None else (*cache.num_there(), cache.hits, cache.misses),
             cache_place="" if cache is None else str(cache.directory.path),
             missing_nbytes=0 if cache is None else cache.missing_nbytes(),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from datapipe.core.errors import StorageError
+from datapipe.core.errors import DatapipeError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
@@ -54,7 +54,7 @@ def download(
             if done == size:
                 return done
             raise ShortBodyError(f"{done} of {size} bytes")
-        except StorageError:
+        except DatapipeError:
             raise
         except _WriteError as exc:
             raise exc.args[0] from None

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datapipe.core.errors import LifecycleError, StorageError
+from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import Pending, RemoteObject
@@ -64,6 +64,11 @@ class Requests:
     def num_under_way(self) -> int:
         """How many requests are made at this moment."""
         return len(self._under_way)
+
+    @property
+    def nbytes_under_way(self) -> int:
+        """How many bytes were asked for at this moment, and are not there yet."""
+        return self._nbytes
 
     def set_limits(self, *, most: int, timeout_s: float) -> None:
         """Let at most so many requests be under way, and fail after so many seconds; the latest settings count for all."""
@@ -143,6 +148,9 @@ class Requests:
                     data = await self._attempt(pending)
                 except asyncio.CancelledError:
                     raise
+                except DatapipeError as exc:  # no client could be opened: what is installed, or set, does not fit
+                    pending.fail(exc)
+                    return
                 except BaseException as exc:
                     failure = examine(exc, pending.object.location)
                     if failure.kind is Cause.THROTTLED:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from datapipe.core.errors import DatapipeError
 from datapipe.stores.failures import examine
 from datapipe.stores.location import Location
 
@@ -31,6 +32,8 @@ def retried(attempt: Callable[[], T], location: Location, *, timeout_s: float | 
     while True:
         try:
             return attempt()
+        except DatapipeError:  # no client could be opened
+            raise
         except Exception as exc:
             failure = examine(exc, location)
             if not failure.may_pass or time.monotonic() - begun_s >= (TIMEOUT_S if timeout_s is None else timeout_s):

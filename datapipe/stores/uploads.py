@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from datapipe.core.errors import MissingDataError, OptionError, StorageError
+from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.core.regular_files import open_file
 from datapipe.stores.downloads import download
 from datapipe.stores.failures import Cause, examine
@@ -46,6 +46,8 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
         while True:
             try:
                 _put(location, contents, overwrite=overwrite)
+            except DatapipeError:
+                raise
             except Exception as exc:
                 failure, elapsed_s = examine(exc, location), time.monotonic() - begun_s
                 if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose answer was lost
