@@ -18,11 +18,11 @@ from typing import Any
 
 from datapipe.containers.foreign import index_stamp, scanner_of, write_index, write_stamp
 from datapipe.containers.formats import container_of, grouped, refuse_several_sets
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.locks import one_at_a_time
 from datapipe.core.private_files import private_directory
 from datapipe.core.user_cache import INDEXES, user_cache
-from datapipe.index.manifest import read_manifest
+from datapipe.index.manifest import BUILDING_NAME, read_manifest
 from datapipe.index.remote_set import RemoteShards, nothing_there
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, parse_location
@@ -89,6 +89,7 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
 
     Raises StorageError, and FormatError where the contents are not understood.
     """
+    _refuse_unfinished(listing.location)
     objects = {one.name: one for one in listing.objects}
     for name, one in objects.items():
         pin_object(str(listing.location / name), etag=one.etag, nbytes=one.nbytes)
@@ -121,6 +122,17 @@ def expanded(url: str) -> Iterator[str]:
         parts = found.group(1).split(",")
     for part in parts:
         yield from expanded(url[: found.start()] + part + url[found.end() :])
+
+
+def _refuse_unfinished(location: Location) -> None:
+    """Raise UnfinishedError for shards of a conversion that is under way: those of others come without its claim."""
+    try:
+        object_facts(location / BUILDING_NAME)
+    except (MissingDataError, StorageError):  # also where the store forbids to ask for what is not there
+        return
+    raise UnfinishedError(
+        f"{location}: a conversion into it has not ended (it holds {BUILDING_NAME}); run the same `datapipe convert` again"
+    )
 
 
 def _found(locations: Sequence[Location]) -> list[ListedObject]:

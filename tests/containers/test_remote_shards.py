@@ -15,6 +15,7 @@ from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, nee
 import datapipe as dp
 from datapipe.containers import open_index
 from datapipe.containers.remote_shards import expanded
+from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.faulty_store import Fault, FaultyStore
@@ -126,6 +127,20 @@ def test_braces() -> None:
 def test_what_cannot_be_read_is_named(store: FaultyStore, url: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         dp.DataLoader(f"{TOP}/{url}")
+
+
+@pytest.mark.parametrize("form", ["", "/*.tar", "/set-{000..003}.tar"])
+def test_a_conversion_that_is_under_way_is_no_data_of_others(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / ".building").write_bytes(b"claim")
+    upload(tmp_path / "x", "underway")
+    for path in sets["tars"].glob("*.tar"):
+        shutil.copy(path, tmp_path / "x")
+    upload(tmp_path / "x", "underway")
+    with pytest.raises(UnfinishedError, match="a conversion into it has not ended"):
+        open_index(f"{TOP}/underway{form}")
 
 
 def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
