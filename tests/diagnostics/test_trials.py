@@ -80,7 +80,7 @@ REASONS: dict[str, tuple[Any, str]] = {
     ),
     "maps of labels": (lambda shards: loader_of(stream(shards, CROP, never), 4), "maps labels to others"),
     "transforms of one's own": (lambda shards: loader_of(stream(shards, never), 4), "its transforms: "),
-    "a pipe": (lambda shards: loader_of(wds.WebDataset("pipe:cat x.tar", shardshuffle=False)), "reads from cat"),
+    "a pipe": (lambda shards: loader_of(wds.WebDataset("pipe:cat x.tar", shardshuffle=False)), "which is not a local file"),
     "batches by nobody": (lambda shards: loader_of(stream(shards, CROP)), "neither by the loader nor by the pipeline"),
     "a collate_fn": (lambda shards: loader_of(stream(shards, CROP), 4, collate_fn=never), "its collate_fn is custom Python code"),
 }
