@@ -13,7 +13,7 @@ from datapipe.stores.pending import Pending, RemoteObject
 from datapipe.stores.requests import requests
 
 _FIRST_NBYTES, _MOST_NBYTES = 64 << 10, 8 << 20  # of a request: what is read in sequence is read in ever larger pieces
-_NEAR_NBYTES = 1 << 20  # passed over rather than asked for anew: what a connection gives in one latency, or two
+_NEAR_NBYTES = 1 << 20  # passed over rather than asked for apart: what a connection gives in one latency, or two
 _KEPT_NBYTES = 16 << 20
 
 _pinned: dict[str, RemoteObject] = {}
