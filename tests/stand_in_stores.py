@@ -16,6 +16,7 @@ import pytest
 from datapipe.testing.faulty_store import Directory, FaultyStore, Weather, passed_on
 
 BUCKET = "bkt"
+_PAUSE_S = 0.05
 
 _SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_EC2_METADATA_DISABLED")
 
@@ -28,16 +29,19 @@ needs_moto = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def environment(endpoint: str) -> Iterator[None]:
-    """Let s3:// URLs mean the server at `endpoint`."""
+    """Let s3:// URLs mean the server at `endpoint`, and pauses be short: it has no load to recover from."""
+    from datapipe.stores import retries
     from datapipe.stores.opening import forget_stores
 
     values = dict(zip(_SETTINGS, (endpoint, "id-of-key", "very-secret", "us-east-1", "true"), strict=True))
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     forget_stores()
+    longest_pause_s, retries.LONGEST_PAUSE_S = retries.LONGEST_PAUSE_S, _PAUSE_S
     try:
         yield
     finally:
+        retries.LONGEST_PAUSE_S = longest_pause_s
         forget_stores()
         for name, value in before.items():
             os.environ.pop(name, None)

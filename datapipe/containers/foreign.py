@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,11 +60,11 @@ def open_foreign(data: ForeignSet) -> SampleIndex:
     """Return the index of `data`: the kept one if it is still valid, else one made now."""
     homes = _index_homes(data)
     for home in homes:
-        if _is_true(_read_stamp(home), data):
+        if _is_true(index_stamp(home), data):
             return _opened(data, home)
     home = _first_writable(homes)
     with one_at_a_time(home / ".lock"):
-        if not _is_true(_read_stamp(home), data):
+        if not _is_true(index_stamp(home), data):
             _make_index(data, home)
     return _opened(data, home)
 
@@ -109,8 +109,6 @@ def _first_writable(homes: list[Path]) -> Path:
 
 def _is_true(stamp: dict[str, Any], data: ForeignSet) -> bool:
     """Return True if the data still looks as when its index was made, by a version that would make the same index."""
-    if stamp.get("version") != _INDEX_VERSION:
-        return False
     if data.container == "folder":
         directories = stamp.get("directories")
         return isinstance(directories, dict) and folder.is_unchanged(data.directory, directories)
@@ -129,47 +127,57 @@ def _shard_stats(data: ForeignSet) -> dict[str, list[int]]:
     return stats
 
 
-def _read_stamp(home: Path) -> dict[str, Any]:
-    """Return the state of the data when the index was made; empty if there is none, or it does not parse."""
+def index_stamp(home: Path) -> dict[str, Any]:
+    """Return the state of the data when an index was made; empty if there is none, of this version, or it does not parse."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         text = regular_files.read_bytes(home / _STAMP_NAME)
         with contextlib.suppress(ValueError, RecursionError):
             stamp = json.loads(text)
-            if isinstance(stamp, dict):
+            if isinstance(stamp, dict) and stamp.get("version") == _INDEX_VERSION:
                 return stamp
     return {}
+
+
+def write_stamp(home: Path, stamp: dict[str, Any]) -> None:
+    """Make an index that has been written count, for as long as the data looks like this."""
+    atomic.write_json(home / _STAMP_NAME, {"version": _INDEX_VERSION, **stamp})
 
 
 def _make_index(data: ForeignSet, home: Path) -> None:
     """Write sidecars, then the manifest, then the stamp that makes them valid."""
     with contextlib.suppress(FileNotFoundError):
         (home / _STAMP_NAME).unlink()
-    stamp: dict[str, Any]
-    fields: tuple[FieldSpec, ...]
-    classes: tuple[str, ...] | None
     if data.container == "folder":
         folder.refuse_several_sets(data.directory)
         notes = ScanNotes()
-        shards, fields = _index_folder(data, home, notes), folder.FIELDS
+        shards = _index_folder(data, home, notes)
         if notes.loops:
             logger.warning("%s: %s", data.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
         classes = tuple(folder.class_names(data.directory))
-        stamp = {"directories": folder.directory_times(data.directory, notes)}
-    else:
-        stats = _shard_stats(data)
-        shards, fields, classes = _index_shards(data, home, stats)
-        stamp = {"shards": stats}
-    manifest = Manifest(
-        container=data.container,
+        if not sum(shard.num_samples for shard in shards):
+            raise MissingDataError(f"{data.where}: no images in its class folders; check the path")
+        write_manifest(home, _manifest(data.container, folder.FIELDS, shards, classes))
+        write_stamp(home, {"directories": folder.directory_times(data.directory, notes)})
+        return
+    stats, index_shard = _shard_stats(data), scanner_of(data.container)
+    names = _progress(data.names, data, total=len(data.names))
+    scanned = ((name, str(data.directory / name), *index_shard(data.directory / name)) for name in names)
+    write_index(
+        home, data.container, scanned, where=data.where, sizes={name: (size, time) for name, (size, time) in stats.items()}
+    )
+    write_stamp(home, {"shards": stats})
+
+
+def _manifest(
+    container: str, fields: tuple[FieldSpec, ...], shards: list[ShardInfo], classes: tuple[str, ...] | None
+) -> Manifest:
+    return Manifest(
+        container=container,
         fields=fields,
         shards=tuple(shards),
         classes=classes,
         class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
     )
-    if not manifest.num_samples:
-        raise MissingDataError(f"{data.where}: no images in its class folders; check the path")
-    write_manifest(home, manifest)
-    atomic.write_json(home / _STAMP_NAME, {"version": _INDEX_VERSION, **stamp})
 
 
 def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardInfo]:
@@ -186,23 +194,29 @@ def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardI
     return shards
 
 
-def _index_shards(
-    data: ForeignSet, home: Path, stats: dict[str, list[int]]
-) -> tuple[list[ShardInfo], tuple[FieldSpec, ...], tuple[str, ...] | None]:
-    """Scan every shard and write its sidecar. Returns the shards, their fields, and their classes if shards name them."""
-    index_shard = _scanner(data.container)
+def write_index(
+    home: Path,
+    container: str,
+    scanned: Iterable[tuple[str, str, SidecarRows, tuple[FieldSpec, ...]]],
+    *,
+    where: str,
+    sizes: Mapping[str, tuple[int, int]],
+) -> None:
+    """Write the sidecar of every shard, and the manifest.
+
+    `scanned`: name, path or URL, rows and fields of each, in order. `sizes`: bytes and modification time (ns) by name.
+    """
     shards: list[ShardInfo] = []
     fields = CommonFields()
     classes: tuple[str, ...] | None = None
     first = 0
-    for name in _progress(data.names, data, total=len(data.names)):
-        rows, found = index_shard(data.directory / name)
-        fields.add(rows, found, str(data.directory / name))
+    for name, path, rows, found in scanned:
+        fields.add(rows, found, path)
         if shards and rows.classes != classes:
-            raise FormatError(f"{data.directory / name}: names other classes than the shards before it; open them separately")
+            raise FormatError(f"{path}: names other classes than the shards before it; open them separately")
         classes = rows.classes
         digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
-        nbytes, mtime_ns = stats[name]
+        nbytes, mtime_ns = sizes[name]
         shards.append(
             ShardInfo(
                 name=name,
@@ -215,13 +229,16 @@ def _index_shards(
             )
         )
         first += len(rows)
-    fields.say_what_is_left_out(data.where)
-    return shards, fields.fields(), classes
+    fields.say_what_is_left_out(where)
+    write_manifest(home, _manifest(container, fields.fields(), shards, classes))
 
 
-def _scanner(container: str) -> Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
-    """Return the function that indexes a shard of that format; imported here, as some formats need large libraries."""
-    index_shard: Callable[[Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
+def scanner_of(container: str) -> Callable[[str | Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
+    """Return the function that indexes a shard of that format; imported here, as some formats need large libraries.
+
+    That of tars and of Parquet also takes URLs.
+    """
+    index_shard: Callable[[str | Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
     index_shard = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard
     return index_shard
 

@@ -7,9 +7,26 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from datapipe.core import regular_files
+from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.stores.location import is_url
+from datapipe.stores.random_access import RemoteBytes, RemoteFile
+
+
+@contextlib.contextmanager
+def byte_source(path: str | Path, form: str) -> Iterator[ByteSource]:
+    """The bytes of `path`, a file of that form, or of the object of a URL. Raises as `mapped` does."""
+    if not is_url(str(path)):
+        with mapped(Path(path), form) as data:
+            yield data
+        return
+    remote = RemoteBytes(str(path))
+    if not len(remote):
+        raise FormatError(f"{path}: empty, not {form}; get the file again or remove it")
+    yield remote
 
 
 @contextlib.contextmanager
@@ -29,3 +46,16 @@ def mapped(path: Path, form: str) -> Iterator[mmap.mmap]:
         raise MissingDataError(f"{path}: no such shard") from exc
     except OSError as exc:
         raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})") from exc
+
+
+@contextlib.contextmanager
+def opened_for_library(path: str | Path) -> Iterator[str | BinaryIO]:
+    """Give what a library opens a file by: a name that means this file and no other, or a file over the object of a URL.
+
+    Raises what `regular_files.opened_by_name` raises; reading an object raises MissingDataError and StorageError.
+    """
+    if is_url(str(path)):
+        yield cast(BinaryIO, RemoteFile(RemoteBytes(str(path))))
+        return
+    with regular_files.opened_by_name(path) as name:
+        yield name

@@ -27,6 +27,8 @@ def read_rows(group: RowGroup) -> Rows:
     damage: tuple[type[Exception], ...] = reader.DAMAGE
     try:
         rows: Rows = reader.read_rows(group)
+    except (MissingDataError, StorageError):  # of a store, which has said what is wrong
+        raise
     except FileNotFoundError as exc:
         raise MissingDataError(f"{group.path}: is missing; get the file again") from exc
     except damage as exc:

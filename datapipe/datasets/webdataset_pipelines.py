@@ -1,20 +1,26 @@
-"""webdataset's pipelines over local shards that shuffle, decode and map samples: find the shards and the map."""
+"""webdataset's pipelines over shards that shuffle, decode and map samples: find the shards and the map."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.remote_shards import open_remote_shards, shards_at
 from datapipe.core.errors import DatapipeError
 from datapipe.datasets.labels import leaves_as_it_is
 from datapipe.index.sample_index import SampleIndex
+from datapipe.stores.location import Location, is_url, parse_location
 
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
 _PIL = ("pil", "pilrgb")
+_PLAIN_CURL = re.compile(r"-[sSfLN]+|--(silent|show-error|fail|location|no-buffer)")
+_PLAIN_AWS = {"--quiet", "--no-progress", "--only-show-errors"}
 _PLAIN = ("StreamingOpen", "tar_file_expander", "group_by_keys", "check_empty", "single_node_only", "split_by_worker")
 
 
@@ -38,8 +44,9 @@ class _UnseenError(Exception):
 def webdataset_stream(pipeline: Any) -> SeenStream | str | None:
     """Return the shards and settings of a `WebDataset`, or the reason why datapipe cannot read it; None for any other object.
 
-    Supported are shards that are local files, `shuffle`, `decode("pil")`, `to_tuple` of an image and optionally `cls`,
-    `map_tuple` and `batched`, in any sensible combination.
+    Supported are shards that are local files, or objects of one prefix in a store (`https:`, `s3:`, `gs:`, and `pipe:` with a
+    plain `curl` or `aws s3 cp`), `shuffle`, `decode("pil")`, `to_tuple` of an image and optionally `cls`, `map_tuple` and
+    `batched`, in any sensible combination.
     """
     kind = type(pipeline)
     if not kind.__module__.startswith("webdataset.") or not hasattr(pipeline, "pipeline"):
@@ -58,7 +65,7 @@ class _Stages:
     def __init__(self, pipeline: Any) -> None:
         if pipeline.repetitions != 1 or pipeline.nsamples != -1:
             raise _UnseenError("sets the length of its epochs (with_epoch, repeat)")
-        self.names: list[Path] = []
+        self.names: list[Path | Location] = []
         self.shuffles = self.splits_by_node = self.drop_last = self.decodes = False
         self.wanted: tuple[str, ...] = ()
         self.maps: tuple[Callable[[Any], Any] | None, ...] = ()
@@ -69,14 +76,11 @@ class _Stages:
     def seen(self) -> SeenStream:
         if not self.decodes or not self.wanted:
             raise _UnseenError("does not decode('pil') images and to_tuple() them")
-        if len({name.parent for name in self.names}) != 1:
-            raise _UnseenError("reads shards of several directories")
         if len(self.wanted) > 1 and len(self.maps) > 1 and not leaves_as_it_is(self.maps[1]):
             raise _UnseenError("maps labels to others")
-        index = open_foreign(ForeignSet("tar", self.names[0].parent, tuple(name.name for name in self.names)))
         transform = self.maps[0] if self.maps else None
         return SeenStream(
-            index=index,
+            index=_opened(self.names),
             fields=("image", "label")[: len(self.wanted)],
             transform=transform,
             shuffles=self.shuffles,
@@ -98,7 +102,7 @@ class _Stages:
         if self.batch_size is not None:
             raise _UnseenError(f"does more than batch its samples ({name})")
         if name == "SimpleShardList":
-            self.names = [_local(url) for url in stage.urls]
+            self.names = [_place_of(url) for url in stage.urls]
         elif name == "_shuffle":
             self.shuffles = self.shuffles or bool(arguments and arguments[0])
         elif name == "split_by_node":
@@ -137,9 +141,40 @@ class _Stages:
         self.drop_last = not options.get("partial", True)
 
 
-def _local(url: Any) -> Path:
+def _opened(places: list[Path | Location]) -> SampleIndex:
+    """The index of the shards, all of them local files or all of them objects."""
+    remote = [place for place in places if isinstance(place, Location)]
+    local = [place for place in places if isinstance(place, Path)]
+    if remote and not local:
+        return open_remote_shards(shards_at(remote, f"{remote[0]}, ..."))
+    if remote or len({place.parent for place in local}) != 1:
+        raise _UnseenError("reads shards of several directories")
+    return open_foreign(ForeignSet("tar", local[0].parent, tuple(place.name for place in local)))
+
+
+def _place_of(url: Any) -> Path | Location:
+    """Where a shard lies. Raises OptionError for URLs that are not read, such as signed ones, and does not repeat secrets."""
     text = os.fspath(url) if isinstance(url, os.PathLike) else str(url)
+    if text.startswith("pipe:"):
+        text = _url_of_command(text.removeprefix("pipe:"))
     text = text.removeprefix("file:")
+    if is_url(text):
+        return parse_location(text)
     if ":" in text or not Path(text).is_file():
         raise _UnseenError(f"reads {text}, which is not a local file")
     return Path(text).absolute()
+
+
+def _url_of_command(command: str) -> str:
+    """The URL that a command fetches, where it does nothing else."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    urls, others = [word for word in words if is_url(word)], [word for word in words if not is_url(word)]
+    is_curl = others[:1] == ["curl"] and all(_PLAIN_CURL.fullmatch(word) for word in others[1:])
+    is_aws = others[:3] == ["aws", "s3", "cp"] and others[-1] == "-" and set(others[3:-1]) <= _PLAIN_AWS
+    if len(urls) != 1 or not (is_curl or is_aws):
+        program = words[0] if words else "a command"
+        raise _UnseenError(f"reads from {program}, of which datapipe knows a plain 'curl URL' and 'aws s3 cp URL -' alone")
+    return urls[0]

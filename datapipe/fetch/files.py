@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from datapipe.core.errors import DecodeError, IntegrityError
@@ -13,7 +13,10 @@ from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.known import open_cache_directory
 from datapipe.index.concat import AnyIndex, wholes
 from datapipe.index.entries import Extents
+from datapipe.index.manifest import ShardInfo
+from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.sample_index import SampleIndex
+from datapipe.stores.random_access import pin_object
 from datapipe.stores.settings import Remote
 
 
@@ -27,6 +30,9 @@ class Files(Protocol):
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents; returns at once. Keep the returned object until they have been read."""
 
+    def reach(self, epoch: int, step: int) -> None:
+        """A batch of this step begins to be made: what belongs to earlier ones may be forgotten."""
+
     def take_network_ns(self) -> int:
         """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""
 
@@ -39,17 +45,28 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
     if not index.is_remote:
         return local
     settings = Remote() if remote is None else remote
-    return RemoteFiles(local, settings, _open_cache(index, settings))
+    pinned = {
+        remote.shard_url(shard.name): (remote.etag_of(shard.name), shard.nbytes)
+        for remote, shard in _remote_shards(index)
+        if not shard.sha256
+    }
+    for url, (etag, nbytes) in pinned.items():  # for row groups, which have readers of their own
+        pin_object(url, etag=etag, nbytes=nbytes)
+    return RemoteFiles(local, settings, _open_cache(index, settings), pinned=pinned)
+
+
+def _remote_shards(index: AnyIndex) -> Iterator[tuple[ConvertedSet | RemoteShards, ShardInfo]]:
+    for part in wholes(index):
+        if isinstance(part, SampleIndex) and part.remote is not None:
+            yield from ((part.remote, shard) for shard in part.manifest.shards)
 
 
 def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     if settings.cache_path is None:
         return None
     shards = {
-        part.remote.shard_url(shard.name): CachedShard(part.remote.location / shard.name, shard.sha256, shard.nbytes)
-        for part in wholes(index)
-        if isinstance(part, SampleIndex) and part.remote is not None
-        for shard in part.manifest.shards
+        remote.shard_url(shard.name): CachedShard(remote.location / shard.name, shard.sha256, shard.nbytes)
+        for remote, shard in _remote_shards(index)
         if shard.sha256
     }
     return ShardCache(open_cache_directory(settings.cache_path, settings.cache_nbytes), shards)

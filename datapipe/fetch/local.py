@@ -102,6 +102,9 @@ class LocalFiles:
                 file = self._file(span.path)
                 os.posix_fadvise(file.descriptor, span.offset, span.nbytes, os.POSIX_FADV_WILLNEED)
 
+    def reach(self, epoch: int, step: int) -> None:
+        """Nothing: the kernel forgets by itself."""
+
     def take_network_ns(self) -> int:
         """Return 0: a file system's use of a network is not visible."""
         return 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -14,11 +13,13 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
+from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import Requests, requests
 from datapipe.stores.settings import Remote
+from datapipe.stores.waits import take_waited_ns
 
 _Key = tuple[str, int, int]  # url, offset, number of bytes
 
@@ -31,6 +32,7 @@ class StoreFacts:
     p95_s: float  # latency
     limit: int  # largest number of requests in flight
     num_under_way: int
+    nbytes_under_way: int
     cached: tuple[int, int, int, int] | None  # shards kept, of how many; samples read from there, and from the store
     cache_place: str
     missing_nbytes: int  # of shards for which the cache has no space
@@ -43,18 +45,26 @@ class RemoteFiles:
     still differs the sample is bad, as on a disk.
     """
 
-    def __init__(self, local: LocalFiles, settings: Remote, cache: ShardCache | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalFiles,
+        settings: Remote,
+        cache: ShardCache | None = None,
+        *,
+        pinned: Mapping[str, tuple[str | None, int]] | None = None,
+    ) -> None:
+        """`pinned`: etag and size that objects must have, by URL; others are those that the first answer finds."""
         self.cache = cache
+        self._pinned = pinned or {}
         self._local = local
         self._settings = settings
         self._objects: dict[str, RemoteObject] = {}
         self._pending: weakref.WeakValueDictionary[_Key, PendingBytes] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._waited = threading.local()
 
     def read(self, extents: Extents, row: int) -> bytes:
         """Return the bytes of one extent. Raises StorageError, and what LocalFiles raises."""
-        if not is_url(extents.paths[row]):
+        if not _is_remote(extents, row):
             return self._local.read(extents, row)
         (found,) = self.read_each(extents, [row])
         if not isinstance(found, bytes):
@@ -64,10 +74,10 @@ class RemoteFiles:
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]:
         """Return the bytes of several extents, or errors in their place, as `LocalFiles.read_each`."""
         found: dict[int, bytes | DecodeError | IntegrityError] = {}
-        here = [row for row in rows if not is_url(extents.paths[row])]
+        here = [row for row in rows if not _is_remote(extents, row)]
         if here:
             found.update(zip(here, self._local.read_each(extents, here), strict=True))
-        there = [row for row in rows if is_url(extents.paths[row])]
+        there = [row for row in rows if _is_remote(extents, row)]
         keys = self._keys(extents, there)
         checks = zip(extents.crc32c[there].tolist(), extents.has_crc[there].tolist(), strict=True)
         wanted = {row: (key, crc if has_crc else None) for row, key, (crc, has_crc) in zip(there, keys, checks, strict=True)}
@@ -88,20 +98,29 @@ class RemoteFiles:
 
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents. Dropping the returned object gives them up."""
-        there = [row for row, path in enumerate(extents.paths) if is_url(path)]
-        if len(there) < len(extents):
-            self._local.will_need(extents.take([row for row, path in enumerate(extents.paths) if not is_url(path)]))
+        there = [row for row in range(len(extents)) if _is_remote(extents, row)]
+        here = [row for row in range(len(extents)) if not is_url(extents.paths[row])]
+        if here:
+            self._local.will_need(extents.take(here))
         keys = self._keys(extents, there)
         if self.cache is not None:
             self.cache.start()
             keys = [key for key in keys if not self.cache.has(key[0])]
         return self._ask(keys, is_urgent=False)
 
+    def follow(self, schedule: Schedule) -> None:
+        """Let the cache of shards, where there is one, go by when they are due."""
+        if self.cache is not None:
+            self.cache.follow(schedule)
+
+    def reach(self, epoch: int, step: int) -> None:
+        """Tell the cache of shards where the pass stands."""
+        if self.cache is not None:
+            self.cache.reach(epoch, step)
+
     def take_network_ns(self) -> int:
         """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""
-        waited_ns: int = getattr(self._waited, "ns", 0)
-        self._waited.ns = 0
-        return waited_ns
+        return take_waited_ns()
 
     def facts(self) -> StoreFacts:
         """Return the present figures. Raises LifecycleError in a forked child."""
@@ -111,6 +130,7 @@ class RemoteFiles:
             p95_s=shared.window.p95_s,
             limit=shared.window.limit,
             num_under_way=shared.num_under_way,
+            nbytes_under_way=shared.nbytes_under_way,
             cached=None if cache is None else (*cache.num_there(), cache.hits, cache.misses),
             cache_place="" if cache is None else str(cache.directory.path),
             missing_nbytes=0 if cache is None else cache.missing_nbytes(),
@@ -133,12 +153,12 @@ class RemoteFiles:
         """Return the requested bytes, or the error in them."""
         if pending is None:
             return DecodeError(f"{key[2]} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
-        data = self._wait(pending)
+        data = pending.wait()
         if checksum is None or crc32c.crc32c(data) == checksum:
             return data
         again = PendingBytes(self._object(key[0]), key[1], key[1] + key[2], is_urgent=True)
         self._requests().submit([again])
-        data = self._wait(again)
+        data = again.wait()
         if (differs := crc32c.crc32c(data)) == checksum:
             return data
         url, offset, nbytes = key
@@ -146,15 +166,6 @@ class RemoteFiles:
             f"{url}: bytes {offset}..{offset + nbytes} have crc32c {differs:08x}, written as {checksum:08x}, fetched twice: "
             "damaged; `datapipe verify` lists all damage"
         )
-
-    def _wait(self, pending: PendingBytes) -> bytes:
-        if pending.is_done:
-            return pending.wait()
-        start_ns = time.perf_counter_ns()
-        try:
-            return pending.wait()
-        finally:
-            self._waited.ns = getattr(self._waited, "ns", 0) + time.perf_counter_ns() - start_ns
 
     def _keys(self, extents: Extents, rows: Sequence[int]) -> list[_Key]:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()
@@ -186,9 +197,17 @@ class RemoteFiles:
 
     def _object(self, url: str) -> RemoteObject:
         known = self._objects.get(url)
-        return self._objects.setdefault(url, RemoteObject(parse_location(url))) if known is None else known
+        if known is not None:
+            return known
+        etag, nbytes = self._pinned.get(url, (None, -1))
+        return self._objects.setdefault(url, RemoteObject(parse_location(url), etag, nbytes))
 
     def _requests(self) -> Requests:
         shared = requests()
         shared.set_limits(most=self._settings.requests, timeout_s=self._settings.timeout_s)
         return shared
+
+
+def _is_remote(extents: Extents, row: int) -> bool:
+    """Whether a value is a range of an object; row groups are read by whoever reads those, wherever they lie."""
+    return is_url(extents.paths[row]) and (extents.row_groups is None or extents.row_groups[row] is None)

@@ -96,6 +96,25 @@ class ConcatIndex:
         ]
         return RowGrouping(np.append(np.concatenate(starts), len(self)), max(grouping.nbytes for grouping in known))
 
+    def stored_at(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return what `SampleIndex.stored_at` does; shards are numbered over all datasets, none of which is a list of files."""
+        shards, rows = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        first_shard = _starts([len(part.manifest.shards) for part in self.parts])
+        for place, here in self._shared_out(ids, self._first_id):
+            part = self.parts[place]
+            assert not isinstance(part, FileListIndex)
+            found, rows[here] = part.stored_at(ids[here] - self._first_id[place])
+            shards[here] = first_shard[place] + found
+        return shards, rows
+
+    def shard_paths(self, ids: Ints) -> list[str]:
+        """Return the path or URL of the shard, or of the file, of each of these samples."""
+        paths = [""] * len(ids)
+        for place, here in self._shared_out(ids, self._first_id):
+            for row, path in zip(here.tolist(), self.parts[place].shard_paths(ids[here] - self._first_id[place]), strict=True):
+                paths[row] = path
+        return paths
+
     def labels(self, ids: Ints | None = None) -> Ints:
         """Return (n,) the label of every sample in dataset order, or of these."""
         if ids is None:

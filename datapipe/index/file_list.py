@@ -92,6 +92,10 @@ class FileListIndex:
         """Return None: files may be read in any order."""
         return None
 
+    def shard_paths(self, ids: Ints) -> list[str]:
+        """Return the file of each of these samples."""
+        return [self._paths[place] for place in ids.tolist()]
+
     def labels(self, ids: Ints | None = None) -> Ints:
         """Return (n,) the label of every file in order, or of these; -1 where there are none."""
         if self._labels is None:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.core.regular_files import path_inside
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from datapipe.index.remote_set import ConvertedSet
+from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
+from datapipe.stores.waits import waiting
 
 MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 
@@ -22,7 +23,9 @@ MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 class OpenSidecars:
     """The sidecars of an index by shard number, opened when first needed; the least recently used are closed."""
 
-    def __init__(self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | None) -> None:
+    def __init__(
+        self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | RemoteShards | None
+    ) -> None:
         self._manifest = manifest
         self._data, self._directory = str(data_directory), str(sidecar_directory)
         self._named_in = os.path.join(self._directory, MANIFEST_NAME)
@@ -47,7 +50,7 @@ class OpenSidecars:
         """Copy the sidecars of these shards, None for all, several at once if they lie in a store."""
         if self._remote is not None:
             numbers = range(len(self._manifest.shards)) if shards is None else np.unique(shards).tolist()
-            with self._fetching:  # so that a sidecar that two batches need is fetched once
+            with waiting(), self._fetching:  # so that a sidecar that two batches need is fetched once
                 self._remote.fetch_sidecars(self._manifest.shards[number] for number in numbers if number not in self._open)
 
     def opened(self, shard: int) -> Sidecar:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,9 +19,32 @@ from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object, read_objects
 
-_ONLY_CONVERTED = "only converted datasets are read from stores: run `datapipe convert` with the URL of a prefix as destination"
-_FILE_OR_PATTERN = re.compile(r"[*?\[{]|\.(tar|tgz|zip|parquet|arrow|h5|hdf5|tfrecord|lmdb)$|\.tar\.\w+$")
+_ONLY_CONVERTED = "converted datasets, tars and Parquet files are read from stores; convert or copy what is there"
 _AT_ONCE = 128  # sidecars whose bytes are held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteShards:
+    """Shards of others in a store, whose index is kept locally. Pickles; holds no credentials."""
+
+    location: Location  # of their prefix
+    etags: dict[str, str | None]  # by shard, when it was indexed
+
+    def shard_url(self, name: str) -> str:
+        return str(self.location / name)
+
+    def etag_of(self, name: str) -> str | None:
+        """The etag that a shard must have."""
+        return self.etags.get(name)
+
+    def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
+        """Nothing: the index was made here."""
+
+    def fetch_again(self, shard: ShardInfo) -> None:
+        """Raise FormatError: a sidecar that was made here is damaged, and the store has none."""
+        raise FormatError(
+            f"{self.location / shard.name}: its index is damaged; remove ~/.cache/datapipe/index, and it is made again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +57,10 @@ class ConvertedSet:
     def shard_url(self, name: str) -> str:
         """Return the URL of a shard."""
         return str(self.location / name)
+
+    def etag_of(self, name: str) -> str | None:
+        """None: checksums say whether a shard is the one that was written."""
+        return None
 
     def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
         """Fetch the sidecars of these shards that were not fetched before, several at once.
@@ -83,21 +109,28 @@ class ConvertedSet:
         return data
 
 
-def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
-    """Read the manifest of a converted dataset in a store.
+def read_manifest_text(location: Location) -> bytes | None:
+    """Return the manifest of a converted dataset in a store, or None if there is none.
 
-    Raises MissingDataError if there is none, StorageError if it cannot be read, FormatError if it is damaged,
-    or if the URL is that of a file or a pattern.
+    Raises StorageError, and MissingDataError if there is no such bucket.
     """
-    if _FILE_OR_PATTERN.search(location.name):
-        raise FormatError(f"{location}: names a file or a pattern; {_ONLY_CONVERTED}")
-    place = location / MANIFEST_NAME
     try:
-        text = read_object(place)
+        return read_object(location / MANIFEST_NAME)
     except MissingDataError as exc:
-        if "no such object" not in str(exc):  # but no such bucket
+        if "no such object" not in str(exc):
             raise
-        raise MissingDataError(f"{location}: no {MANIFEST_NAME}{_describe_contents(location)}") from None
+        return None
+
+
+def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, ConvertedSet]:
+    """Open a converted dataset in a store. `text`: its manifest, if that has been read.
+
+    Raises MissingDataError if there is none, StorageError if it cannot be read, FormatError if it is damaged.
+    """
+    text = read_manifest_text(location) if text is None else text
+    if text is None:
+        raise nothing_there(location)
+    place = location / MANIFEST_NAME
     manifest = parse_document(text, str(place))
     if manifest.container == "folder":
         raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
@@ -109,6 +142,11 @@ def open_set(location: Location) -> tuple[Manifest, ConvertedSet]:
     except OSError as exc:
         raise StorageError(exc.errno, f"{copies}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
     return manifest, ConvertedSet(location, copies)
+
+
+def nothing_there(location: Location) -> MissingDataError:
+    """Return the error for a prefix that holds nothing that can be read."""
+    return MissingDataError(f"{location}: no {MANIFEST_NAME}{_describe_contents(location)}")
 
 
 def _describe_contents(location: Location) -> str:

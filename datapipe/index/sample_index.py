@@ -19,7 +19,7 @@ from datapipe.core.regular_files import path_inside
 from datapipe.index.entries import Description, Entries, Extents, check_positions
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars
-from datapipe.index.remote_set import ConvertedSet
+from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
 from datapipe.index.selection import Selection
 from datapipe.index.sidecar import Sidecar
@@ -40,7 +40,7 @@ class SampleIndex:
         *,
         data_directory: Path,
         sidecar_directory: Path,
-        remote: ConvertedSet | None = None,
+        remote: ConvertedSet | RemoteShards | None = None,
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
@@ -147,6 +147,29 @@ class SampleIndex:
             self._groupings[wanted] = self._find_row_grouping(wanted)
         return self._groupings[wanted]
 
+    def shard_starts(self) -> NDArray[np.int64]:
+        """Return (s + 1,) the number of samples that are stored before each shard, and in all."""
+        return np.cumsum([0, *(shard.num_samples for shard in self.manifest.shards)], dtype=np.int64)
+
+    def positions_as_stored(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (m,) the positions of the samples stored at these places, which count shard by shard."""
+        slots = places
+        if len(self._missing):
+            skipped = np.concatenate(self._skipped)
+            slots = places + np.searchsorted(skipped - np.arange(len(skipped)), places, side="right")
+        if self._permutation is None:
+            return places
+        ids = self._permutation(slots)
+        return ids - np.searchsorted(self._missing, ids) if len(self._missing) else ids
+
+    def stored_at(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (m,) the number of the shard that each sample is stored in, and its row there."""
+        return self._locate(ids)
+
+    def shard_paths(self, ids: NDArray[np.int64]) -> list[str]:
+        """Return the path or URL of the shard of each of these samples."""
+        return [self._shard_paths[shard] for shard in self._locate(ids)[0].tolist()]
+
     def labels(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return (n,) the label of every sample in dataset order, or of these; reads every sidecar that has one of them."""
         if ids is None:
@@ -228,5 +251,7 @@ class SampleIndex:
         return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has checked links
 
 
-def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | None) -> SampleIndex:
+def _restore(
+    manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | RemoteShards | None
+) -> SampleIndex:
     return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote)

@@ -72,6 +72,14 @@ class Selection:
         """Return the row groups that an order should keep together, as those of the whole come in this order."""
         return self.whole.row_grouping(fields, self._ids)
 
+    def stored_at(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (m,) the number of the shard that each sample is stored in, and its row there; not for lists of files."""
+        return self.whole.stored_at(ids)  # type: ignore[union-attr]
+
+    def shard_paths(self, ids: NDArray[np.int64]) -> list[str]:
+        """Return the path or URL of the shard, or of the file, of each of these samples."""
+        return self.whole.shard_paths(ids)
+
     def labels(self) -> NDArray[np.int64]:
         """Return (n,) the label of every sample, in the order of the selection."""
         return self.whole.labels(self._ids)

@@ -56,6 +56,7 @@ class TableFile:
     num_rows: int
     missing: frozenset[str] = frozenset()  # columns of the schema that this file lacks
     nulls: Mapping[str, int] = field(default_factory=dict)  # per column, if the footer has it; otherwise unknown
+    etag: str | None = None  # of an object in a store, whose path is its URL
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class SampleBatchMaker:
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, announce their bytes to the kernel, lease memory."""
         start_ns = time.perf_counter_ns()
+        self.files.reach(picks.after.epoch, picks.step)
+        self.files.take_network_ns()  # what the thread waited for before is no part of this
         ids = self.index.ids(picks.positions)
         entries, extents = self._look_up(ids)
         occurrences = picks.occurrences
@@ -93,7 +95,7 @@ class SampleBatchMaker:
                 batch.announced.append(self.files.will_need(missing))
         for wanted in extents.values():
             batch.announced.append(self.files.will_need(wanted))
-        self._observe(Stage.PLAN, batch, start_ns)
+        self._observe_plan(batch, start_ns)
         return batch
 
     def blocks(self, batch: Batch) -> list[range]:
@@ -224,6 +226,14 @@ class SampleBatchMaker:
     def _observe(self, stage: Stage, batch: Batch, start_ns: int, num_samples: int | None = None) -> None:
         num = len(batch) if num_samples is None else num_samples
         self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
+
+    def _observe_plan(self, batch: Batch, start_ns: int) -> None:
+        """Tell of the look-ups; where indexes had to be fetched for them, of the waiting for those apart."""
+        step, num, end_ns = batch.picks.step, len(batch), time.perf_counter_ns()
+        network_ns = min(self.files.take_network_ns(), end_ns - start_ns)
+        if network_ns:
+            self.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
+        self.observer(StageEvent(Stage.PLAN, step, start_ns + network_ns, end_ns - start_ns - network_ns, num))
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)

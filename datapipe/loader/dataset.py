@@ -15,6 +15,7 @@ from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.datasets import Original
 from datapipe.fetch.files import open_files
 from datapipe.index.concat import AnyIndex
+from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.loader.batch_fields import LABEL, BatchFields
 from datapipe.loader.further_fields import FurtherFields
 from datapipe.loader.policy import located
@@ -54,6 +55,7 @@ class Dataset:
         self._files = open_files(index)
         self._stored = FurtherFields(self.fields.stored, index=index, files=self._files, geometry=None)
         self._targets: list[int] | None = None
+        self._stored_order: StoredOrder | None = None
 
     def __reduce__(self) -> tuple[type[Dataset], tuple[AnyIndex, BatchFields, Mixture | None]]:
         return Dataset, (self.index, self.fields, self.mixture)
@@ -131,6 +133,18 @@ class Dataset:
     @transform.setter
     def transform(self, value: object) -> None:
         raise OptionError("a dataset's transform is fixed once a loader has it; make a loader with transform=")
+
+    def stored_order(self) -> StoredOrder:
+        """Return what a shuffle in windows of shards goes by. Raises OptionError where there is no such order."""
+        if self._stored_order is None:
+            if self.mixture is not None:
+                raise OptionError(
+                    "shuffle='windows' of what mix() or repeat() made: its datasets are shuffled in full; pass True"
+                )
+            self._stored_order = stored_order(self.index, [spec.name for spec in self.fields.stored])
+        if self._stored_order is None:
+            raise OptionError(f"{self.index.where}: shuffle='windows' goes by shards, and these are single files; pass True")
+        return self._stored_order
 
     def select(self, indices: Iterable[int]) -> Dataset:
         """Return a dataset of the samples at these positions, in this order. They keep their ids, and so their random crops."""

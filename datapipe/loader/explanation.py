@@ -12,11 +12,13 @@ from datapipe.backends.images_dali.settings import Dali
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
+from datapipe.fetch.remote import StoreFacts
 from datapipe.loader.assembly import far_enough_ahead
-from datapipe.loader.caching import described
+from datapipe.loader.caching import described, size_text
 from datapipe.loader.facade import DataLoader
 from datapipe.loader.table_explanation import table_explanation
 from datapipe.loader.table_loader import TableLoader
+from datapipe.stores.window import MAX_NBYTES
 
 
 def explain(loader: Any) -> None:
@@ -96,32 +98,53 @@ def _order(loader: DataLoader) -> str:
         kind = kind.rpartition(" ")[0]
         shares = ", ".join(f"{count / sum(mixture.counts):.1%}" for count in mixture.counts)
         return f"{kind}, {sum(mixture.counts)} an epoch" + (f" in shares of {shares}" if len(mixture.counts) > 1 else "")
+    if kind.startswith("windows "):
+        return f"shuffled in {kind}, each of which is read once"
     return _ORDERS.get(kind, kind)
 
 
 def _about_store(loader: DataLoader) -> list[str]:
-    """Return how samples are read from an object store, and the request rate over all ranks; nothing for other data."""
-    facts, ranks = loader.store_facts(), loader.world_size
+    """What is to say of the store that samples are read from; nothing for others."""
+    facts = loader.store_facts()
     if facts is None:
         return []
+    has_shards = all(shard.sha256 for shard in loader.dataset.index.manifest.shards)
+    order = loader.state_dict()["order"]
+    return store_lines(facts, ranks=loader.world_size, in_windows=order.startswith("windows "), has_shards=has_shards)
+
+
+def store_lines(facts: StoreFacts, *, ranks: int, in_windows: bool, has_shards: bool) -> list[str]:
+    """Return how samples are read from a store, what that comes to over all ranks, and what a change would bring.
+
+    `has_shards`: whether there are shards that could be kept in a cache.
+    """
     lines = [
-        f"store     a request for each sample; {facts.num_under_way} in flight now, {facts.limit} at once at most, "
+        f"store     a request for each sample that is not kept; {facts.num_under_way} in flight now for "
+        f"{size_text(facts.nbytes_under_way)}, {facts.limit} for {size_text(MAX_NBYTES)} at most, "
         f"latency of 95% below {1000 * facts.p95_s:.0f} ms"
     ]
+    share = facts.rate * ranks / S3_REQUESTS_PER_S
     if facts.rate:
-        share = facts.rate * ranks / S3_REQUESTS_PER_S
         total = f"{facts.rate:.0f} requests/s in this process, {facts.rate * ranks:.0f} over {ranks} ranks"
-        remedy = "; lower dp.Remote(requests=...), or keep shards" if share > 1 else ""
-        lines.append(f"          {total}: {share:.0%} of the {S3_REQUESTS_PER_S} that S3 allows for one prefix{remedy}")
+        lines.append(f"{'':<10}{total}: {share:.0%} of the {S3_REQUESTS_PER_S} that S3 allows for one prefix")
+    if share > 1:
+        lines.append(f"{'':<10}too many: S3 answers the rest with 503; lower dp.Remote(requests=...), or keep shards")
+    if not has_shards:
+        return [*lines, f"{'':<10}shards of others are not kept; converted ones could be, by datapipe.Remote(cache_dir=...)"]
     if facts.cached is None:
-        return [*lines, "          shards are not cached: remote=datapipe.Remote(cache_dir=...) downloads each once"]
+        once = "each shard would be one stream an epoch" if in_windows else "what fits is asked for in the first epoch alone"
+        return [*lines, f"{'':<10}no shards are kept: remote=datapipe.Remote(cache_dir=...) keeps them; {once}"]
     num_there, num_all, hits, misses = facts.cached
-    share = hits / max(1, hits + misses)
+    kept = hits / max(1, hits + misses)
     lines.append(
-        f"          {num_there} of {num_all} shards are kept in {facts.cache_place}; {share:.0%} of the samples came from there"
+        f"{'':<10}{num_there} of {num_all} shards are kept in {facts.cache_place}; {kept:.0%} of the samples came from there"
     )
     if facts.missing_nbytes > 0:
-        lines.append(f"          a cache larger by {facts.missing_nbytes / 1e9:.1f} GB would hold all of them")
+        lines.append(
+            f"{'':<10}a cache larger by {facts.missing_nbytes / 1e9:.1f} GB would hold all of them, for all epochs but the first"
+        )
+        if not in_windows:
+            lines.append(f"{'':<10}shuffle='windows' would fetch each of the {num_all} shards once an epoch, as a stream")
     return lines
 
 

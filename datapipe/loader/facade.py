@@ -17,6 +17,7 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
+from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
@@ -28,8 +29,8 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import LoaderOptions, OnError, Output
-from datapipe.loader.ordering import open_source
+from datapipe.loader.options import LoaderOptions, OnError, Output, Shuffle
+from datapipe.loader.ordering import open_source, shard_uses
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
@@ -52,6 +53,7 @@ class DataLoader:
     can be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`. Arguments up to `in_order` are
     torch's; docs/loader.md says what each means here. The others:
 
+    shuffle: True, of all samples with each other; or "windows", of samples in the same few shards, each shard being read once.
     transform: a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which is
       called with each image, as are all transforms after it. Without one, images come as they are stored.
     batch_transform: a function of a finished batch.
@@ -86,7 +88,7 @@ class DataLoader:
         self,
         dataset: str | os.PathLike[str] | Dataset | torch.utils.data.Dataset[Any],
         batch_size: int = 1,
-        shuffle: bool | None = None,
+        shuffle: Shuffle | None = None,
         sampler: Iterable[int] | WeightedSampler | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         num_workers: int | None = None,
@@ -147,6 +149,7 @@ class DataLoader:
         self._rank: Rank | None = None
         self._kept: KeptImages | None = None
         self._checksum = SamplerChecksum()
+        self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
         self._latest: PickSource | None = None  # the source of the latest pass; another one may draw by other weights
         self.origin = ""  # what `from_torch` took over, and how
         # Attributes that frameworks and scripts read from a torch DataLoader.
@@ -158,6 +161,8 @@ class DataLoader:
         self.drop_last = options.tail is Tail.DROP
         self.generator = generator
         self.persistent_workers = persistent_workers
+        if options.shuffle == "windows":
+            self.dataset.stored_order()
         self._apply(arguments, options)
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
@@ -339,7 +344,13 @@ class DataLoader:
         """Return the maker and the source of picks of a pass that begins now."""
         seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
         self._latest = self._source(seed)
-        return self._batch_maker(seed), self._latest
+        maker = self._batch_maker(seed)
+        if isinstance(self._files, RemoteFiles) and self._followed_seed != seed:
+            uses_of = shard_uses(self._latest, self.dataset)
+            if uses_of is not None:
+                self._files.follow(Schedule(uses_of, num_ahead=maker.options.depth))
+                self._followed_seed = seed
+        return maker, self._latest
 
     def _source(self, seed: int = 0) -> PickSource:
         """Return the source of picks for a pass with that seed, beginning now; their number depends on no seed."""

@@ -53,13 +53,13 @@ def mix(
     return Dataset(concatenated([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
 
 
-def mixed_order(mixture: Mixture, *, seed: int, shuffle: bool) -> MixedOrder:
+def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
     """Return the order of a mixture. A mixture of one dataset is shuffled as that dataset alone."""
     orders: list[Order] = [
         ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
         for place, length in enumerate(mixture.lengths)
     ]
-    return MixedOrder(orders, mixture.counts, shuffle)
+    return MixedOrder(orders, mixture.counts, bool(shuffle))
 
 
 @dataclass

@@ -14,6 +14,7 @@ MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: t
 
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
+Shuffle = Literal[False, True, "windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class LoaderOptions:
     """How batches are sized, scheduled and delivered; nothing about what a sample is."""
 
     batch_size: int
-    shuffle: bool
+    shuffle: Shuffle
     tail: Tail
     num_workers: int  # decode threads; 0: the caller's
     prefetch_factor: int  # batches in the making beyond the one that is waited for

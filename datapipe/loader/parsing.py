@@ -11,7 +11,7 @@ from datapipe.core.checks import callable_or_none, iterable_or_none, real_number
 from datapipe.core.cores import num_usable_cores, positive_environment
 from datapipe.core.errors import OptionError
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import LoaderOptions
+from datapipe.loader.options import LoaderOptions, Shuffle
 from datapipe.order.plan import Tail
 
 
@@ -26,7 +26,7 @@ def parse_options(arguments: Mapping[str, Any]) -> LoaderOptions:
     num_workers, prefetch_factor = arguments["num_workers"], arguments["prefetch_factor"]
     return LoaderOptions(
         batch_size=whole_number(arguments["batch_size"], "batch_size"),
-        shuffle=bool(arguments["shuffle"]),
+        shuffle=_parse_shuffle(arguments["shuffle"]),
         tail=parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
         num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
         prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
@@ -59,6 +59,14 @@ def _check_sampling(arguments: Mapping[str, Any]) -> None:
     if sampler is not None and tail == "mask":
         raise OptionError("sampler excludes tail='mask': its batches are not filled up; pass tail='pad' or 'drop'")
     iterable_or_none(sampler, "sampler")
+
+
+def _parse_shuffle(shuffle: object) -> Shuffle:
+    if isinstance(shuffle, str):
+        if shuffle != "windows":
+            raise OptionError(f"shuffle is {shuffle!r}; pass True, False or 'windows'")
+        return "windows"
+    return bool(shuffle)
 
 
 def _parse_rename(rename: object) -> dict[str, str]:

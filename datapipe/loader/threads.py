@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -234,6 +235,22 @@ def run_here(task: BatchTask, maker: BatchMaker) -> None:
 _ended: deque[threading.Thread] = deque()
 
 
+# Threads of passes that were collected in a thread that must not wait for them.
+_left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(_JOIN_S)
+
+
+@atexit.register
+def _join_those_left() -> None:
+    """Wait for the threads in `_left`: an interpreter that ends while a thread is in C++ code aborts."""
+    _join(list(_left))
+
+
 class LoaderThreads:
     """The threads of one pass and their `work_queue`: those that load, and those that decode if that is a stage of its own.
 
@@ -245,6 +262,7 @@ class LoaderThreads:
         work_queue = self.work_queue = WorkQueue()
         self._maker = maker
         self._process = os.getpid()
+        self._starter = threading.current_thread()
         self._errors: list[BaseException] = []
         num_loading = maker.options.num_workers
         num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
@@ -294,7 +312,17 @@ class LoaderThreads:
             raise
 
     def stop_from_finalizer(self) -> None:
-        """Call `stop` from a garbage collection, which swallows exceptions. Ctrl-C is sent again right after."""
+        """Call `stop` from a garbage collection, which swallows exceptions. Ctrl-C is sent again right after.
+
+        A collection may run in any thread, such as the one that makes the requests that these threads wait for. Only the thread
+        that iterated, and the main thread, wait for them to end; in others they are left to end by themselves.
+        """
+        here = threading.current_thread()
+        if here is not self._starter and here is not threading.main_thread():
+            if os.getpid() == self._process:
+                self.work_queue.close()
+                _left.update(self._threads)
+            return
         try:
             self.stop()
         except KeyboardInterrupt:
@@ -310,9 +338,7 @@ class LoaderThreads:
 
     def _join(self) -> None:
         if threading.current_thread() not in self._threads:
-            for thread in self._threads:
-                if thread.is_alive():
-                    thread.join(_JOIN_S)
+            _join(self._threads)
             _ended.extend(self._threads)
             self._threads.clear()
 

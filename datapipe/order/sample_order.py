@@ -10,6 +10,7 @@ until the value falls below n (Black and Rogaway, "Ciphers with Arbitrary Finite
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -101,6 +102,15 @@ class WindowedOrder:
         """The largest divisor of the samples per step that is at most `max_lanes` and MAX_LANES."""
         return max(lanes for lanes in range(1, min(self.max_lanes, MAX_LANES) + 1) if self.global_batch % lanes == 0)
 
+    @property
+    def _lane_length(self) -> int:
+        return max(1, len(self) // self.global_batch * (self.global_batch // self.num_lanes))
+
+    @property
+    def _window(self) -> int:
+        """Samples that are shuffled with each other: two row groups of average size, or a lane."""
+        return max(1, min(2 * -(-len(self) // max(1, len(self.starts) - 1)), self._lane_length))
+
     def _in_lanes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return places in the lanes laid end to end; after them the samples that fill no step, in order."""
         share, num_steps = self.global_batch // self.num_lanes, len(self) // self.global_batch
@@ -110,9 +120,7 @@ class WindowedOrder:
 
     def _in_windows(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return places in the sequence of row groups: shuffled within each window of each lane."""
-        num_samples, num_groups = len(self), max(1, len(self.starts) - 1)
-        lane_length = max(1, num_samples // self.global_batch * (self.global_batch // self.num_lanes))
-        window = max(1, min(2 * -(-num_samples // num_groups), lane_length))
+        num_samples, lane_length, window = len(self), self._lane_length, self._window
         lanes = np.minimum(places // lane_length, self.num_lanes)
         lags = lanes * window // self.num_lanes
         numbers = (places - lanes * lane_length + lags) // window
@@ -125,14 +133,75 @@ class WindowedOrder:
             shuffled[here] = first + Permutation(end - first, int(key64(self.seed, epoch, lane, number)))(places[here] - first)
         return shuffled
 
-    def _in_row_groups(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the dataset positions of places in this epoch's sequence of row groups."""
+    def uses(self, epoch: int) -> list[Use]:
+        """When the row groups of an epoch are needed, by first step; what two lanes share is there twice."""
+        num_steps, num_lanes, share = len(self) // self.global_batch, self.num_lanes, self.global_batch // self.num_lanes
+        groups, ends = self._sequence(epoch)
+        window, lane_length = self._window, num_steps * share
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for lane in range(num_lanes + 1):
+            start, lag = lane * lane_length, lane * window // num_lanes
+            stop = len(self) if lane == num_lanes else start + lane_length
+            for begin in range(start - lag, stop, window):
+                first, last = max(begin, start), min(begin + window, stop) - 1
+                if last < first:
+                    continue
+                steps = (num_steps, num_steps) if lane == num_lanes else ((first - start) // share, (last - start) // share)
+                for place in range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, last, "right")) + 1):
+                    key = (int(groups[place]), lane)
+                    found[key] = (min(steps[0], found.get(key, steps)[0]), steps[1])
+        uses = [Use(group, lane, *steps) for (group, lane), steps in found.items() if self.starts[group] < self.starts[group + 1]]
+        return sorted(uses, key=lambda use: (use.first_step, use.last_step, use.lane))
+
+    def lanes_of(self, rank: int, world_size: int) -> range:
+        """The lanes that a rank takes its share of full steps from."""
+        batch, share = self.global_batch // world_size, self.global_batch // self.num_lanes
+        return range(rank * batch // share, ((rank + 1) * batch - 1) // share + 1)
+
+    def _sequence(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The row groups in this epoch's order, and where each ends in it."""
         num_groups = len(self.starts) - 1
         groups = Permutation(num_groups, int(key64(self.seed, epoch)))(np.arange(num_groups, dtype=np.int64))
-        ends = np.cumsum(np.diff(self.starts)[groups])
+        return groups, np.cumsum(np.diff(self.starts)[groups])
+
+    def _in_row_groups(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in the dataset of places in this epoch's sequence of row groups."""
+        groups, ends = self._sequence(epoch)
         which = np.searchsorted(ends, places, side="right")
         within: NDArray[np.int64] = places - np.concatenate([[0], ends])[which]
         return self.starts[groups[which]] + within
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The steps of an epoch between which samples of a row group are needed by one lane."""
+
+    group: int
+    lane: int  # the number of lanes for the samples that fill no step
+    first_step: int
+    last_step: int  # inclusive
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWindowsOrder:
+    """A windowed shuffle over samples as they are stored, whatever their positions in the dataset are.
+
+    `positions_of` maps places in the stored order, over which `windows` goes, to positions in the dataset. States name the
+    lanes and the groups, so that one resumes only where they are the same.
+    """
+
+    windows: WindowedOrder
+    positions_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+    @property
+    def kind(self) -> str:
+        return f"windows over {len(self.windows.starts) - 1} groups in {self.windows.num_lanes} lanes"
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        return self.positions_of(self.windows(epoch, positions))
 
 
 @dataclass(frozen=True, slots=True)

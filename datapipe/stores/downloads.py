@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from datapipe.core.errors import StorageError
+from datapipe.core.errors import DatapipeError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
-from datapipe.stores.requests import TIMEOUT_S, requests
+from datapipe.stores.requests import requests
+from datapipe.stores.retries import TIMEOUT_S, pause_s
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
 _CHUNK_NBYTES = 4 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 def download(
@@ -55,7 +54,7 @@ def download(
             if done == size:
                 return done
             raise ShortBodyError(f"{done} of {size} bytes")
-        except StorageError:
+        except DatapipeError:
             raise
         except _WriteError as exc:
             raise exc.args[0] from None
@@ -68,8 +67,8 @@ def download(
                 ) from None
             if not failure.may_pass or elapsed_s >= timeout_s:
                 raise failure.error(location) from None
+            time.sleep(pause_s(attempts))
             attempts += 1
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempts)))
 
 
 class _WriteError(Exception):

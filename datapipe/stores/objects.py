@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from datapipe.stores.failures import examine
+from datapipe.core.errors import OptionError
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
+from datapipe.stores.retries import retried
 
 OPEN_TIMEOUT_S = 20.0  # without success; short, because the name of a host may be mistyped and a user waits
 
@@ -25,6 +27,33 @@ def read_objects(locations: Sequence[Location]) -> list[bytes]:
     return [pending.wait() for pending in wanted]
 
 
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as a store lists it."""
+
+    name: str  # below the prefix that was listed
+    nbytes: int
+    etag: str | None
+
+
+def list_objects(location: Location) -> list[ListedObject]:
+    """Return the objects directly under a prefix, by name. Raises StorageError, and OptionError where the store cannot list."""
+    if location.scheme in ("http", "https", "hf"):
+        raise OptionError(f"{location}: a web server does not list what it has; name the objects, as in train-{{000..099}}.tar")
+    requests().check_process()
+    prefix = f"{location.key}/" if location.key else ""
+    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
+    listed = [ListedObject(meta["path"].removeprefix(prefix), meta["size"], meta["e_tag"]) for meta in found["objects"]]
+    return sorted(listed, key=lambda one: one.name.encode())
+
+
+def object_facts(location: Location) -> ListedObject:
+    """Return the size and etag of an object. Raises MissingDataError and StorageError."""
+    requests().check_process()
+    meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=OPEN_TIMEOUT_S)
+    return ListedObject(location.name, meta["size"], meta["e_tag"])
+
+
 def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
     """Return the names directly under a prefix, those of further prefixes with a slash at the end, sorted.
 
@@ -34,10 +63,7 @@ def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
         return []
     requests().check_process()
     prefix = f"{location.key}/" if location.key else ""
-    try:
-        found = open_store(location).list_with_delimiter(prefix)
-    except Exception as exc:
-        raise examine(exc, location).error(location) from None
+    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
     names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]
     names += [meta["path"].removeprefix(prefix) for meta in found["objects"]]
     return sorted(names)[:at_most]

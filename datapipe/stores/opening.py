@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.core.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.location import Location, http_url
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def _opened(location: Location, silence_s: float | None) -> ObjectStore:
 
     try:
         return _OPENERS[location.scheme](location, silence_s)
+    except DatapipeError:
+        raise
     except (BaseError, ValueError) as exc:
         kind = type(exc).__name__  # not its text, which may quote the settings
         raise OptionError(f"{location}: the store's settings in the environment are not accepted ({kind}); check them") from None

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from datapipe.stores.location import Location
+from datapipe.stores.waits import waiting
 
 _LOOK_S = 1.0  # Ctrl-C in a thread that has just acquired the lock may leave the others blocked, so they retry
 
@@ -82,9 +83,11 @@ class PendingBytes:
 
     def wait(self) -> bytes:
         """Return the bytes once they have arrived. Raises the request's error."""
-        while not self._done:
-            if self._lock.acquire(timeout=_LOOK_S):
-                self._lock.release()  # for other waiting threads
+        if not self._done:
+            with waiting():
+                while not self._done:
+                    if self._lock.acquire(timeout=_LOOK_S):
+                        self._lock.release()  # for other waiting threads
         if self._error is not None:
             raise self._error
         return self._data

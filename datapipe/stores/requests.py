@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import errno
 import os
-import random
 import threading
 import time
 import weakref
@@ -20,17 +19,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datapipe.core.errors import LifecycleError, StorageError
+from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
 from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.retries import TIMEOUT_S, pause_s
 from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
-TIMEOUT_S = 120.0  # without success, after which a request has failed
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _TICK_S = 0.25
 
 
@@ -67,9 +65,15 @@ class Requests:
         """The number of requests in progress."""
         return len(self._under_way)
 
+    @property
+    def nbytes_under_way(self) -> int:
+        """How many bytes were asked for at this moment, and are not there yet."""
+        return self._nbytes
+
     def set_limits(self, *, most: int, timeout_s: float) -> None:
         """Set the most requests in progress at once, and the time after which one fails; the latest settings apply to all."""
-        self.window.most, self.timeout_s = most, timeout_s
+        self.window.allow(most)
+        self.timeout_s = timeout_s
 
     def submit(self, wanted: Iterable[PendingBytes]) -> None:
         """Make these requests, in this order, as capacity allows; returns at once."""
@@ -144,6 +148,9 @@ class Requests:
                     data = await self._attempt(pending)
                 except asyncio.CancelledError:
                     raise
+                except DatapipeError as exc:  # no client could be opened: what is installed, or set, does not fit
+                    pending.fail(exc)
+                    return
                 except BaseException as exc:
                     failure = examine(exc, pending.object.location)
                     if failure.kind is Cause.THROTTLED:
@@ -154,9 +161,8 @@ class Requests:
                         pending.fail(await self._error(failure, pending, elapsed_s))
                         return
                     self.counts.retries += 1
-                    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**pending.attempts, timeout_s - elapsed_s)
+                    await asyncio.sleep(min(pause_s(pending.attempts), timeout_s - elapsed_s))
                     pending.attempts += 1
-                    await asyncio.sleep(random.uniform(0, longest_s))
                     pending.started_s = time.monotonic()
                 else:
                     self.window.done(time.monotonic() - pending.started_s)

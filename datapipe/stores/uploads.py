@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from datapipe.stores.downloads import download
 from datapipe.stores.failures import Cause, examine
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
-from datapipe.stores.requests import TIMEOUT_S, requests
+from datapipe.stores.requests import requests
+from datapipe.stores.retries import TIMEOUT_S, pause_s, retried
 
 MAX_OBJECT_NBYTES = 5 << 30  # S3's limit for an object written by one request
 WRITABLE = ("s3", "gs", "az")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 def refuse_unwritable(location: Location) -> None:
@@ -46,6 +46,8 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
         while True:
             try:
                 _put(location, contents, overwrite=overwrite)
+            except DatapipeError:
+                raise
             except Exception as exc:
                 failure, elapsed_s = examine(exc, location), time.monotonic() - begun_s
                 if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose response was lost
@@ -57,8 +59,8 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
                     ) from None
                 if not failure.may_pass or elapsed_s > timeout_s:
                     raise failure.error(location) from None
+                time.sleep(pause_s(attempts))
                 attempts += 1
-                time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempts)))
             else:
                 return True
 
@@ -85,25 +87,16 @@ def holds(location: Location, contents: Any) -> bool:
 def size_of(location: Location) -> int | None:
     """Return the size of an object in bytes, None if it does not exist. Raises StorageError."""
     requests().check_process()
-    begun_s = time.monotonic()
-    while True:
-        try:
-            return int(open_store(location).head(location.key)["size"])
-        except Exception as exc:
-            failure = examine(exc, location)
-            if failure.kind is Cause.MISSING:
-                return None
-            if not failure.may_pass or time.monotonic() - begun_s > TIMEOUT_S:
-                raise failure.error(location) from None
-            time.sleep(random.uniform(0, 1))
+    try:
+        return int(retried(lambda: open_store(location).head(location.key)["size"], location))
+    except MissingDataError as exc:
+        if "no such object" not in str(exc):
+            raise
+        return None
 
 
 def delete(location: Location) -> None:
     """Delete an object; does nothing if it does not exist. Raises StorageError."""
     requests().check_process()
-    try:
-        open_store(location).delete(location.key)
-    except Exception as exc:
-        error: DatapipeError = examine(exc, location).error(location)
-        if not isinstance(error, MissingDataError):
-            raise error from None
+    with contextlib.suppress(MissingDataError):
+        retried(lambda: open_store(location).delete(location.key), location)

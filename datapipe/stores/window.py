@@ -25,6 +25,10 @@ class RequestWindow:
         self.p95_s = 0.0
         self.rate = 0.0  # requests per second, between the last two ticks
 
+    def allow(self, most: int) -> None:
+        """Let the limit be `most` at most, from now on."""
+        self.most, self.limit = most, min(self.limit, most)
+
     def done(self, latency_s: float) -> None:
         """Count a request that succeeded."""
         self._latencies.append(latency_s)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
+from stand_in_stores import directory_store, needs_obstore
 
 import datapipe as dp
 
@@ -90,7 +92,7 @@ REASONS: dict[str, tuple[Any, str]] = {
     "resampled": (lambda shards: pipeline(shards, resampled=True).decode("pil").to_tuple("jpg", "cls"), ""),
     "a command": (
         lambda shards: wds.WebDataset("pipe:cat x.tar", shardshuffle=False).decode("pil").to_tuple("jpg"),
-        "not a local file",
+        "reads from cat",
     ),
 }
 
@@ -144,3 +146,40 @@ def test_ranks_share_a_stream_where_asked(shards: Path, monkeypatch: pytest.Monk
         ours = dp.from_torch(loader_of(batches, None), share_among_ranks=True, seed=0)
         taken.append(sum(len(labels) for _, labels in ours))
     assert taken == [19, 19]
+
+
+@needs_obstore
+@pytest.mark.parametrize(
+    "form",
+    ["{http}/wds/set-{{000..003}}.tar", "pipe:curl -s -L {http}/wds/set-{{000..003}}.tar",
+     "pipe:aws s3 cp --quiet s3://bkt/wds/set-{{000..003}}.tar -", "s3://bkt/wds/set-{{000..003}}.tar"],
+)  # fmt: skip
+def test_shards_in_a_store(shards: Path, tmp_path: Path, form: str) -> None:
+    with directory_store(tmp_path, wds=shards) as store:
+        stream = wds.WebDataset(form.format(http=f"{store.url}/bkt"), shardshuffle=False).decode("pil").to_tuple("jpg;png", "cls")
+        ours = dp.from_torch(loader_of(stream.map_tuple(CENTRE, same)))
+        assert isinstance(ours, dp.DataLoader)
+        for one, other in zip(ours, dp.DataLoader(shards, batch_size=5, transform=[CENTRE]), strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "pipe:curl -H 'Authorization: secret' https://host/a.tar",
+            "reads from curl, of which datapipe knows a plain",
+        ),
+        ("pipe:curl https://host/a.tar | tee x", "reads from curl"),
+        ("pipe:aws s3 cp s3://b/a.tar - --profile secret", "reads from aws"),
+        ("pipe:cat x.tar", "reads from cat"),
+        ("https://host/a.tar?signature=secret", "has a query .removed here."),
+    ],
+)
+def test_commands_and_urls_that_are_not_read(url: str, said: str) -> None:
+    ours = dp.from_torch(loader_of(wds.WebDataset(url, shardshuffle=False).decode("pil").to_tuple("jpg").map_tuple(CENTRE)))
+    assert not isinstance(ours, dp.DataLoader)
+    told = str(getattr(ours, "origin", ""))
+    assert re.search(said, told)
+    assert "secret" not in told

@@ -33,7 +33,7 @@ LOOK_S = 0.05
 def put(directory: CacheDirectory, number: int, **options: Any) -> bool:
     """Fetch a shard as a whole; whether it is there now."""
     data = contents(number)
-    part = directory.reserve(name_of(number), len(data), keep=options.get("keep", lambda name: False))
+    part = directory.reserve(name_of(number), len(data), **{"keep": lambda name: False, **options})
     if part is None:
         return name_of(number) in directory.names()
     part.write(data, 0)
@@ -70,6 +70,20 @@ def test_shards_come_back_and_the_oldest_go(tmp_path: Path) -> None:
     assert read(directory, 0) is None
     assert read(directory, 2) == contents(2)
     assert directory.held().nbytes <= 130_000
+
+
+def test_rank_goes_before_age_and_the_caller_lets_go(tmp_path: Path) -> None:
+    """What a pass needs last makes room, though it was read last, and though the caller itself holds it."""
+    directory = CacheDirectory(tmp_path / "c", 130_000)
+    assert put(directory, 0)
+    assert put(directory, 1)
+    os.utime(directory.path / name_of(1), (1, 1))
+    held = {name_of(0): directory.open_shard(name_of(0), SIZES[0])}
+    due = {name_of(0): 9.0, name_of(1): 5.0}
+    options: dict[str, Any] = {"keep": lambda name: False, "rank": lambda name: -due[name]}
+    assert put(directory, 2, release=lambda name: os.close(held.pop(name)), **options)  # type: ignore[arg-type]
+    assert held == {}
+    assert directory.names() == {name_of(1), name_of(2)}
 
 
 def test_what_is_read_is_not_evicted(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ ARGUMENTS: dict[str, Row] = {
         "`Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
-    "shuffle": Row(Status.HONOURED, "by `seed` (or `generator`, or `torch.manual_seed`) and epoch, the same on all ranks"),
+    "shuffle": Row(
+        Status.HONOURED,
+        "by `seed` (or `generator`, or `torch.manual_seed`) and epoch, the same on all ranks; `'windows'` reads each shard once",
+    ),
     "sampler": Row(Status.HONOURED, "decides for its rank, as in torch; `loader.set_epoch` sets its epoch"),
     "batch_sampler": Row(Status.HONOURED, "excludes `batch_size`, `shuffle`, `sampler`, `drop_last` and `tail`"),
     "num_workers": Row(

@@ -16,7 +16,7 @@ TRAIN = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_
 EVAL = [dp.Resize((SIZE, SIZE))]
 
 
-def make(path: Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
+def make(path: str | Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
     """A loader of small uint8 batches, changed as asked."""
     return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2, "seed": 0} | changes))
 

@@ -165,3 +165,26 @@ def test_lanes_may_be_fewer() -> None:
         order = WindowedOrder(starts, 5, global_batch=64, max_lanes=max_lanes)
         assert order.num_lanes == lanes
         assert np.array_equal(np.sort(order(0, np.arange(20_000))), np.arange(20_000))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    batch=st.integers(1, 12),
+    world_size=st.sampled_from([1, 2, 3, 4]),
+    epoch=st.integers(0, 3),
+)
+@quick
+def test_uses_say_when_each_row_group_is_needed(sizes: list[int], batch: int, world_size: int, epoch: int) -> None:
+    """No sample comes outside of the steps that are told for its group, nor on a rank that does not own the lane."""
+    starts = np.cumsum([0, *sizes])
+    order = WindowedOrder(starts, seed=1, global_batch=batch * world_size)
+    uses = order.uses(epoch)
+    assert uses == sorted(uses, key=lambda use: use.first_step)
+    assert {use.group for use in uses} == {group for group, size in enumerate(sizes) if size}
+    num_full = len(order) // order.global_batch
+    groups = np.searchsorted(starts, order(epoch, np.arange(len(order))), side="right") - 1
+    for position, group in enumerate(groups.tolist()):
+        step, within = divmod(position, order.global_batch)
+        lanes = order.lanes_of(within // batch, world_size) if step < num_full else range(order.num_lanes, order.num_lanes + 1)
+        assert any(use.group == group and use.first_step <= step <= use.last_step and use.lane in lanes for use in uses)
+    assert len(uses) <= len(sizes) + 2 * (order.num_lanes + 1)

@@ -38,6 +38,15 @@ def test_limit_is_never_above_what_was_allowed(most: int, latency_s: float) -> N
     assert 1 <= window.limit <= most
 
 
+def test_fewer_count_at_once() -> None:
+    window = RequestWindow()
+    window.allow(3)
+    assert window.limit == 3
+    window.allow(MAX_REQUESTS)
+    run(window, rate=2000, latency_s=0.2, ticks=80)
+    assert window.limit == MAX_REQUESTS
+
+
 def test_throttling_halves_and_the_limit_recovers() -> None:
     window = RequestWindow()
     now_s = run(window, rate=2000, latency_s=0.2, ticks=4)

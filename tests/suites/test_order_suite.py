@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, WindowedOrder
+from datapipe.order.sample_order import Order, Permutation, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
 
 
 def row_groups(num_samples: int) -> NDArray[np.int64]:
@@ -24,6 +24,9 @@ ORDERS: dict[str, Callable[[int, int], Order]] = {
     "sequential": lambda num_samples, seed: SequentialOrder(num_samples),
     "shuffled": ShuffledOrder,
     "windowed": lambda num_samples, seed: WindowedOrder(row_groups(num_samples), seed, global_batch=24),
+    "windows as stored": lambda num_samples, seed: StoredWindowsOrder(
+        WindowedOrder(row_groups(num_samples), seed, global_batch=24), Permutation(num_samples, 7)
+    ),
     "windowed, prime steps": lambda num_samples, seed: WindowedOrder(row_groups(num_samples), seed, global_batch=17),
 }
 EPOCHS = (0, 1, 10**9)

@@ -6,17 +6,17 @@ cost no memory.
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.regular_files import opened_by_name
+from datapipe.core.byte_source import ByteSource
 
 # the exceptions that pyarrow raises for damaged files, from its own checks and from the libraries it uses
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
@@ -30,7 +30,7 @@ _MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of
 _VALUES_PER_BYTE = 64
 
 
-def is_believable(footer: Footer, column: SchemaLeaf, data: mmap.mmap, *, value_nbytes: int) -> bool:
+def is_believable(footer: Footer, column: SchemaLeaf, data: ByteSource, *, value_nbytes: int) -> bool:
     """Return True if no page of the column claims to be larger than its rows make plausible. Raises DamagedError."""
     return all(
         page.uncompressed_nbytes <= chunk.num_values * value_nbytes + _PAGE_SLACK
@@ -39,7 +39,7 @@ def is_believable(footer: Footer, column: SchemaLeaf, data: mmap.mmap, *, value_
     )
 
 
-def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: SchemaLeaf, *, file_nbytes: int) -> int:
+def page_nbytes(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbytes: int) -> int:
     """Return the uncompressed size of the pages of a chunk. `data`: the bytes with the chunk, `file_nbytes`: size of its file.
 
     Raises DamagedError if a size is implausible.
@@ -54,23 +54,23 @@ def page_nbytes(chunk: Chunk, data: mmap.mmap | bytes, column: SchemaLeaf, *, fi
     return total
 
 
-def read_numbers(path: Path, column: SchemaLeaf) -> list[int | None]:
+def read_numbers(path: str | Path, column: SchemaLeaf) -> list[int | None]:
     """Return a top-level column of integers, null as None. Raises PYARROW_ERRORS."""
     values: list[int | None] = []
-    with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
+    with opened_for_library(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             table = file.read_row_group(number, columns=[column.path], use_threads=False)
             values += table.column(0).cast(pa.int64()).to_pylist()
     return values
 
 
-def read_names(path: Path, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
+def read_names(path: str | Path, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
     """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises PYARROW_ERRORS.
 
     Strings are read as dictionaries, so that a long string that repeats costs no memory before it is detected.
     """
     values: list[bytes | None] = []
-    with opened_by_name(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
+    with opened_for_library(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
         for number in range(file.num_row_groups):
             found = file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
             while pa.types.is_struct(found.type):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,8 @@ from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.rows import NoFieldError, first_value
 from datapipe.containers.parquet.thrift_compact import DamagedError
+from datapipe.core.byte_source import ByteSource
+from datapipe.core.errors import StorageError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
@@ -35,7 +36,7 @@ class ReadableColumn:
 class ParquetFile:
     """A file to be indexed: its path, its footer and its bytes."""
 
-    def __init__(self, path: str, footer: Footer, data: mmap.mmap) -> None:
+    def __init__(self, path: str, footer: Footer, data: ByteSource) -> None:
         """Raises DamagedError."""
         self.path = path
         self.footer = footer
@@ -109,6 +110,8 @@ def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[
         paths = [leaf.path for leaf in file.footer.columns if leaf.name == name]
         try:
             found = file.find(f"{name}.{form.BYTES}" if _is_image(name, paths) else name)
+        except StorageError:
+            raise
         except (NoFieldError, DamagedError, *PYARROW_ERRORS) as exc:
             rows.unread[name] = str(exc)
             continue

@@ -6,13 +6,13 @@ This does not use pyarrow, whose access to single values of a damaged footer can
 from __future__ import annotations
 
 import itertools
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from datapipe.containers.parquet.pages import Chunk
 from datapipe.containers.parquet.thrift_compact import DamagedError, Shape, number_in, read_struct
+from datapipe.core.byte_source import ByteSource
 
 _MAGIC = b"PAR1"
 _END_NBYTES = 8  # the footer's length, the magic bytes
@@ -88,7 +88,7 @@ class Footer:
             position = chunk.end
 
 
-def read_footer(data: mmap.mmap | bytes) -> Footer:
+def read_footer(data: ByteSource) -> Footer:
     """Parse the footer of the file in `data`. Raises DamagedError, also if it is not a Parquet file."""
     size = len(data)
     if size < len(_MAGIC) + _END_NBYTES or data[:4] != _MAGIC or data[size - 4 : size] != _MAGIC:

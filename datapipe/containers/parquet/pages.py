@@ -8,13 +8,12 @@ time nor memory depends on their claims.
 
 from __future__ import annotations
 
-import mmap
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from datapipe.containers.parquet.thrift_compact import DamagedError, number_in, read_struct, read_varint
+from datapipe.core.byte_source import ByteSource
 
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)  # PageType
 _PLAIN, _RLE = 0, 3  # Encoding
@@ -58,7 +57,7 @@ class PlainValues:
     num: int
 
 
-def pages(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Page]:
+def pages(data: ByteSource, chunk: Chunk) -> Iterator[Page]:
     """Yield the pages of a chunk, whatever they hold. Raises DamagedError."""
     position = chunk.start
     while position < chunk.end:
@@ -70,7 +69,7 @@ def pages(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[Page]:
         position = start + nbytes
 
 
-def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[PlainValues]:
+def plain_values(data: ByteSource, chunk: Chunk) -> Iterator[PlainValues]:
     """Yield the values of a chunk, page by page: all present, none encoded.
 
     Raises UnaddressableError if they are compressed, encoded or missing, and DamagedError.
@@ -93,13 +92,13 @@ def plain_values(data: mmap.mmap | bytes, chunk: Chunk) -> Iterator[PlainValues]
         raise DamagedError(f"the number of values in the pages is not {chunk.num_values}, as the footer says")
 
 
-def byte_arrays(data: mmap.mmap | bytes, values: PlainValues) -> Iterator[tuple[int, int]]:
+def byte_arrays(data: ByteSource, values: PlainValues) -> Iterator[tuple[int, int]]:
     """Yield offset and size of each of the values, which are byte arrays. Raises DamagedError."""
     position, end = values.start, values.end
     for _ in range(values.num):
         if end - position < 4:
             raise DamagedError(f"a page ends at byte {end}, before its last value")
-        (nbytes,) = struct.unpack_from("<I", data, position)
+        nbytes = int.from_bytes(data[position : position + 4], "little")
         position += 4
         if nbytes > end - position:
             raise DamagedError(f"the value at byte {position} reaches beyond its page")
@@ -109,7 +108,7 @@ def byte_arrays(data: mmap.mmap | bytes, values: PlainValues) -> Iterator[tuple[
         raise DamagedError(f"bytes are left in a page after its last value, at byte {position}")
 
 
-def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
+def _values_v1(data: ByteSource, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 5)
     num = number_in(header, 1)
     if chunk.is_compressed:
@@ -121,12 +120,12 @@ def _values_v1(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) ->
             raise UnaddressableError("of a format from before 2013, with bit-packed levels")
         if page.end - start < 4:
             raise DamagedError(f"the page at byte {start} ends within its levels")
-        (nbytes,) = struct.unpack_from("<I", data, start)
+        nbytes = int.from_bytes(data[start : start + 4], "little")
         start = _end_of_levels(data, start + 4, nbytes, num, page, chunk, first)
     return PlainValues(start, page.end, num)
 
 
-def _values_v2(data: mmap.mmap | bytes, page: Page, chunk: Chunk, first: int) -> PlainValues:
+def _values_v2(data: ByteSource, page: Page, chunk: Chunk, first: int) -> PlainValues:
     header = _within(page.header, 8)
     num = number_in(header, 1)
     if chunk.is_compressed and header.get(7, True) is not False:
@@ -146,7 +145,7 @@ def _require_plain(page: Page, encoding: int) -> None:
         raise DamagedError(f"the page at byte {page.start} has two sizes")
 
 
-def _end_of_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
+def _end_of_levels(data: ByteSource, start: int, nbytes: int, num: int, page: Page, chunk: Chunk, first: int) -> int:
     """Return where the levels end. All levels must say that there is a value."""
     end = start + nbytes
     if end > page.end:
@@ -170,9 +169,7 @@ def _end_of_levels(data: mmap.mmap | bytes, start: int, nbytes: int, num: int, p
     return end
 
 
-def _packed(
-    data: mmap.mmap | bytes, position: int, end: int, groups: int, width: int, level: int, left: int
-) -> tuple[int, int, bool]:
+def _packed(data: ByteSource, position: int, end: int, groups: int, width: int, level: int, left: int) -> tuple[int, int, bool]:
     """Return the position after a run of bit-packed levels, their number, and whether all of them are `level`."""
     count, is_there = groups * 8, True
     if groups * width > end - position:

@@ -11,20 +11,23 @@ import functools
 import itertools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.parquet.columns import PYARROW_ERRORS, page_nbytes
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import Chunk
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import Form, form_of, value_bytes
 from datapipe.core.errors import DecodeError
-from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.core.regular_files import open_file
 from datapipe.index.row_groups import RowGroup
+from datapipe.stores.location import is_url
+from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
 _MAX_FOOTERS = 64  # kept parsed
 
@@ -60,18 +63,16 @@ class ColumnRows:
 
 def read_rows(group: RowGroup) -> ColumnRows:
     """Read one column of a row group. Raises DAMAGE, and OSError with its number if the file cannot be read."""
-    with open_file(group.path) as plain:
-        status = os.fstat(plain.fileno())
-        footer = _footer(group.path, status.st_ino, status.st_size, status.st_mtime_ns)
+    with _opened(group.path) as (read, footer, file_nbytes, again):
         if footer.row_starts()[group.number : group.number + 2] != [group.first, group.end]:
             raise DamagedError("its row groups have changed")
         leaves = footer.leaves(group.column)
         for leaf in leaves:
             chunk = next(itertools.islice(footer.chunks(leaf), group.number, None))[0]
-            data = _read(plain.fileno(), chunk)
+            data = read(chunk)
             here = Chunk(0, len(data), chunk.num_values, chunk.max_level, chunk.is_compressed)
-            page_nbytes(here, data, leaf, file_nbytes=status.st_size)
-    with open_column(group.path, leaves) as file:
+            page_nbytes(here, data, leaf, file_nbytes=file_nbytes)
+    with open_column(again, leaves) as file:
         table = file.read_row_group(group.number, columns=[group.column], use_threads=False)
     rows = _rows(table, group.column)
     if len(rows) != len(group):
@@ -97,14 +98,14 @@ def first_value(path: str, column: str, leaves: list[SchemaLeaf]) -> tuple[Form,
 
 
 @contextlib.contextmanager
-def open_column(path: str, leaves: list[SchemaLeaf]) -> Iterator[pq.ParquetFile]:
-    """Open the file for reading these columns of it within the block.
+def open_column(path: str | RemoteBytes, leaves: list[SchemaLeaf]) -> Iterator[pq.ParquetFile]:
+    """The file, by its path or URL, or the object, for reading these columns of it within the block.
 
     Strings that are stored as dictionaries are read as such: one that repeats is in memory once.
     """
     dictionaries = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     with (
-        opened_by_name(path) as name,
+        opened_for_library(path) if isinstance(path, str) else contextlib.nullcontext(RemoteFile(path)) as name,
         pq.ParquetFile(name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True) as file,
     ):
         yield file
@@ -123,6 +124,20 @@ def _rows(table: pa.Table, column: str) -> ColumnRows:
     return ColumnRows(values.chunks, form)
 
 
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[Callable[[Chunk], bytes], Footer, int, str | RemoteBytes]]:
+    """What reads a chunk, the footer, the file's size, and what to open it by again."""
+    if is_url(path):
+        remote = RemoteBytes(path)
+        footer = _remote_footer(path, remote.object.etag, len(remote))
+        yield lambda chunk: remote[chunk.start : chunk.end], footer, len(remote), remote
+        return
+    with open_file(path) as plain:
+        status = os.fstat(plain.fileno())
+        footer = _footer(path, status.st_ino, status.st_size, status.st_mtime_ns)
+        yield lambda chunk: _read(plain.fileno(), chunk), footer, status.st_size, path
+
+
 def _read(descriptor: int, chunk: Chunk) -> bytes:
     """Return the bytes of a chunk; fewer if the file ends before."""
     pieces: list[bytes] = []
@@ -138,3 +153,9 @@ def _footer(path: str, inode: int, nbytes: int, mtime_ns: int) -> Footer:
     """Return the footer of a file; cached while its inode, size and time stay the same."""
     with open_file(path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read_footer(data)
+
+
+@functools.lru_cache(maxsize=_MAX_FOOTERS)
+def _remote_footer(url: str, etag: str | None, nbytes: int) -> Footer:
+    """Of the object of that etag and size."""
+    return read_footer(RemoteBytes(url))

@@ -14,14 +14,14 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.field_names import IMAGE, IMAGE_COLUMNS, KEY_COLUMNS, LABEL, LABEL_COLUMNS
 from datapipe.containers.hugging_face import Features, read_features
-from datapipe.containers.mapped import mapped
+from datapipe.containers.mapped import byte_source
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import NUMBER_NBYTES, PYARROW_ERRORS, is_believable, read_names, read_numbers
 from datapipe.containers.parquet.fields import ParquetFile, ReadableColumn, add_further_columns
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.rows import NoFieldError
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.errors import FormatError
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.printable import get_logger
 from datapipe.index.sidecar import SidecarRows
 
@@ -35,26 +35,26 @@ _REMEDY = (
 logger = get_logger(__name__)
 
 
-def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Index one file; ids are row numbers. Fields: the image, the label, and the other columns in the file's order.
 
     Columns that cannot be fields are recorded in `unread` of the rows. Raises MissingDataError, StorageError or
     FormatError, naming the file and its columns.
     """
-    with mapped(path, "Parquet") as data:
+    with byte_source(path, "Parquet") as data:
         try:
             file = ParquetFile(str(path), read_footer(data), data)
         except DamagedError as exc:
             raise FormatError(f"{path}: not a Parquet file, or damaged: {exc}; get the file again") from exc
         try:
             return _index_columns(path, file)
-        except FormatError:
+        except (FormatError, MissingDataError, StorageError):
             raise
         except (DamagedError, *PYARROW_ERRORS) as exc:
             raise FormatError(f"{path}: damaged: {exc}; get the file again") from exc
 
 
-def _index_columns(path: Path, file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+def _index_columns(path: str | Path, file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     footer = file.footer
     if not footer.num_rows:
         raise FormatError(f"{path}: no samples; remove it")
@@ -134,7 +134,7 @@ def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf 
     return named
 
 
-def _read_labels(path: Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
+def _read_labels(path: str | Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
     """Return the label of each row; -1 if it is null."""
     num = file.num_rows
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
@@ -146,7 +146,7 @@ def _read_labels(path: Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
     return labels
 
 
-def _read_keys(path: Path, file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
+def _read_keys(path: str | Path, file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
     """Return the name of each sample for messages: from a column of names, else the images' file names."""
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated

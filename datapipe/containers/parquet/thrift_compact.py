@@ -7,9 +7,10 @@ own access to footers ends the process for values that it does not know.)
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from typing import Any
+
+from datapipe.core.byte_source import ByteSource
 
 # Fields to keep, by number: None for a number, a boolean or a string, a nested shape for a struct and a list of structs.
 Shape = Mapping[int, "Shape | None"]
@@ -25,7 +26,7 @@ class DamagedError(Exception):
     """Bytes that no writer produces; the caller knows in which file."""
 
 
-def read_struct(data: mmap.mmap | bytes, position: int, end: int, shape: Shape) -> tuple[dict[int, Any], int]:
+def read_struct(data: ByteSource, position: int, end: int, shape: Shape) -> tuple[dict[int, Any], int]:
     """Return the requested fields of a struct by number, according to `shape`, and where the struct ends.
 
     Numbers and booleans are int and bool, strings bytes, structs dicts, lists of structs lists. Raises DamagedError.
@@ -33,7 +34,7 @@ def read_struct(data: mmap.mmap | bytes, position: int, end: int, shape: Shape) 
     return _Reader(data, end).struct(position, shape, 0)
 
 
-def read_varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: ByteSource, position: int, end: int) -> tuple[int, int]:
     """Return an unsigned number of at most 64 bits, and where it ends. Raises DamagedError."""
     value = 0
     for shift in range(0, 70, 7):
@@ -60,7 +61,7 @@ class _Reader:
 
     __slots__ = ("data", "end", "num_kept")
 
-    def __init__(self, data: mmap.mmap | bytes, end: int) -> None:
+    def __init__(self, data: ByteSource, end: int) -> None:
         self.data = data
         self.end = end
         self.num_kept = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from datapipe.containers.tables.remote import footer_of, urls_of
 from datapipe.containers.tables.rows import ArrowBatches
 from datapipe.containers.tables.types import leaves_of, merged
 from datapipe.core import arrow_maps
@@ -22,6 +24,8 @@ from datapipe.core.errors import FormatError, MissingDataError, OptionError, Sto
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
+from datapipe.stores.location import is_url
+from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
@@ -82,6 +86,8 @@ def _paths(source: object) -> list[str]:
 
 
 def _of_path(text: str) -> list[str]:
+    if is_url(text):
+        return urls_of(text)
     here = Path(text)
     if here.is_dir():
         refuse_unfinished(here)
@@ -119,11 +125,13 @@ def _no_table(path: str) -> FormatError:
 def _scan(path: str) -> _Scanned:
     container = SUFFIXES[Path(path).suffix.lower()]
     try:
+        if is_url(path):
+            return _scan_remote(path)
         return _scan_parquet(path) if container == "parquet" else _scan_arrow(path)
+    except (FormatError, MissingDataError, StorageError):
+        raise
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file") from exc
-    except FormatError:
-        raise
     except OSError as exc:
         if exc.errno is not None:
             raise StorageError(exc.errno, exc.strerror, path) from exc
@@ -144,10 +152,23 @@ def _scan_parquet(path: str) -> _Scanned:
         length = int.from_bytes(tail[:4], "little") if len(tail) == 8 else 0
         footer = os.pread(plain.fileno(), min(length, status.st_size), max(0, status.st_size - 8 - length))
     with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as opened:
-        metadata, schema = opened.metadata, opened.schema_arrow
+        file = TableFile(path, "parquet", status.st_size, status.st_mtime_ns, 0)
+        return _described(file, opened.metadata, opened.schema_arrow, footer)
+
+
+def _scan_remote(url: str) -> _Scanned:
+    data = RemoteBytes(url)
+    footer = footer_of(data)
+    with pq.ParquetFile(RemoteFile(data), pre_buffer=False) as opened:
+        file = TableFile(url, "parquet", len(data), 0, 0, etag=data.object.etag)
+        return _described(file, opened.metadata, opened.schema_arrow, footer)
+
+
+def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _Scanned:
+    """What the footer of a Parquet file says."""
     columns = {leaf.name: leaf for leaf in leaves_of(schema)}
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    file = TableFile(path, "parquet", status.st_size, status.st_mtime_ns, sum(rows), nulls=_nulls(metadata, columns))
+    file = dataclasses.replace(file, num_rows=sum(rows), nulls=_nulls(metadata, columns))
     return _Scanned(file, columns, rows, hashlib.sha256(footer).hexdigest())
 
 
@@ -179,6 +200,4 @@ def _scan_arrow(path: str) -> _Scanned:
 def _with_missing(file: TableFile, missing: set[str]) -> TableFile:
     if not missing:
         return file
-    return TableFile(
-        file.path, file.container, file.nbytes, file.mtime_ns, file.num_rows, missing=frozenset(missing), nulls=file.nulls
-    )
+    return dataclasses.replace(file, missing=frozenset(missing))

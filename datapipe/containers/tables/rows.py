@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from datapipe.containers.tables.remote import RemoteParquet
 from datapipe.core import arrow_maps
 from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, StorageError
 from datapipe.core.regular_files import opened_by_name
 from datapipe.index.tables import TableFile, TableGroup
+from datapipe.stores.location import is_url
 
 _MAX_OPEN = 8  # files of one reader
 _WORKED = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)  # the exceptions that pyarrow raises for damaged files
@@ -76,7 +78,7 @@ class GroupReader:
             table = self._opened(file).read(group.number)
         except FileNotFoundError as exc:
             raise MissingDataError(f"{file.path}: no such file any more") from exc
-        except (IntegrityError, DecodeError):
+        except (IntegrityError, DecodeError, StorageError):
             raise
         except OSError as exc:
             self._open.pop(file.path, None)
@@ -101,6 +103,8 @@ class GroupReader:
         return opened
 
     def _open_now(self, file: TableFile) -> _Opened:
+        if is_url(file.path):
+            return RemoteParquet(file, self._columns, self._dictionaries)
         if file.container == "arrow":
             return _OpenArrow(file.path, self._columns)
         return _OpenParquet(file.path, self._columns, self._dictionaries)
@@ -132,6 +136,8 @@ class _OpenArrow:
 
 
 def _check_unchanged(file: TableFile) -> None:
+    if is_url(file.path):  # its etag is asked for in each request
+        return
     status = os.stat(file.path)
     if (status.st_size, status.st_mtime_ns) != (file.nbytes, file.mtime_ns):
         raise IntegrityError(f"{file.path}: was changed since the table was opened; make the loader again")

@@ -8,7 +8,6 @@ field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) a
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,11 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields
 from datapipe.containers.field_names import IMAGE, LABEL
-from datapipe.containers.mapped import mapped
+from datapipe.containers.mapped import byte_source
 from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar.layout import LABEL_SUFFIX
+from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
 from datapipe.index.sidecar import FieldExtent, SidecarRows
@@ -36,6 +36,7 @@ _ENCODINGS = {
 _MAX_SUFFIXES = 1000  # limit of different ones
 _MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
 _MAX_LABEL = (1 << 63) - 1
+_MAX_LABEL_NBYTES = 256  # of its text, blanks included
 _WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: no data follows their header, whatever its size says
 
 logger = get_logger(__name__)
@@ -50,7 +51,7 @@ class Member:
     nbytes: int
 
 
-def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
+def scan_members(data: ByteSource, where: str) -> Iterator[Member]:
     """Yield the regular files of a tar, in order.
 
     `where` names the tar in errors. Raises FormatError if a header does not parse or a member
@@ -103,20 +104,21 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
     return directory + slash + stem, suffix.decode(errors="replace").lower()
 
 
-def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Scan one shard; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
     Every sample needs an image; either every sample has a `cls` member (a decimal class number) or
     none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
     MissingDataError, StorageError or FormatError, naming shard and sample.
     """
-    with mapped(path, "a tar") as data:
+    with byte_source(path, "a tar") as data:
         return _index_members(data, str(path))
 
 
-def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
     columns: dict[str, FieldExtents] = {}  # by suffix
+    label_texts: list[bytes] = []  # read as they are met, so that a tar in a store is passed over once
     num_strange = 0
     for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
         keys.append(key)
@@ -129,6 +131,8 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
                 head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
                 column = columns[suffix] = FieldExtents(field_of_suffix(suffix, head))
             column.add(row, member.offset, member.nbytes)
+            if suffix == LABEL_SUFFIX:
+                label_texts.append(_small(data, member.offset, member.nbytes, where)[:_MAX_LABEL_NBYTES])
     if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
     image = _images(columns, keys, where)
@@ -138,7 +142,7 @@ def _index_members(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Fiel
     rows = SidecarRows(tuple(found), lacking=lacking)
     if num_strange:
         rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
-    numbers = _labels(data, labels, keys, where) if labels else [-1] * len(keys)
+    numbers = _labels(label_texts, labels, keys, where) if labels else [-1] * len(keys)
     encodings = {name: LABEL_SUFFIX if name == LABEL else _ENCODINGS.get(column.spec.kind, "") for name, column in found.items()}
     for row, key in enumerate(keys):
         extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in found.items()}
@@ -169,16 +173,12 @@ def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> 
     return image
 
 
-def _labels(data: mmap.mmap, column: FieldExtents, keys: list[bytes], where: str) -> list[int]:
+def _labels(texts: list[bytes], column: FieldExtents, keys: list[bytes], where: str) -> list[int]:
     if len(column) < len(keys):
         row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
         name = keys[row].decode(errors="replace")
         raise FormatError(f"{where}: some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}")
-    labels = []
-    for row, key in enumerate(keys):
-        text = _small(data, *column.at(row), where)
-        labels.append(_parse_label(text, where, key.decode(errors="replace")))
-    return labels
+    return [_parse_label(text, where, key.decode(errors="replace")) for text, key in zip(texts, keys, strict=True)]
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
@@ -239,7 +239,7 @@ def _ustar_name(header: bytes) -> bytes:
     return name
 
 
-def _small(data: mmap.mmap | bytes, start: int, nbytes: int, where: str) -> bytes:
+def _small(data: ByteSource, start: int, nbytes: int, where: str) -> bytes:
     if nbytes > _MAX_NAME:
         raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}, more than the limit of {_MAX_NAME}")
     return bytes(data[start : start + nbytes])

@@ -11,14 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.core.printable import get_logger
 from datapipe.fetch.shard_cache.directory import CacheDirectory
-from datapipe.stores.downloads import download
+from datapipe.fetch.shard_cache.filling import NUM_STREAMS, Filler, WindowFiller, warn_of_large_shards
+from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.stores.location import Location
 
 _LOOK_S = 1.0  # between checks for shards that other processes fetched
-_BUSY_S, _LONGEST_BUSY_S = 0.2, 5.0  # before trying again when other processes had the lock, or fetch what is missing
 
 logger = get_logger(__name__)
 
@@ -45,11 +44,12 @@ class _OpenShard:
 
 
 class ShardCache:
-    """Reads shards of a dataset from a cache directory, and fetches them into it in a thread, one after the other.
+    """Reads shards of a dataset from a cache directory, and fetches them into it in threads.
 
     In a full shuffle no shard is worth more than another, so as many as fit are kept, the same in every
     process, and none of them is evicted for another; shards of other datasets are, those that nobody reads and that were used
-    longest ago first. Thread-safe.
+    longest ago first. In windows it is known when each shard is due (`follow`): what is due next is fetched, and what is due
+    last makes room for it. Thread-safe.
     """
 
     def __init__(self, directory: CacheDirectory, shards: Mapping[str, CachedShard], *, max_open: int = 256) -> None:
@@ -63,17 +63,63 @@ class ShardCache:
         self._looked_s = float("-inf")
         self._damaged: set[str] = set()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._process = os.getpid()
+        self._schedule: Schedule | None = None
+        self._is_filling = False
         self.hits = self.misses = 0  # samples
 
     def start(self) -> None:
         """Begin to fetch the missing shards, unless already begun."""
         with self._lock:
-            if self._thread is None:
-                fill = _Filler(weakref.ref(self), self.directory, list(self._shards.values()), self._own)
-                self._thread = threading.Thread(target=fill, name="datapipe-shard-cache", daemon=True)
-                self._thread.start()
+            if self._is_filling:
+                return
+            self._is_filling = True
+            fill: Filler | WindowFiller
+            if self._schedule is None:
+                fill, num_threads = Filler(weakref.ref(self), self.directory, list(self._shards.values()), self._own), 1
+            else:
+                fill, num_threads = WindowFiller(weakref.ref(self), self.directory, self._schedule), NUM_STREAMS
+            for _ in range(num_threads):
+                threading.Thread(target=fill, name="datapipe-shard-cache", daemon=True).start()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Fetch and evict by when shards are due from now on. Threads that go by another schedule end."""
+        with self._lock:
+            if self._schedule is None:
+                self.directory.shrink()
+                warn_of_large_shards(self.directory, list(self._shards.values()))
+            self._schedule, self._is_filling = schedule, False
+
+    def follows(self, schedule: Schedule) -> bool:
+        """Whether this is the schedule to go by."""
+        return self._schedule is schedule
+
+    def reach(self, epoch: int, step: int) -> None:
+        """Tell where the pass stands, where the cache goes by a schedule."""
+        if self._schedule is not None:
+            self._schedule.reach(epoch, step)
+
+    def shard_at(self, url: str) -> CachedShard | None:
+        """The shard of a URL, unless it is not to be read from here."""
+        shard = self._shards.get(url)
+        return None if shard is None or shard.sha256 in self._damaged else shard
+
+    def hold(self, url: str) -> None:
+        """Keep a shard that has just been fetched from being evicted, until it is released."""
+        self._there.add(self._shards[url].sha256)
+        self._opened(url)
+
+    def release(self, name: str) -> None:
+        """Let a shard be evicted, once no thread reads it."""
+        with self._lock:
+            for url in [url for url, shard in self._open.items() if shard.name == name]:
+                del self._open[url]
+
+    def release_unless(self, is_needed: Callable[[str], bool]) -> None:
+        """Let those shards be evicted that are not needed any more."""
+        for url in list(self._open):
+            if not is_needed(url):
+                with self._lock:
+                    self._open.pop(url, None)
 
     def read(self, url: str, offset: int, nbytes: int) -> bytes | None:
         """Return bytes of a shard, not yet checked; None if the cache does not have them."""
@@ -137,73 +183,3 @@ class ShardCache:
             self._there = self.directory.names()  # before the time, as other threads rely on it once that is set
             self._looked_s = now_s
         return name in self._there
-
-
-class _Filler:
-    """Fetches shards into the cache until all exist, there is no space, or the cache is no longer used."""
-
-    def __init__(
-        self, cache: weakref.ref[ShardCache], directory: CacheDirectory, shards: list[CachedShard], own: frozenset[str]
-    ) -> None:
-        self._cache = cache
-        self._directory = directory
-        self._missing = shards
-        self._own = own
-
-    def __call__(self) -> None:
-        try:
-            self._directory.shrink()
-            self._warn_of_large_shards()
-            pause_s = _BUSY_S
-            while self._missing and self._cache() is not None:
-                there = self._directory.names()
-                self._missing = [shard for shard in self._missing if shard.sha256 not in there]
-                if self._fetch_one():
-                    pause_s = _BUSY_S
-                elif self._has_room():  # other processes fetch them; if those are killed, this one does
-                    time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_BUSY_S)
-                else:
-                    return
-        except (OSError, DatapipeError) as exc:
-            text = exc if isinstance(exc, DatapipeError) else exc.strerror
-            logger.warning("%s: takes nothing more (%s); what it has is still used", self._directory.path, text)
-
-    def _fetch_one(self) -> bool:
-        """Fetch the first shard that no other process fetches. Returns True if there was one."""
-        for shard in self._missing:
-            part = self._directory.reserve(shard.sha256, shard.nbytes, keep=self._own.__contains__)
-            if part is None:
-                continue
-            try:
-                download(shard.location, part.write, nbytes=shard.nbytes, is_wanted=self._is_wanted)
-                is_intact = part.commit(shard.sha256)
-            except StorageError:
-                if self._is_wanted():
-                    raise
-                return False
-            finally:
-                part.abandon()
-            if not is_intact:
-                raise IntegrityError(f"{shard.location}: differs from what the manifest says (sha256)")
-            return True
-        return False
-
-    def _has_room(self) -> bool:
-        """Return True if any missing shard would fit if all shards of other datasets were gone."""
-        smallest = min((shard.nbytes for shard in self._missing), default=0)
-        own = sum(nbytes for name, nbytes in self._directory.sizes() if name.removesuffix(".part") in self._own)
-        return bool(self._missing) and own + smallest <= self._directory.capacity
-
-    def _is_wanted(self) -> bool:
-        return self._cache() is not None
-
-    def _warn_of_large_shards(self) -> None:
-        smallest = min((shard.nbytes for shard in self._missing), default=0)
-        if smallest > self._directory.capacity:
-            logger.warning(
-                "%s: a cache of %d bytes is too small for a shard of %d; nothing is kept: pass a larger cache_nbytes",
-                self._directory.path,
-                self._directory.capacity,
-                smallest,
-            )

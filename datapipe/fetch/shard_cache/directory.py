@@ -142,20 +142,33 @@ class CacheDirectory:
         os.close(descriptor)
         return None
 
-    def reserve(self, name: str, nbytes: int, *, keep: Callable[[str], bool]) -> PartialShard | None:
+    def reserve(
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        keep: Callable[[str], bool],
+        rank: Callable[[str], float] = lambda name: 0.0,
+        release: Callable[[str], None] = lambda name: None,
+    ) -> PartialShard | None:
         """Allocate space for a shard, for the caller to fetch.
 
         Returns None if it exists, another process fetches it, there is no space even without the shards that may go, or
-        another process counts at this moment. `keep`: returns whether a shard must stay, whoever reads it. Raises OSError if the
-        disk is full.
+        another process counts at this moment. `keep`: returns whether a shard must stay, whoever reads it. `rank`: those of
+        the lowest go first; of equals the one that was used longest ago. `release`: called before one goes, so that the caller
+        lets go of it. Raises OSError if the disk is full.
         """
         with self._alone() as has_lock:
             if not has_lock or (self.path / name).exists():
                 return None
             self._remove_dead_parts()
-            if _part_of(self.path / name).exists() or not self._make_room(nbytes, keep):
+            if _part_of(self.path / name).exists() or not self._make_room(nbytes, keep, rank, release):
                 return None
             return self._allocate(name, nbytes)
+
+    def is_fetched(self, name: str) -> bool:
+        """Whether a shard is there, or on its way."""
+        return (self.path / name).exists() or _part_of(self.path / name).exists()
 
     def remove(self, name: str) -> None:
         """Remove a damaged shard; its present readers still have it."""
@@ -167,7 +180,7 @@ class CacheDirectory:
         with self._alone() as has_lock:
             if has_lock:
                 self._remove_dead_parts()
-                self._make_room(0, lambda name: False)
+                self._make_room(0, lambda name: False, lambda name: 0.0, lambda name: None)
 
     def clear(self) -> int:
         """Remove everything that is not in use. Returns the bytes freed."""
@@ -198,16 +211,19 @@ class CacheDirectory:
             if name.endswith(PART_SUFFIX):
                 self._evict(name)
 
-    def _make_room(self, nbytes: int, keep: Callable[[str], bool]) -> bool:
-        """Evict shards, the least recently read first, until there is space. Returns whether there is."""
+    def _make_room(
+        self, nbytes: int, keep: Callable[[str], bool], rank: Callable[[str], float], release: Callable[[str], None]
+    ) -> bool:
+        """Evict what may go, in this order, until there is room; whether there is."""
         files = dict(self.sizes())
         used = sum(files.values())
         candidates = [name for name in files if not name.endswith(PART_SUFFIX) and not keep(name)]
         if nbytes > self.capacity or used - sum(files[name] for name in candidates) + nbytes > self.capacity:
             return False
-        for name in self._by_last_use(candidates):
+        for name in sorted(self._by_last_use(candidates), key=rank):
             if used + nbytes <= self.capacity:
                 break
+            release(name)
             if self._evict(name):
                 used -= files[name]
         return used + nbytes <= self.capacity

@@ -1,0 +1,191 @@
+"""Shards in object stores that others wrote: named by URLs and patterns, indexed in one pass, the index kept locally.
+
+A tar is passed over once, its members' bytes skipped where they are large; of a Parquet file the footer, page headers and small
+columns are read. The index counts for as long as every shard has the etag and the size that it had.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datapipe.containers.foreign import index_stamp, scanner_of, write_index, write_stamp
+from datapipe.containers.formats import container_of, grouped, refuse_several_sets
+from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
+from datapipe.core.locks import one_at_a_time
+from datapipe.core.private_files import private_directory
+from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.index.manifest import BUILDING_NAME, read_manifest
+from datapipe.index.remote_set import RemoteShards, nothing_there
+from datapipe.index.sample_index import SampleIndex
+from datapipe.stores.location import Location, parse_location
+from datapipe.stores.objects import ListedObject, list_objects, object_facts
+from datapipe.stores.random_access import pin_object
+
+READ = ("tar", "parquet")  # formats that are read from stores
+_AT_ONCE = 8  # shards that are looked through
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MAX_NAMES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShardListing:
+    """Shards of one format under one prefix."""
+
+    location: Location  # of the prefix
+    objects: tuple[ListedObject, ...]
+    container: str
+
+
+def named_shards(url: str) -> ShardListing | None:
+    """Return the shards that a URL names itself: an object such as `x.tar`, a pattern, or braces; None for any other URL.
+
+    Braces are those of webdataset (`train-{000..099}.tar`, `{a,b}.tar`); patterns have `*` and `[...]`, in the last part alone.
+    Raises MissingDataError, StorageError, and FormatError where there are shards of several formats or prefixes.
+    """
+    if "{" in url:
+        return shards_at([parse_location(one) for one in expanded(url)], url)
+    location = parse_location(url)
+    if "*" in location.name or "[" in location.name:
+        prefix = _parent(location)
+        found = [one for one in list_objects(prefix) if fnmatch.fnmatchcase(one.name, location.name)]
+        if not found:
+            raise MissingDataError(f"{url}: no object matches")
+        return _listing(prefix, found, url)
+    if "*" in location.key:
+        raise FormatError(f"{url}: a pattern may stand in the last part of a URL alone; open the shards of one prefix at a time")
+    if container_of(location.name) is None:
+        return None
+    return _listing(_parent(location), _found([location]), url)
+
+
+def shards_at(locations: Sequence[Location], named: str) -> ShardListing:
+    """Return the shards at these places, in this order; `named` is what to call them. Raises what `named_shards` raises."""
+    prefixes = {str(_parent(location)) for location in locations}
+    if len(prefixes) > 1:
+        raise FormatError(f"{named}: names shards under {len(prefixes)} prefixes; open the shards of one prefix at a time")
+    return _listing(_parent(locations[0]), _found(locations), named)
+
+
+def shards_under(location: Location) -> ShardListing:
+    """Return the shards under a prefix. Raises MissingDataError where there are none, and what `named_shards` raises."""
+    found = [one for one in list_objects(location) if container_of(one.name) is not None]
+    if not found:
+        raise nothing_there(location)
+    refuse_several_sets([one.name for one in found], str(location))
+    return _listing(location, found, str(location))
+
+
+def open_remote_shards(listing: ShardListing) -> SampleIndex:
+    """Return the index of shards in a store, from where it is kept if it is still true, else made now.
+
+    Raises StorageError, and FormatError where the contents are not understood.
+    """
+    _refuse_unfinished(listing.location)
+    objects = {one.name: one for one in listing.objects}
+    for name, one in objects.items():
+        pin_object(str(listing.location / name), etag=one.etag, nbytes=one.nbytes)
+    home = _home(listing)
+    facts = {name: [one.nbytes, one.etag] for name, one in objects.items()}
+    if index_stamp(home).get("objects") != facts:
+        with one_at_a_time(home / ".lock"):
+            if index_stamp(home).get("objects") != facts:
+                _make_index(listing, home, facts)
+    manifest = read_manifest(home)
+    remote = RemoteShards(listing.location, {name: one.etag for name, one in objects.items()})
+    return SampleIndex(manifest, data_directory=home / "shards", sidecar_directory=home, remote=remote)
+
+
+def expanded(url: str) -> Iterator[str]:
+    """The URLs that braces stand for, in order. Raises FormatError for braces that are none of webdataset's."""
+    found = _BRACES.search(url)
+    if found is None:
+        if "{" in url or "}" in url:
+            raise FormatError(f"{url}: braces that do not match; write e.g. train-{{000..099}}.tar")
+        yield url
+        return
+    bounds = _RANGE.fullmatch(found.group(1))
+    if bounds:
+        first, last = bounds.groups()
+        if not 0 <= int(last) - int(first) < _MAX_NAMES:
+            raise FormatError(f"{url}: the range {found.group()} counts down, or names too many shards")
+        parts = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    else:
+        parts = found.group(1).split(",")
+    for part in parts:
+        yield from expanded(url[: found.start()] + part + url[found.end() :])
+
+
+def _refuse_unfinished(location: Location) -> None:
+    """Raise UnfinishedError for shards of a conversion that is under way: those of others come without its claim."""
+    try:
+        object_facts(location / BUILDING_NAME)
+    except (MissingDataError, StorageError):  # also where the store forbids to ask for what is not there
+        return
+    raise UnfinishedError(
+        f"{location}: a conversion into it has not ended (it holds {BUILDING_NAME}); run the same `datapipe convert` again"
+    )
+
+
+def _found(locations: Sequence[Location]) -> list[ListedObject]:
+    """Sizes and etags of named objects. Raises MissingDataError for the first that is not there."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(object_facts, locations))
+
+
+def _parent(location: Location) -> Location:
+    return Location(location.scheme, location.root, location.key.rpartition("/")[0])
+
+
+def _listing(prefix: Location, objects: list[ListedObject], url: str) -> ShardListing:
+    strange = [one.name for one in objects if container_of(one.name) is None]
+    if strange:
+        raise FormatError(f"{prefix / strange[0]}: not a shard; name tars or Parquet files alone")
+    containers = grouped(objects, lambda one: container_of(one.name) or "")
+    if len(containers) > 1:
+        found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
+        raise FormatError(f"{url}: shards of several formats: {found}; open those of one, by a pattern such as '*.tar'")
+    container = next(iter(containers))
+    if container not in READ:
+        raise FormatError(f"{url}: {container} is not read from stores, {' and '.join(READ)} are; copy or convert the files")
+    return ShardListing(prefix, tuple(objects), container)
+
+
+def _home(listing: ShardListing) -> Path:
+    """The directory in the user's cache that the index is kept in."""
+    names = [one.name for one in listing.objects]
+    digest = hashlib.sha256(json.dumps([listing.container, str(listing.location), names]).encode()).hexdigest()
+    home = user_cache(INDEXES) / digest[:24]
+    try:
+        with private_directory(home):
+            pass
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{home}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    return home
+
+
+def _make_index(listing: ShardListing, home: Path, facts: dict[str, Any]) -> None:
+    """Look through several shards at once, and write the index in their order."""
+    index_shard = scanner_of(listing.container)
+    urls = {one.name: str(listing.location / one.name) for one in listing.objects}
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        scanned = pool.map(index_shard, urls.values())
+        write_index(
+            home,
+            listing.container,
+            ((name, url, *found) for (name, url), found in zip(urls.items(), scanned, strict=True)),
+            where=str(listing.location),
+            sizes={one.name: (one.nbytes, 0) for one in listing.objects},
+        )
+    finally:
+        pool.shutdown(cancel_futures=True)
+    write_stamp(home, {"objects": facts})

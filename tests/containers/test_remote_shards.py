@@ -1,0 +1,204 @@
+"""Tars and Parquet files of others in a store: the samples of the local files, indexed once, whatever the network does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fixtures import NUM_SAMPLES, copies, make_folder, same, write_parquet, write_webdataset
+from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, upload
+
+import datapipe as dp
+from datapipe.containers import open_index
+from datapipe.containers.remote_shards import expanded
+from datapipe.core.errors import UnfinishedError
+from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.stores.random_access import RemoteBytes
+from datapipe.testing.faulty_store import Fault, FaultyStore
+
+pytestmark = [needs_obstore, needs_moto]
+TOP = f"s3://{BUCKET}"
+OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [dp.RandomResizedCrop(24)]}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same photographs as tars, as Parquet whose images lie in one piece each, and as Parquet of row groups."""
+    base = tmp_path_factory.mktemp("sets")
+    folder = make_folder(base / "folder", size=(40, 48))
+    return {
+        "tars": write_webdataset(folder, base / "tars"),
+        "plain": write_parquet(folder, base / "plain", compression="none", use_dictionary=False),
+        "grouped": write_parquet(folder, base / "grouped", compression="zstd", row_group_size=3),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(sets: dict[str, Path]) -> Iterator[FaultyStore]:
+    with moto_store() as store:
+        for name, path in sets.items():
+            upload(path, name)
+        yield store
+
+
+@pytest.fixture
+def store(server: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server.log.clear()
+    yield server
+    server.weather.faults.clear()
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "windows"])
+@pytest.mark.parametrize("name", ["tars", "plain", "grouped"])
+def test_batches_and_states_are_those_of_the_local_files(
+    store: FaultyStore, sets: dict[str, Path], name: str, shuffle: object
+) -> None:
+    options = {**OPTIONS, "shuffle": shuffle}
+    here, there = dp.DataLoader(str(sets[name]), **options), dp.DataLoader(f"{TOP}/{name}", **options)
+    expected = copies(here)
+    iterator = iter(here)
+    next(iterator), next(iterator)
+    state = here.state_dict()
+    second = copies(here)  # of the epoch after the one that was left
+    assert same(copies(there), expected)
+    there.load_state_dict(state)
+    there.set_epoch(1)
+    assert len(copies(there)) == len(expected) - 2
+    assert same(copies(there), second)
+    assert there.dataset.index.fingerprint == here.dataset.index.fingerprint
+    assert there.dataset.targets == here.dataset.targets
+
+
+def test_an_index_is_made_once_and_again_when_a_shard_changes(store: FaultyStore, sets: dict[str, Path], tmp_path: Path) -> None:
+    copied = shutil.copytree(sets["tars"], tmp_path / "changing", ignore=shutil.ignore_patterns(".*"))
+    upload(copied, "changing")
+    first = open_index(f"{TOP}/changing")
+    assert len(first) == NUM_SAMPLES
+    store.log.clear()
+    open_index(f"{TOP}/changing")
+    assert not [line for line in store.log if line.endswith(".tar") and line.startswith("GET")], "the index is kept"
+    names = sorted(path.name for path in copied.glob("*.tar"))
+    (copied / names[0]).write_bytes((copied / names[1]).read_bytes())
+    (copied / names[1]).unlink()
+    upload(copied, "changing")
+    loader = dp.DataLoader(dp.Dataset(first), **OPTIONS)
+    with pytest.raises(dp.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"):
+        copies(loader)
+    store.log.clear()
+    open_index(f"{TOP}/changing")
+    assert [line for line in store.log if line == f"GET /{BUCKET}/changing/{names[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("url", "num_shards"),
+    [("tars/*.tar", 4), ("tars/set-00[01].tar", 2), ("tars/set-{000..003}.tar", 4),
+     ("tars/{set-002,set-000}.tar", 2), ("tars/set-001.tar", 1), ("plain/*.parquet", 4), ("tars/", 4)],
+)  # fmt: skip
+def test_patterns_braces_and_prefixes(store: FaultyStore, sets: dict[str, Path], url: str, num_shards: int) -> None:
+    index = open_index(f"{TOP}/{url}")
+    assert len(index.manifest.shards) == num_shards
+    if "{set-002" in url:
+        assert [shard.name for shard in index.manifest.shards] == ["set-002.tar", "set-000.tar"], "as they are named"
+
+
+def test_braces() -> None:
+    assert list(expanded("a-{08..11}-{x,y}")) == [f"a-{number}-{end}" for number in ("08", "09", "10", "11") for end in "xy"]
+    for wrong in ("a-{3..1}", "a-{1..2", "a-{0..99999999}"):
+        with pytest.raises(dp.FormatError):
+            list(expanded(wrong))
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "said"),
+    [
+        ("tars/none-*.tar", dp.MissingDataError, "no object matches"),
+        ("tars/set-{000..009}.tar", dp.MissingDataError, "set-004.tar: no such object"),
+        ("{tars,plain}/a.tar", dp.FormatError, "names shards under 2 prefixes"),
+        ("*/a.tar", dp.FormatError, "a pattern may stand in the last part of a URL alone"),
+        ("tars/x.tfrecord", dp.MissingDataError, "no such object"),
+        ("nothing", dp.MissingDataError, "no dataset.json"),
+    ],
+)
+def test_what_cannot_be_read_is_named(store: FaultyStore, url: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        dp.DataLoader(f"{TOP}/{url}")
+
+
+@pytest.mark.parametrize("form", ["", "/*.tar", "/set-{000..003}.tar"])
+def test_a_conversion_that_is_under_way_is_no_data_of_others(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / ".building").write_bytes(b"claim")
+    upload(tmp_path / "x", "underway")
+    for path in sets["tars"].glob("*.tar"):
+        shutil.copy(path, tmp_path / "x")
+    upload(tmp_path / "x", "underway")
+    with pytest.raises(UnfinishedError, match="a conversion into it has not ended"):
+        open_index(f"{TOP}/underway{form}")
+
+
+def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.tfrecord").write_bytes(b"x")
+    upload(tmp_path / "x", "records")
+    with pytest.raises(dp.FormatError, match="tfrecord is not read from stores, tar and parquet are; copy or convert the files"):
+        dp.DataLoader(f"{TOP}/records")
+
+
+@pytest.mark.parametrize("name", ["tars", "grouped"])
+def test_a_bad_network_while_indexing_changes_nothing(store: FaultyStore, sets: dict[str, Path], name: str) -> None:
+    store.weather.faults = [
+        Fault("truncate", share=0.3, times=8), Fault("reset", share=0.3, times=8), Fault("status", share=0.3, times=8),
+    ]  # fmt: skip
+    loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS)
+    assert same(copies(loader), copies(dp.DataLoader(str(sets[name]), **OPTIONS)))
+    assert sum(fault.done for fault in store.weather.faults) > 10
+
+
+def test_a_store_that_stays_away_is_no_damage(store: FaultyStore) -> None:
+    for name, suffix in (("tars", ".tar"), ("grouped", ".parquet")):
+        loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
+        next(iter(loader))
+        loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
+        store.weather.faults = [Fault("status", status=503, path=suffix)]
+        with pytest.raises(dp.StorageError, match="no success in"):
+            copies(loader)
+        assert loader.bad_samples == []
+        store.weather.faults = []
+
+
+def test_large_members_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tar of large images, headers are read; of one of small images each byte once, in few requests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("datapipe.stores.random_access._NEAR_NBYTES", 1000)
+    monkeypatch.setattr("datapipe.stores.random_access._FIRST_NBYTES", 600)
+    folder = make_folder(tmp_path / "folder", num=12, size=(200, 220))
+    made = write_webdataset(folder, tmp_path / "set")
+    with directory_store(tmp_path / "served", large=made) as store:
+        read = 0
+        fetch = RemoteBytes._keep
+
+        def counted(self: RemoteBytes, start: int, block: bytes) -> None:
+            nonlocal read
+            read += len(block)
+            fetch(self, start, block)
+
+        monkeypatch.setattr(RemoteBytes, "_keep", counted)
+        urls = f"{TOP}/large/" + "{" + ",".join(sorted(path.name for path in made.glob("*.tar"))) + "}"
+        assert len(open_index(urls)) == 12
+        assert 0 < read < sum(path.stat().st_size for path in made.glob("*.tar")) / 2
+        assert store.num_requests < 100
+
+
+def test_an_index_that_is_damaged_is_named(store: FaultyStore) -> None:
+    index = open_index(f"{TOP}/tars")
+    for path in user_cache(INDEXES).rglob("*.index.arrow"):
+        path.write_bytes(b"x")
+    with pytest.raises(dp.FormatError, match="its index is damaged; remove"):
+        index.look_up(index.ids(np.arange(3)), "image")
