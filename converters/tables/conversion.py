@@ -21,6 +21,7 @@ from converters.report import Advance, OnProgress, Phase, ignore_progress
 from converters.shards import storage_error
 from converters.tables.options import TableConversion
 from converters.tables.plan import ERRORS_NAME, TablePlan, first_change, make_plan, read_plan
+from converters.tables.row_major import matrices_of, write_rows
 from converters.tables.rows import RowSource
 from converters.tables.sources import open_rows
 from converters.tables.writing import WrittenFile, write_parquet
@@ -114,7 +115,7 @@ def preview_table(options: TableConversion, on_progress: OnProgress = ignore_pro
     source = open_rows(options.source, delimiter=options.delimiter, names=options.names)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
         plan = _plan(Path(scratch) / BUILDING_NAME, options, source, options.num_workers or num_usable_cores(), on_progress)
-    num_files = len(plan.shard_starts) - 1
+    num_files = 1 if options.to == "hdf5" else len(plan.shard_starts) - 1
     return TablePreview(plan.num_rows, plan.num_bad, _columns_of(plan), num_files, round(plan.num_rows * plan.row_nbytes))
 
 
@@ -201,7 +202,8 @@ def _converted(
     needed, free = plan.num_rows * plan.row_nbytes * 2, shutil.disk_usage(building).free
     if needed > free and not (building / "runs").exists():
         raise StorageError(f"{building.parent}: needs up to {needed / 1e9:.2f} GB and has {free / 1e9:.2f} GB free; free space")
-    files, num_resumed = write_parquet(
+    write = write_rows if options.to == "hdf5" else write_parquet
+    files, num_resumed = write(
         building,
         plan,
         options,
@@ -217,7 +219,7 @@ def _converted(
         num_rows=plan.num_rows,
         num_bad=plan.num_bad,
         source_digest=_digest(source),
-        permutation_key=plan.key,
+        permutation_key=plan.key if options.to == "parquet" else None,
     )
     old = [] if found is None else [TABLE_NAME, ERRORS_NAME, *(file.name for file in found.files)]
     atomic.write_json(building / _FINAL_NAME, {"document": msgspec.to_builtins(document), "remove": old})
@@ -229,13 +231,16 @@ def _plan(building: Path, options: TableConversion, source: RowSource, num_threa
     building.mkdir(exist_ok=True)
     if not path.exists():
         try:
-            return make_plan(
+            plan = make_plan(
                 path,
                 options,
                 source,
                 num_threads=num_threads,
                 on_rows=lambda num, bad: on_progress(Advance(Phase.SCAN, num, bad)),
             )
+            if options.to == "hdf5":
+                matrices_of(plan)  # refuses columns of which it keeps none
+            return plan
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             with contextlib.suppress(OSError):  # it stays if it held something before

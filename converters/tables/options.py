@@ -12,7 +12,7 @@ from converters.options import Limit, OnError
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
 
-TARGETS = ("parquet",)
+TARGETS = ("parquet", "hdf5")
 COMPRESSIONS = ("none", "snappy", "zstd", "lz4")
 GROUP_ROWS = 1 << 17
 _MAX_SHARD_NBYTES = 1 << 30  # rows of a shard are sorted in memory
@@ -20,7 +20,7 @@ _MAX_SHARD_NBYTES = 1 << 30  # rows of a shard are sorted in memory
 
 @dataclass(frozen=True, slots=True)
 class TableConversion:
-    """What is converted, into what."""
+    """What is converted, into what. `to`: "parquet", or "hdf5" for one row-major file that is shuffled in full."""
 
     source: Path  # a file, a directory or a glob pattern
     destination: Path

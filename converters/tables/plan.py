@@ -20,9 +20,9 @@ from converters.tables.casting import as_type
 from converters.tables.facts import Facts, facts_of, row_nbytes
 from converters.tables.options import TableConversion
 from converters.tables.rows import MAX_SHOWN, BadRow, Block, Parsed, RowSource, in_order
-from converters.tables.schema import check_used, types_of
+from converters.tables.schema import check_used, is_left_out, types_of
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.order.draws import key64
 
 ERRORS_NAME = "errors.jsonl"
@@ -201,7 +201,10 @@ def _schema(facts: Mapping[str, Facts], options: TableConversion, num_rows: int)
         pa.field(name, declared.get(name) or one.target(), nullable=one.num_nulls > 0)
         for name, one in facts.items()
         if not (name in parents and pa.types.is_null(one.kind))  # an object that was null in some blocks
+        and not is_left_out(options.schema, name)
     ]
+    if not fields:
+        raise OptionError("--schema leaves out every column")
     return pa.schema(fields)
 
 

@@ -20,6 +20,7 @@ _TYPES: dict[str, Any] = {
     **{f"timestamp[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
     **{f"timestamp[{unit}, UTC]": pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")},
 }
+NONE = "none"  # leaves a column out
 _LISTS = {f"list<{name}>": pa.list_(kind) for name, kind in _TYPES.items() if name[0] in "if"}
 
 
@@ -34,26 +35,33 @@ def read_schema(path: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise FormatError(f'{path}: not an object of types; write such as {{"age": "int32", "C*": "string"}}')
     for name, kind in found.items():
-        type_called(kind, f"{path}: {name!r}")
+        if kind != NONE:
+            type_called(kind, f"{path}: {name!r}")
     return found
 
 
-def type_called(name: str, where: str) -> Any:
+def type_called(name: str | None, where: str) -> Any:
     """Arrow's type of a name. Raises FormatError for an unknown one."""
     known = {**_TYPES, **_LISTS}
     if name not in known:
-        raise FormatError(f"{where}: no type {name!r:.40}; the types are {', '.join(_TYPES)}, and list<...> of numbers")
+        raise FormatError(f"{where}: no type {name!r:.40}; the types are {', '.join(_TYPES)}, list<...> of numbers, and none")
     return known[name]
 
 
 def types_of(schema: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
     """The types of those columns that the schema names, by the first pattern that matches."""
-    found: dict[str, Any] = {}
-    for name in names:
-        pattern = next((one for one in schema if fnmatch.fnmatchcase(name, one)), None)
-        if pattern is not None:
-            found[name] = type_called(schema[pattern], name)
-    return found
+    found = {name: _type_name(schema, name) for name in names}
+    return {name: type_called(kind, name) for name, kind in found.items() if kind not in (None, NONE)}
+
+
+def is_left_out(schema: Mapping[str, str], name: str) -> bool:
+    """Whether the schema says that a column is not written."""
+    return _type_name(schema, name) == NONE
+
+
+def _type_name(schema: Mapping[str, str], name: str) -> str | None:
+    pattern = next((one for one in schema if fnmatch.fnmatchcase(name, one)), None)
+    return None if pattern is None else schema[pattern]
 
 
 def check_used(schema: Mapping[str, str], names: Iterable[str]) -> None:

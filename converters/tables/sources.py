@@ -28,7 +28,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 _FORMS = {
     **dict.fromkeys(DELIMITERS, "csv"),
     **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
-    **dict.fromkeys(SUFFIXES, "parquet"),
+    **{suffix: "parquet" for suffix, container in SUFFIXES.items() if container != "hdf5"},
     ".npy": "npy",
 }
 _MATRIX_ROWS = 1 << 17  # of a block

@@ -1,4 +1,4 @@
-"""`datapipe convert` for tables: CSV, JSON lines, Parquet or matrices to well-shaped Parquet."""
+"""`datapipe convert` for tables: CSV, JSON lines, Parquet or matrices to well-shaped Parquet, or to one row-major file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wants_table(args: argparse.Namespace) -> bool:
 
     if args.form == FORM:
         return True
-    if args.form != "auto" or args.to != "parquet":
+    if args.form != "auto" or args.to not in ("parquet", "hdf5"):
         return False
     if any(getattr(args, name) is not None for name in ("schema", "names", "delimiter", "compression", "group_rows")):
         return True

@@ -81,6 +81,39 @@ class TableParts:
     uploader: Uploader | None
     enter_thread: Callable[[], None] | None
 
+    def lease_batch(self, span: Span, parts: list[tuple[int, LoadedWindow, Run]], ahead: list[LoadedWindow]) -> RowBatch:
+        """Memory for the rows of a span."""
+        matrices = [memory.lease(len(span), room=self.options.batch_size) for memory in self.batches]
+        return RowBatch(span, parts, ahead, matrices, [matrix.numpy() for matrix in matrices], np.ones(len(span), np.bool_))
+
+    def blocks(self, batch: RowBatch) -> list[range]:
+        """The rows of each block of a batch."""
+        size = self.options.block_size_of(len(batch))
+        return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+
+    def hand_over(self, batch: RowBatch) -> Any:
+        """The matrices of a batch as the user gets them, or their arrival on a device."""
+        matrices = batch.matrices
+        if not batch.good.all():
+            kept = torch.from_numpy(np.flatnonzero(batch.good))
+            matrices = [matrix.index_select(0, kept) for matrix in matrices]
+        result = self._put_together(batch, matrices)
+        transform = self.options.batch_transform
+        if self.uploader is not None:
+            return self.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
+        return result if transform is None else transform(result)
+
+    def _put_together(self, batch: RowBatch, matrices: list[torch.Tensor]) -> Any:
+        layout = self.layout
+        handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
+        groups = handed[: len(layout.groups)]
+        x: Any = groups[0] if len(groups) == 1 else {kind.name: one for kind, one in zip(layout.groups, groups, strict=True)}
+        answer = [] if layout.label is None else [handed[-1]]
+        if self.options.tail is Tail.MASK:
+            real = np.arange(len(batch)) < batch.span.num_real
+            answer.append(torch.from_numpy(real[batch.good]))
+        return (x, *answer) if answer else x
+
     def lease_window(self, num_rows: int, room: int) -> list[NDArray[Any]]:
         """Memory for a window: (num_rows, width) of each matrix. `room`: rows of the largest window."""
         return [memory.lease(num_rows, room=room).numpy() for memory in self.windows]
@@ -159,16 +192,13 @@ class TableMaker:
         for window, run in zip(used, runs, strict=True):
             found.append((place, window, run))
             place += len(run)
-        matrices = [memory.lease(len(span), room=self.options.batch_size) for memory in self.parts.batches]
-        arrays = [matrix.numpy() for matrix in matrices]
-        batch = RowBatch(span, found, ahead, matrices, arrays, np.ones(len(span), np.bool_))
+        batch = self.parts.lease_batch(span, found, ahead)
         self.parts.observe(Stage.PLAN, span.step, start_ns, len(span))
         return batch
 
     def blocks(self, batch: RowBatch) -> list[range]:
         """The rows of each block."""
-        size = self.options.block_size_of(len(batch))
-        return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+        return self.parts.blocks(batch)
 
     def spare(self, batch: RowBatch) -> list[Callable[[GroupReader], object]]:
         """Row groups of windows that later steps need."""
@@ -199,27 +229,8 @@ class TableMaker:
 
     def finish(self, batch: RowBatch) -> Any:
         """The matrices as the user gets them, or their arrival on a device."""
-        matrices = batch.matrices
         batch.parts.clear()  # windows are not needed any more
-        if not batch.good.all():
-            kept = torch.from_numpy(np.flatnonzero(batch.good))
-            matrices = [matrix.index_select(0, kept) for matrix in matrices]
-        result = self._put_together(batch, matrices)
-        transform = self.options.batch_transform
-        if self.parts.uploader is not None:
-            return self.parts.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
-        return result if transform is None else transform(result)
-
-    def _put_together(self, batch: RowBatch, matrices: list[torch.Tensor]) -> Any:
-        layout = self.parts.layout
-        handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
-        groups = handed[: len(layout.groups)]
-        x: Any = groups[0] if len(groups) == 1 else {kind.name: one for kind, one in zip(layout.groups, groups, strict=True)}
-        answer = [] if layout.label is None else [handed[-1]]
-        if self.options.tail is Tail.MASK:
-            real = np.arange(len(batch)) < batch.span.num_real
-            answer.append(torch.from_numpy(real[batch.good]))
-        return (x, *answer) if answer else x
+        return self.parts.hand_over(batch)
 
     # -- windows --------------------------------------------------------------------------------
 

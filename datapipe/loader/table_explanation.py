@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from datapipe.loader.table_loader import TableLoader, sharing_problem
-from datapipe.order.row_order import PLACE_NBYTES, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, ShuffledRows, WindowedRows
+
+_ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
@@ -22,7 +24,7 @@ def table_explanation(loader: TableLoader) -> list[str]:
         f"seed      {loader.describe_seed()}",
         *(_matrix(matrix.name, matrix.width, matrix.dtype, is_vector=matrix.is_vector) for matrix in layout.matrices),
         f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
-        "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+        ("backend   rows mapped and gathered on " if index.is_row_major else _ARROW)
         + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
     ]
     if on_gpu:
@@ -39,6 +41,8 @@ def _matrix(name: str, width: int, dtype: str, *, is_vector: bool) -> str:
 
 def _order(loader: TableLoader) -> str:
     order = loader.plan().order
+    if isinstance(order, ShuffledRows):
+        return "shuffled in full: any row is as near as any other"
     if not isinstance(order, WindowedRows):
         return "in stored order"
     row_nbytes = loader.layout.row_nbytes + PLACE_NBYTES

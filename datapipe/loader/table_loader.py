@@ -11,15 +11,16 @@ import torch
 
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.row_gather import Dataset, RowGather
 from datapipe.backends.slabs import SlabPool
 from datapipe.columns.layout import Columns, Layout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
-from datapipe.containers.tables.rows import GroupReader
+from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.checks import callable_or_none, real_number, whole_number
 from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
-from datapipe.index.tables import ColumnKind, TableIndex
+from datapipe.index.tables import ColumnKind, TableGroup, TableIndex
 from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
 from datapipe.loader.lending import Lending
@@ -27,6 +28,7 @@ from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.row_batches import RowMaker
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
 from datapipe.loader.stand_ins import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
@@ -34,7 +36,7 @@ from datapipe.loader.state import LoaderState
 from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.order.plan import Plan, Rank, Tail
-from datapipe.order.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, ShuffledRows, StoredRows, WindowedRows
 
 TableBackend = Literal["auto", "tables_arrow"]
 
@@ -53,7 +55,8 @@ class TableDataset:
 class TableLoader:
     """Batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
 
-    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, or a list of paths. What a batch is:
+    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, a list of paths, or the row-major file that
+    `datapipe convert --to hdf5` makes. What a batch is:
 
     columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
       ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
@@ -67,7 +70,8 @@ class TableLoader:
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
 
     batch_size: rows of a batch, per rank.
-    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory.
+    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory; of a
+      row-major file in full.
     num_workers: threads; by default the cores this process may use. 0: the caller's thread.
     tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
     on_error: "raise" where a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
@@ -136,6 +140,7 @@ class TableLoader:
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
         self._parts: TableParts | None = None
+        self._rows: RowGather | None = None
         self._latest: Plan | None = None
         self.origin = ""
         # What frameworks and scripts read off a torch DataLoader.
@@ -215,10 +220,12 @@ class TableLoader:
         rank, options = self._frozen_rank(), self.options
         return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
 
-    def _order(self, seed: int, rank: Rank) -> RunOrder:
+    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows:
         index, options = self.dataset.index, self.options
         if not options.shuffle:
             return StoredRows(index.starts)
+        if index.is_row_major:
+            return ShuffledRows(len(index), seed)
         return WindowedRows.within(
             index.starts,
             seed=seed,
@@ -232,7 +239,7 @@ class TableLoader:
             self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         return self._rank
 
-    def _begin(self) -> tuple[TableMaker, SpanSource]:
+    def _begin(self) -> tuple[TableMaker | RowMaker, SpanSource]:
         """What a pass that begins now makes its batches with, and takes its spans from."""
         rank = self._frozen_rank()
         seed = self._seed.settle(rank, self.dataset.index.fingerprint)
@@ -240,6 +247,9 @@ class TableLoader:
         plan = self._latest = Plan(order, self.options.batch_size, rank, self.options.tail)
         if problem := sharing_problem(plan, self.dataset.index):
             warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
+        if self.dataset.index.is_row_major:
+            return RowMaker(self._shared_parts(), plan, self._mapped_rows()), SpanSource(plan)
+        assert not isinstance(order, ShuffledRows)
         first_step = plan.step_at(self._epochs.upcoming)
         return TableMaker(self._shared_parts(), plan, order, seed, first_step), SpanSource(plan)
 
@@ -272,6 +282,21 @@ class TableLoader:
                 enter_thread=None if runtime is None else runtime.enter_thread,
             )
         return self._parts
+
+    def _mapped_rows(self) -> RowGather:
+        """The rows of a row-major file."""
+        from datapipe.containers.hdf5.row_major import open_rows
+
+        if self._rows is None:
+            (file,) = self.dataset.index.files
+            check_unchanged(file)
+            opened = open_rows(file.path)
+            datasets = tuple(
+                Dataset(tuple(column.name for column in matrix.columns), array)
+                for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
+            )
+            self._rows = RowGather(datasets, self.layout, TableGroup(file, 0, len(self.dataset)))
+        return self._rows
 
     def _state(self) -> LoaderState:
         plan, last = self._latest or self.plan(), self._epochs.last

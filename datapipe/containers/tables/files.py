@@ -1,4 +1,4 @@
-"""Tables: a path to Parquet or Arrow files becomes a `TableIndex`. Only footers are read."""
+"""Tables: a path to Parquet or Arrow files, or to a row-major HDF5 file, becomes a `TableIndex`. Only footers are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _NUM_THREADS = 8  # that read footers
 _TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
@@ -42,11 +42,17 @@ class _Scanned:
 def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> TableIndex:
     """The table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
 
+    A row-major file, as `datapipe convert --to hdf5` makes it, is a table of its own.
+
     The schema is that of the first file; columns whose types differ between files are widened where nothing is lost, and that
     is stated. Raises MissingDataError where nothing is there, FormatError for what is no such table, and where files do not
     agree, StorageError where one cannot be read.
     """
     paths = _paths(source)
+    if len(paths) > 1 and (others := [path for path in paths if SUFFIXES[Path(path).suffix.lower()] == "hdf5"]):
+        raise FormatError(
+            f"{others[0]}: a row-major file is a table of its own; open it alone, without the {len(paths) - 1} others"
+        )
     with ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool:
         scanned = list(pool.map(_scan, paths))
     columns, widened = merged([(one.file.path, one.columns) for one in scanned])
@@ -88,7 +94,7 @@ def _of_path(text: str) -> list[str]:
         found = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in SUFFIXES and _is_shown(path, here))
         if not found:
             texts = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
-            raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet or Arrow files in this directory")
+            raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet, Arrow or .h5 files in this directory")
         return found
     if here.exists():
         if here.suffix.lower() not in SUFFIXES:
@@ -113,13 +119,13 @@ def _is_shown(path: Path, root: Path) -> bool:
 def _no_table(path: str) -> FormatError:
     if Path(path).suffix.lower() in TEXT_SUFFIXES:
         return FormatError(f"{path}: text, whose rows have no places; convert it first: datapipe convert {path} DST --to parquet")
-    return FormatError(f"{path}: not a .parquet, .arrow or .feather file, of which tables are read")
+    return FormatError(f"{path}: not a .parquet, .arrow, .feather or .h5 file, of which tables are read")
 
 
 def _scan(path: str) -> _Scanned:
     container = SUFFIXES[Path(path).suffix.lower()]
     try:
-        return _scan_parquet(path) if container == "parquet" else _scan_arrow(path)
+        return {"parquet": _scan_parquet, "arrow": _scan_arrow, "hdf5": _scan_hdf5}[container](path)
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file") from exc
     except FormatError:
@@ -174,6 +180,16 @@ def _scan_arrow(path: str) -> _Scanned:
     rows = [batches[number].num_rows for number in range(len(batches))]
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())
+
+
+def _scan_hdf5(path: str) -> _Scanned:
+    from datapipe.containers.hdf5.row_major import GROUP_ROWS, open_rows
+
+    status, rows = os.stat(path), open_rows(path)
+    columns = {column.name: column for matrix in rows.matrices for column in matrix.columns}
+    groups = [min(GROUP_ROWS, rows.num_rows - first) for first in range(0, rows.num_rows, GROUP_ROWS)]
+    file = TableFile(path, "hdf5", status.st_size, status.st_mtime_ns, rows.num_rows)
+    return _Scanned(file, columns, groups, rows.fingerprint)
 
 
 def _with_missing(file: TableFile, missing: set[str]) -> TableFile:
