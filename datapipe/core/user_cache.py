@@ -24,6 +24,8 @@ INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
 # Of datasets in object stores: indexes, where shards are kept, and what is on its way there.
 REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
 
+TABLES = "tables"  # finished rows of tables
+
 logger = get_logger(__name__)
 
 

@@ -21,6 +21,7 @@ from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
+from datapipe.loader.kept_rows import KeptRows
 from datapipe.loader.lending import Lending
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
@@ -80,6 +81,7 @@ class TableParts:
     workers: Lending[GroupReader]
     uploader: Uploader | None
     enter_thread: Callable[[], None] | None
+    kept: KeptRows | None = None
 
     def lease_batch(self, span: Span, parts: list[tuple[int, LoadedWindow, Run]], ahead: list[LoadedWindow]) -> RowBatch:
         """Memory for the rows of a span."""
@@ -128,7 +130,20 @@ class TableParts:
         self.observe(Stage.READ, window.step, start_ns, num, nbytes)
         start_ns = time.perf_counter_ns()
         pack(arrays, self.layout, rows=range(piece.start, piece.stop), out=window.arrays, place=piece.place, group=group)
+        if self.kept is not None:
+            filled = slice(piece.place, piece.place + num)
+            self.kept.put(int(self.index.starts[piece.group]) + piece.start, [array[filled] for array in window.arrays])
         self.observe(Stage.DECODE, window.step, start_ns, num)
+
+    def keep(self, group: int, start: int, stop: int) -> None:
+        """Read some rows of a row group for the cache alone. Raises what the reader and `pack` raise."""
+        assert self.kept is not None
+        reader = self.workers.borrow()
+        arrays = reader.read(self.index.group(group))
+        self.workers.give_back(reader)
+        made = [np.empty((stop - start, matrix.width), matrix.dtype) for matrix in self.layout.matrices]
+        pack(arrays, self.layout, rows=range(start, stop), out=made, place=0, group=self.index.group(group))
+        self.kept.put(int(self.index.starts[group]) + start, made)
 
     def note_bad(self, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError) -> None:
         """Remember a row group that is skipped or replaced."""

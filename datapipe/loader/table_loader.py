@@ -23,6 +23,7 @@ from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import ColumnKind, TableGroup, TableIndex
 from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, Pass
+from datapipe.loader.kept_rows import KeptRows, cache_directory
 from datapipe.loader.lending import Lending
 from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
@@ -36,7 +37,7 @@ from datapipe.loader.state import LoaderState
 from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.order.plan import Plan, Rank, Tail
-from datapipe.order.row_order import PLACE_NBYTES, ShuffledRows, StoredRows, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
 
 TableBackend = Literal["auto", "tables_arrow"]
 
@@ -74,6 +75,8 @@ class TableLoader:
       row-major file in full.
     num_workers: threads; by default the cores this process may use. 0: the caller's thread.
     tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
+    cache: "disk", or a directory: keep finished rows as the first epoch reads them. It is shuffled in windows, every later epoch
+      in full, by mapping what was kept. Needs shuffle=True and on_error="raise".
     on_error: "raise" where a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
       rows that are shuffled with them; see `bad_samples`.
     device: where batches are handed over; "auto" is this rank's GPU, or the CPU where torch finds none.
@@ -106,6 +109,7 @@ class TableLoader:
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         window_nbytes: int = WINDOW_NBYTES,
+        cache: str | os.PathLike[str] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -135,6 +139,7 @@ class TableLoader:
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
         self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
+        self._kept = self._open_kept(cache)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
@@ -220,19 +225,20 @@ class TableLoader:
         rank, options = self._frozen_rank(), self.options
         return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
 
-    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows:
+    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows | FirstWindowed:
         index, options = self.dataset.index, self.options
         if not options.shuffle:
             return StoredRows(index.starts)
         if index.is_row_major:
             return ShuffledRows(len(index), seed)
-        return WindowedRows.within(
+        windowed = WindowedRows.within(
             index.starts,
             seed=seed,
             global_batch=options.batch_size * rank.world_size,
             row_nbytes=self.layout.row_nbytes + PLACE_NBYTES,
             window_nbytes=options.window_nbytes,
         )
+        return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
 
     def _frozen_rank(self) -> Rank:
         if self._rank is None:
@@ -247,11 +253,14 @@ class TableLoader:
         plan = self._latest = Plan(order, self.options.batch_size, rank, self.options.tail)
         if problem := sharing_problem(plan, self.dataset.index):
             warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
-        if self.dataset.index.is_row_major:
-            return RowMaker(self._shared_parts(), plan, self._mapped_rows()), SpanSource(plan)
-        assert not isinstance(order, ShuffledRows)
-        first_step = plan.step_at(self._epochs.upcoming)
-        return TableMaker(self._shared_parts(), plan, order, seed, first_step), SpanSource(plan)
+        parts, upcoming = self._shared_parts(), self._epochs.upcoming
+        if self.dataset.index.is_row_major or (self._kept is not None and upcoming.epoch):
+            return RowMaker(parts, plan, self._mapped_rows(parts)), SpanSource(plan)
+        if self._kept is not None:
+            self._kept.open_for_writing()
+        runs = order.first if isinstance(order, FirstWindowed) else order
+        assert not isinstance(runs, ShuffledRows)
+        return TableMaker(parts, plan, runs, seed, plan.step_at(upcoming)), SpanSource(plan)
 
     def _shared_parts(self) -> TableParts:
         """What all passes share; memory is kept from pass to pass. Made in the consumer's thread: on a GPU it makes a stream."""
@@ -280,13 +289,25 @@ class TableLoader:
                 workers=Lending(lambda: GroupReader(names, dictionaries=texts)),
                 uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
                 enter_thread=None if runtime is None else runtime.enter_thread,
+                kept=self._kept,
             )
         return self._parts
 
-    def _mapped_rows(self) -> RowGather:
-        """The rows of a row-major file."""
+    def _open_kept(self, cache: str | os.PathLike[str] | None) -> KeptRows | None:
+        if cache is None:
+            return None
+        if not self.options.shuffle or self.options.on_error != "raise":
+            raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
+        if self.dataset.index.is_row_major:
+            raise OptionError("cache: the table is row-major, and mapped already; leave it out")
+        return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
+
+    def _mapped_rows(self, parts: TableParts) -> RowGather:
+        """The rows of a row-major file, or those that were kept."""
         from datapipe.containers.hdf5.row_major import open_rows
 
+        if self._rows is None and self._kept is not None:
+            self._rows = self._kept.complete(parts.keep, num_threads=self.options.num_workers)
         if self._rows is None:
             (file,) = self.dataset.index.files
             check_unchanged(file)
@@ -315,6 +336,7 @@ class TableLoader:
 def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
     """Say why ranks read the same row groups, and what to do; None where each reads its own."""
     order, ranks = plan.order, plan.rank.world_size
+    order = order.first if isinstance(order, FirstWindowed) else order
     if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
         return None
     return (
