@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from datapipe.backends.device import Uploader
 from datapipe.backends.slabs import SlabPool
-from datapipe.backends.table_windows import LoadedWindow, WindowStore
-from datapipe.backends.tables_arrow import pack
+from datapipe.backends.table_windows import Lists, LoadedWindow, WindowStore
+from datapipe.backends.tables_arrow import lists_of, pack
 from datapipe.columns.layout import Layout, Matrix
+from datapipe.columns.lists import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
+from datapipe.loader.jagged import Jagged
 from datapipe.loader.kept_rows import KeptRows
 from datapipe.loader.lending import Lending
 from datapipe.loader.policy import BadSample, BadSampleLog
@@ -39,6 +41,7 @@ class RowBatch:
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory
     good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
+    lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
 
     def __len__(self) -> int:
         return len(self.span)
@@ -108,8 +111,9 @@ class TableParts:
     def _put_together(self, batch: RowBatch, matrices: list[torch.Tensor]) -> Any:
         layout = self.layout
         handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
-        groups = handed[: len(layout.groups)]
-        x: Any = groups[0] if len(groups) == 1 else {kind.name: one for kind, one in zip(layout.groups, groups, strict=True)}
+        groups: dict[str, Any] = {kind.name: one for kind, one in zip(layout.groups, handed, strict=False)}
+        groups |= jagged_of(layout, batch)
+        x: Any = next(iter(groups.values())) if len(groups) == 1 else {name: groups[name] for name in layout.names or groups}
         answer = [] if layout.label is None else [handed[-1]]
         if self.options.tail is Tail.MASK:
             real = np.arange(len(batch)) < batch.span.num_real
@@ -130,6 +134,9 @@ class TableParts:
         self.observe(Stage.READ, window.step, start_ns, num, nbytes)
         start_ns = time.perf_counter_ns()
         pack(arrays, self.layout, rows=range(piece.start, piece.stop), out=window.arrays, place=piece.place, group=group)
+        if window.lists is not None:
+            rows = range(piece.start, piece.stop)
+            window.lists.pieces[piece.place] = lists_of(arrays, self.layout, rows=rows, group=group)
         if self.kept is not None:
             filled = slice(piece.place, piece.place + num)
             self.kept.put(int(self.index.starts[piece.group]) + piece.start, [array[filled] for array in window.arrays])
@@ -157,6 +164,31 @@ class TableParts:
         self.observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
 
 
+def jagged_of(layout: Layout, batch: RowBatch) -> dict[str, Jagged]:
+    """The groups of lists of a batch, key by key."""
+    found, place = {}, 0
+    parts = [part for _, part in sorted(batch.lists.items())]
+    for group in layout.lists:
+        columns = range(place, place + len(group.columns))
+        place = columns.stop
+        lengths = np.concatenate([part[number][1] for number in columns for part in parts])
+        if not batch.good.all():
+            lengths = lengths.reshape(len(columns), -1)[:, batch.good].ravel()  # the others' lists are empty
+        values = np.concatenate([part[number][0] for number in columns for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        keys = tuple(column.name for column in group.columns)
+        found[group.name] = Jagged(torch.from_numpy(values), torch.from_numpy(lengths), torch.from_numpy(offsets), keys)
+    return found
+
+
+def _gathered(lists: Lists, chosen: slice | NDArray[np.int64]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    found = []
+    for values, starts, lengths in zip(lists.values, lists.starts, lists.lengths, strict=True):
+        mine = lengths[chosen]
+        found.append((values[ragged_rows(mine, starts[chosen])], mine))
+    return found
+
+
 @dataclass(frozen=True)
 class TableMaker:
     """Makes the batches of one pass. Thread-safe. See `making.Maker`."""
@@ -178,6 +210,7 @@ class TableMaker:
             fill=self.parts.fill,
             on_bad=self.parts.note_bad,
             on_error=self.parts.options.on_error,
+            num_lists=sum(len(group.columns) for group in self.parts.layout.lists),
         )
         object.__setattr__(self, "_store", store)
 
@@ -234,6 +267,8 @@ class TableMaker:
                     target[first:end] = source[chosen]
                 else:
                     np.take(source, chosen, axis=0, out=target[first:end], mode="clip")  # "raise" would gather into a copy
+            if window.lists is not None:
+                batch.lists[first] = _gathered(window.lists, chosen)
             if window.bad is not None:
                 batch.good[first:end] = ~window.bad[chosen]
             spent_ns += time.perf_counter_ns() - start_ns

@@ -67,6 +67,9 @@ class TableLoader:
 
     transform: a `dp.Columns`: what is done to columns before; it must be fitted.
 
+    lists: "jagged": a group of columns of lists is a `dp.Jagged`, their elements one after the other. Otherwise lists are
+      refused, unless the transform pads them.
+
     A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
 
@@ -96,6 +99,7 @@ class TableLoader:
         label: str | Sequence[str] | None = None,
         dtypes: Mapping[str, Any] | Any = None,
         transform: Recipe | None = None,
+        lists: Literal["jagged"] | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         drop_last: bool = False,
@@ -138,7 +142,7 @@ class TableLoader:
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
-        self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
+        self.layout: Layout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of, lists=lists)
         self._kept = self._open_kept(cache)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
@@ -298,6 +302,10 @@ class TableLoader:
             return None
         if not self.options.shuffle or self.options.on_error != "raise":
             raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
+        if self.layout.lists:
+            raise OptionError(
+                "cache keeps rows of one size, which lists have not; leave it out, or pad them by dp.Columns.PadList"
+            )
         if self.dataset.index.is_row_major:
             raise OptionError("cache: the table is row-major, and mapped already; leave it out")
         return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
