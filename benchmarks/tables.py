@@ -35,6 +35,7 @@ BARS = (
     ("datapipe, 65,536", "bare", 0.45),
     ("datapipe, 65,536", "DuckDB by hand", 1.0),
     ("datapipe, 65,536", "Arrow take by hand", 1.3),
+    ("row-major, 65,536", "bare", 1.5),
     ("TensorDataset, from_torch", "TensorDataset, torch", 20.0),
     ("datapipe, 4,096", "Hugging Face, shuffled", 10.0),
 )

@@ -18,6 +18,8 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from converters.tables.conversion import TABLE_NAME
+from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
 from datapipe.core.cores import num_usable_cores
@@ -64,6 +66,8 @@ def verify(
     refuse_unfinished(directory)
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory")
+    if (directory / TABLE_NAME).is_file():
+        return _verify_table(directory, started, ByteMeter(on_bytes))
     if not holds_dataset(directory):
         read_manifest(directory)  # says what is missing
     sets = find_sets(directory)
@@ -90,6 +94,19 @@ def verify(
         elapsed_s=time.monotonic() - started,
         problems=tuple(problems),
     )
+
+
+def _verify_table(directory: Path, started: float, meter: ByteMeter) -> VerifyReport:
+    """Check a converted table: the bytes of its files, and no extra ones."""
+    document = read_table_document(directory)
+    known = {TABLE_NAME, ERRORS_NAME, *(file.name for file in document.files)}
+    strange = sorted(name for name in os.listdir(directory) if name not in known)
+    problems = [Problem(str(directory / name), "not part of the table; move it away") for name in strange]
+    for file in document.files:
+        info = ShardInfo(file.name, file.num_rows, file.nbytes, 0, file.num_rows, file.sha256)
+        problems += _check_bytes(directory / file.name, info, None, meter)
+    elapsed_s = time.monotonic() - started
+    return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems))
 
 
 def _problem(path: Path, exc: FormatError) -> Problem:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datapipe.core.observe import Observer, Stage, StageEvent
     from datapipe.diagnostics.monitor import Monitor
     from datapipe.loader import BadSample, DataLoader, Dataset, TableLoader, WeightedSampler, explain, mix
+    from datapipe.loader.jagged import Jagged
     from datapipe.loader.prefetching import prefetch
     from datapipe.stores.settings import Remote
     from datapipe.transforms import (
@@ -82,6 +83,7 @@ __all__ = [
     "FormatError",
     "GaussianBlur",
     "IntegrityError",
+    "Jagged",
     "LifecycleError",
     "MissingDataError",
     "MixUp",
@@ -128,6 +130,7 @@ _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.adapt": ("from_torch",),
+    "datapipe.loader.jagged": ("Jagged",),
     "datapipe.columns.recipe": ("Columns",),
     "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.core.observe": ("Observer", "Stage", "StageEvent"),

@@ -42,3 +42,15 @@ def test_training_stops_and_goes_on(shards: Path, tmp_path: Path) -> None:
     assert "going on after step 2" in out
     assert "step 5 of 5" in out
     assert "step 10 of 10" in run_example(*arguments, "--batch-size", "16", "--epochs", "2")
+
+
+def test_the_click_model_learns(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "click_through.py"), "--directory", str(tmp_path / "clicks")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--rows", "20000", "--batch-size", "256"], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    first, last = (float(words[words.index("loss") + 1 + step]) for step in (0, 3))
+    assert last < 0.95 * first

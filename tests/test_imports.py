@@ -59,6 +59,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "botocore": ("datapipe.stores",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "torchvision": ("datapipe.adapt",),
+    "torchrec": ("datapipe.loader.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),
     "transformers": ("datapipe.adapt.hosts.trainer",),
     "lightning": (),

@@ -22,7 +22,34 @@ from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 W = TypeVar("W")  # what fills windows, one per thread
 
 Arrays = Sequence[NDArray[Any]]
+Ints = NDArray[np.int64]
 Bad = DecodeError | IntegrityError
+
+
+@dataclass(slots=True)
+class Lists:
+    """The lists of a window's rows. Pieces are added by several threads, then put together by one."""
+
+    num_columns: int
+    pieces: dict[int, list[tuple[NDArray[Any], Ints]]] = field(default_factory=dict)  # by place: elements, lengths of each column
+    values: list[NDArray[Any]] = field(default_factory=list)  # of each column: (total,)
+    starts: list[Ints] = field(default_factory=list)  # (rows,) each
+    lengths: list[Ints] = field(default_factory=list)  # (rows,) each
+
+    def put_together(self, num_rows: int) -> None:
+        """Rows of pieces that are not there have empty lists."""
+        for column in range(self.num_columns):
+            parts, starts, lengths, total = [], np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64), 0
+            for place, found in sorted(self.pieces.items()):
+                values, counts = found[column]
+                lengths[place : place + len(counts)] = counts
+                starts[place : place + len(counts)] = total + np.cumsum(counts) - counts
+                parts.append(values)
+                total += len(values)
+            self.values.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
+            self.starts.append(starts)
+            self.lengths.append(lengths)
+        self.pieces.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +66,7 @@ class LoadedWindow:
     bad: NDArray[np.bool_] | None = None  # (rows,) rows to be left out
     bad_pieces: list[Piece] = field(default_factory=list)
     error: BaseException | None = None
+    lists: Lists | None = None  # of the columns of lists, where there are any
 
     def __len__(self) -> int:
         return len(self.window)
@@ -67,8 +95,10 @@ class WindowStore(Generic[W]):
         fill: Callable[[W, LoadedWindow, Piece], None],
         on_bad: Callable[[LoadedWindow, Piece, Bad], None],
         on_error: str,
+        num_lists: int = 0,
     ) -> None:
         self._order = order
+        self._num_lists = num_lists
         self._seed = seed
         self._lease = lease
         self._fill = fill
@@ -143,6 +173,7 @@ class WindowStore(Generic[W]):
         if loaded is None:
             pieces = self._order.pieces(window)
             loaded = LoadedWindow(window, step, self._lease(len(window)), pieces, len(pieces))
+            loaded.lists = Lists(self._num_lists) if self._num_lists else None
             self._windows[window] = loaded
         return loaded
 
@@ -170,6 +201,8 @@ class WindowStore(Generic[W]):
 
     def _finish(self, window: LoadedWindow) -> None:
         window.shuffled = self._order.shuffled(window.window)
+        if window.lists is not None:
+            window.lists.put_together(len(window))
         if not window.bad_pieces:
             return
         bad = np.zeros(len(window), np.bool_)
@@ -187,5 +220,6 @@ class WindowStore(Generic[W]):
         rows, where = np.flatnonzero(bad), window.window
         key = key64(self._seed, where.epoch, where.lane, where.number, 0x7265706C)
         chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
-        for array in window.arrays:
+        lists = [] if window.lists is None else [*window.lists.starts, *window.lists.lengths]
+        for array in [*window.arrays, *lists]:
             array[rows] = array[chosen]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
+from datapipe.columns.lists import flat_lists, item_of
 from datapipe.columns.values import ColumnValues, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import TableGroup
@@ -44,6 +45,22 @@ def pack(
             block = target[here]
             for number, values in enumerate(features):
                 values(start, stop, block[:, number])
+
+
+def lists_of(
+    arrays: Mapping[str, pa.Array], layout: MatrixLayout, *, rows: range, group: TableGroup
+) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The elements and lengths of `rows` of each column of lists. Raises OptionError for null elements that have no value."""
+    found = []
+    for lists in layout.lists:
+        for column in lists.columns:
+            values, lengths = flat_lists(arrays[column.name].slice(rows.start, len(rows)), column)
+            feature = MatrixColumn(item_of(column), column.dtype)
+            target = np.empty(len(values.data), lists.dtype)
+            if len(target):
+                _plain(feature, lists.dtype, values, group)(0, len(target), target)
+            found.append((target, lengths))
+    return found
 
 
 def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], group: TableGroup) -> Write:

@@ -27,7 +27,8 @@ def add_parser(subparsers: Any) -> None:
         help="measure the loader alone on a dataset, against torch's if asked",
         description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) without a "
         "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
-        "rounds. The first round of each is a warm-up and does not count.",
+        "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
+        "does not count.",
         epilog="example: datapipe bench shards/train --against torch",
     )
     parser.add_argument("path", help="dataset")
@@ -35,6 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
     parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
     parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
+    parser.add_argument("--table-batch-size", metavar="N", type=int, default=65536, help="rows per batch of a table (65536)")
     parser.add_argument("--num-workers", metavar="N", type=int, help="threads, and torch's processes (default: usable cores)")
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
@@ -60,13 +62,20 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
-    from datapipe.containers import open_index
+    from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
     from datapipe.core.errors import OptionError
+    from datapipe.index.tables import TableIndex
 
-    for name in ("batch_size", "size", "images", "rounds"):
+    for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
         if getattr(args, name) < 1:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
-    index = open_index(args.path)
+    index = samples_or_table(args.path)
+    if isinstance(index, TableIndex):
+        if args.against is not None:
+            raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
+        found = measure_table(index, args)
+        say_text(json.dumps(found, indent=1) if args.json else measured_text(found))
+        return 0
     result = measure(index, args)
     say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0

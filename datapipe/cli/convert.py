@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from datapipe.cli.convert_table import add_table_options, convert_table, wants_table
 from datapipe.cli.progress import Progress
 from datapipe.cli.say import say
 from datapipe.core.errors import OptionError
@@ -39,6 +40,8 @@ what SRC may be, with an example each (docs/convert.md has the details):
     datapipe convert old-shards shards/new --to hdf5
   npy: .npy files
     datapipe convert arrays shards/arrays --to tfrecord --class-from none
+  table: CSV, JSON lines, many Parquet files, a .npy matrix: rows of numbers
+    datapipe convert clicks.csv tables/clicks --to parquet
 
 --dry-run shows which form SRC was recognised as, its fields and its first samples. The
 same command resumes a killed or interrupted run; after a finished one it
@@ -68,6 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="format of the shards (docs/formats.md)",
     )
     _add_source_options(parser)
+    add_table_options(parser)
     parser.add_argument(
         "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
     )
@@ -95,7 +99,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe SRC and what is read from it."""
     group = parser.add_argument_group("what SRC is")
-    forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")
+    forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "table")
     group.add_argument(
         "--from", dest="form", default="auto", choices=forms, help="auto (default) recognises the form, and prints it"
     )
@@ -118,17 +122,22 @@ def run(args: argparse.Namespace) -> int:
     """Convert, or show a preview. Returns 0, or 130 if interrupted. Raises what `converters.convert` raises."""
     import converters
 
-    options = _recognised(_options(args))
+    is_table = wants_table(args)
+    options = None if is_table else _recognised(_options(args))
     try:
-        with _terminable(), _Display() as display:
-            if args.dry_run:
+        with _terminable(), _Display("rows" if is_table else "samples") as display:
+            if options is None:
+                tell = convert_table(args, display)
+            elif args.dry_run:
                 preview = converters.preview(options, display)
             else:
                 report = _convert(options, args.destination, display)
     except KeyboardInterrupt:
         say("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
-    if args.dry_run:
+    if options is None:
+        tell()
+    elif args.dry_run:
         _print_preview(preview, options, as_json=args.json)
     else:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
@@ -203,7 +212,8 @@ def _terminable() -> Iterator[None]:
 class _Display:
     """Shows a conversion's progress: one bar per phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._phase: Any = None
         self._progress: Progress | None = None
 
@@ -217,7 +227,7 @@ class _Display:
         if advance.phase is not self._phase:
             self._close()
             self._phase = advance.phase
-            unit = "files" if advance.total is None else "samples"
+            unit = "files" if advance.total is None and self._unit == "samples" else self._unit
             self._progress = Progress(advance.total, unit, advance.phase.value).__enter__()
         if self._progress is not None:
             self._progress.update(advance.num_samples, errors=advance.num_errors)

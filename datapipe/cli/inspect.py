@@ -22,8 +22,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="describe a dataset; --grid draws a contact sheet",
-        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet) or an image "
-        f"folder: samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset).",
+        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
+        f"folder or a table: samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset); "
+        "of a table its columns, row groups and nulls.",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")
@@ -35,15 +36,22 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_index` raises."""
-    from datapipe.containers import open_index
+    from datapipe.cli.table_facts import describe_table, samples_or_table, table_text
     from datapipe.core.atomic import refuse_to_replace
     from datapipe.core.errors import OptionError
+    from datapipe.index.tables import TableIndex
 
     if args.num < 1:
         raise OptionError(f"--num is {args.num}; it must be at least 1")
     if args.grid is not None:
         refuse_to_replace(args.grid)
-    index = open_index(args.path)
+    index = samples_or_table(args.path)
+    if isinstance(index, TableIndex):
+        if args.grid is not None:
+            raise OptionError(f"--grid: {args.path} is a table, without images")
+        told = describe_table(index)
+        say_text(json.dumps(told, indent=1) if args.json else table_text(args.path, told))
+        return 0
     facts = describe(index)
     if args.grid is not None:
         from datapipe.cli.contact_sheet import draw_sheet

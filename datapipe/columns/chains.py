@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
+from datapipe.columns.lists import padded
 from datapipe.columns.operations import (
     FIRST,
     NULL,
@@ -27,6 +28,7 @@ from datapipe.columns.operations import (
     Log1p,
     Normalize,
     Operation,
+    PadList,
 )
 from datapipe.columns.values import ColumnValues, values_of
 from datapipe.core.errors import OptionError
@@ -72,6 +74,7 @@ class Chain:
     operations: tuple[Operation, ...]
     fitted: Fitted = field(default_factory=Fitted)
     indicator: bool = False
+    element: int | None = None  # place in a list, where the chain begins with PadList
 
     @property
     def fingerprint(self) -> str:
@@ -79,6 +82,7 @@ class Chain:
         found = self.fitted
         parts = [[type(one).__name__, asdict(one)] for one in self.operations]
         words = [parts, found.fill, found.mean, found.std, found.vocabulary and found.vocabulary.digest, self.indicator]
+        words += [] if self.element is None else [self.element]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
     def dtype_of(self, column: TableColumn) -> str:
@@ -94,6 +98,9 @@ class Chain:
                     dtype = dtype if dtype == "float64" else "float32"
                 case Cast():
                     dtype = operation.dtype
+                case PadList():
+                    if not dtype.startswith("float") and not float(operation.value).is_integer():
+                        dtype = "float32"
                 case Clip():
                     bounds = (bound for bound in (operation.min, operation.max) if bound is not None)
                     if not dtype.startswith("float") and not all(float(bound).is_integer() for bound in bounds):
@@ -110,6 +117,14 @@ class Chain:
             mask = missing_of(numbers_of(array, column))
             return lambda start, stop: mask[start:stop]
         operations = self.operations
+        if isinstance(pad := operations[0] if operations else None, PadList):
+            element = padded(array, column, place=self.element or 0, value=pad.value)
+
+            def block_of_lists(start: int, stop: int) -> NDArray[Any]:
+                valid = None if element.valid is None else element.valid[start:stop]
+                return _applied(ColumnValues(element.data[start:stop], valid), operations[1:], self.fitted, column)
+
+            return block_of_lists
         if operations and isinstance(operations[0], (Categorify, HashBucket)):
             ids = _ids(array, column, operations[0], self.fitted)
             rest = operations[1:]
@@ -134,6 +149,10 @@ def values_through(values: ColumnValues, operations: Sequence[Operation], column
 
 def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str:
     first = operations[0] if operations else None
+    if isinstance(first, PadList):
+        if column.kind is not ColumnKind.LIST:
+            raise OptionError(f"column {column.name!r} is {column.type}, and PadList takes lists of numbers; leave it out")
+        return column.dtype
     if column.kind is ColumnKind.NUMBER or isinstance(first, (Categorify, HashBucket)):
         if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD, ColumnKind.DECIMAL):
             raise OptionError(
@@ -144,7 +163,7 @@ def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str
         return first.dtype
     remedy = "start with Categorify or HashBucket" if column.kind is ColumnKind.TEXT else "start with Cast('float64')"
     if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD):
-        remedy = "leave it out"
+        remedy = "start with PadList" if column.kind is ColumnKind.LIST else "leave it out"
     what = type(first).__name__ if first is not None else "nothing"
     raise OptionError(f"column {column.name!r} is {column.type}, and {what} does not accept such values; {remedy}")
 

@@ -30,6 +30,8 @@ class MatrixColumn:
 
     @property
     def name(self) -> str:
+        if self.chain is not None and self.chain.element is not None:
+            return f"{self.column.name}[{self.chain.element}]"
         return self.column.name + (".missing" if self.chain is not None and self.chain.indicator else "")
 
     @property
@@ -57,11 +59,22 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class ListGroup:
+    """Columns of lists whose elements are handed out one after the other, as `lists.Jagged`."""
+
+    name: str
+    columns: tuple[TableColumn, ...]
+    dtype: str  # of the elements
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixLayout:
-    """The matrices of a batch: the groups of columns in order, then the label if there is one."""
+    """The matrices of a batch: the groups of columns in order, then the label if there is one; and the groups of lists."""
 
     groups: tuple[Matrix, ...]
     label: Matrix | None
+    lists: tuple[ListGroup, ...] = ()
+    names: tuple[str, ...] = ()  # of all groups, in the order in which they were named; (): those of matrices
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -76,13 +89,15 @@ class MatrixLayout:
     def columns(self) -> tuple[TableColumn, ...]:
         """The columns that are read, each once."""
         found = {feature.column.name: feature.column for matrix in self.matrices for feature in matrix.features}
+        found |= {column.name: column for group in self.lists for column in group.columns}
         return tuple(found.values())
 
     @property
     def fingerprint(self) -> str:
         """A hash that differs for layouts that give other batches of the same rows."""
         parts = [(one.name, one.dtype, one.is_vector, [feature.fingerprint for feature in one.features]) for one in self.matrices]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        words = repr(parts) + "".join(f" {one.name} {one.dtype} {[column.name for column in one.columns]}" for one in self.lists)
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def layout_of(
@@ -92,13 +107,16 @@ def layout_of(
     label: str | Patterns | None,
     dtypes: Mapping[str, str] | str | None,
     chains_of: Callable[[TableColumn], tuple[Chain, ...]] = lambda column: (),
+    lists: str | None = None,
 ) -> MatrixLayout:
     """Return the layout that a loader's arguments describe. Raises OptionError for invalid ones, with the remedy.
 
     `columns`: shell patterns; a mapping of names to patterns for several groups; None: all but the label. `label`: a column,
     delivered as a vector, or patterns of several. `dtypes`: the dtype of each group, or of the only one. `chains_of`: returns the
-    chains of a column, one feature for each; (): the column unchanged.
+    chains of a column, one feature for each; (): the column unchanged. `lists`: "jagged" for groups of lists as they are.
     """
+    if lists not in (None, "jagged"):
+        raise OptionError(f"lists is {lists!r:.30}; choose 'jagged', or None")
     label_columns = _label_columns(index, label)
     names = {column.name for column in label_columns}
     if columns is None:
@@ -114,12 +132,16 @@ def layout_of(
     if LABEL in named and label is not None:
         raise OptionError(f"columns: a group is named {LABEL!r}, like the label's matrix; rename it")
     wanted = _dtypes(dtypes, [*named, *([LABEL] if label_columns else [])])
-    groups = tuple(_matrix(name, _features(found, name, chains_of), wanted.get(name)) for name, found in named.items())
+    jagged = {name: found for name, found in named.items() if lists and _are_lists(found, name, chains_of)}
+    of_lists = tuple(_list_group(name, found, wanted.get(name)) for name, found in jagged.items())
+    groups = tuple(
+        _matrix(name, _features(found, name, chains_of), wanted.get(name)) for name, found in named.items() if name not in jagged
+    )
     vector = isinstance(label, str) and len(label_columns) == 1
     answer = (
         _matrix(LABEL, _features(label_columns, LABEL, chains_of), wanted.get(LABEL), is_vector=vector) if label_columns else None
     )
-    layout = MatrixLayout(groups, answer)
+    layout = MatrixLayout(groups, answer, of_lists, tuple(named))
     index.check_present(column.name for column in layout.columns)
     return layout
 
@@ -187,13 +209,31 @@ def _matrix(name: str, features: tuple[MatrixColumn, ...], dtype: str | None, *,
     return Matrix(name, features, dtype, is_vector)
 
 
+def _are_lists(columns: Sequence[TableColumn], group: str, chains_of: Callable[[TableColumn], tuple[Chain, ...]]) -> bool:
+    """Whether a group is handed out as lists. Raises OptionError for one that mixes them with other columns."""
+    found = [column for column in columns if column.kind is ColumnKind.LIST and not chains_of(column)]
+    if found and len(found) < len(columns):
+        raise OptionError(
+            f"columns: the group {group!r} has the list {found[0].name!r} beside others; give lists a group of their own, or pad "
+            "them by transform=dp.Columns({NAME: dp.Columns.PadList(length)})"
+        )
+    return bool(found)
+
+
+def _list_group(name: str, columns: Sequence[TableColumn], dtype: str | None) -> ListGroup:
+    return ListGroup(
+        name, tuple(columns), dtype or _common_dtype(name, [MatrixColumn(column, column.dtype) for column in columns])
+    )
+
+
 def _check_numeric(column: TableColumn, group: str) -> None:
     if column.kind is ColumnKind.NUMBER:
         return
     remedy = {
         ColumnKind.TEXT: "strings are not numbers: leave it out of columns=, or make ids of it by "
         "transform=dp.Columns({NAME: dp.Columns.Categorify()})",
-        ColumnKind.LIST: "lists have no fixed width: leave it out of columns=",
+        ColumnKind.LIST: "lists have no fixed width: give them a group of their own and pass lists='jagged', or pad them by "
+        "transform=dp.Columns({NAME: dp.Columns.PadList(length)})",
         ColumnKind.DECIMAL: "tensors cannot hold decimals: leave it out of columns=, or pass "
         "transform=dp.Columns({NAME: dp.Columns.Cast('float64')})",
         ColumnKind.UNREAD: "tensors cannot hold it: leave it out of columns=",

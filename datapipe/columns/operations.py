@@ -121,10 +121,24 @@ class Cast:
         object.__setattr__(self, "dtype", name)
 
 
-Operation = FillMissing | Normalize | Log1p | Clip | Bucketize | HashBucket | Categorify | Cast
+@dataclass(frozen=True, slots=True)
+class PadList:
+    """A list becomes `length` features, `NAME[0]` and so on: longer ones are cut, shorter ones, and null, end with `value`."""
+
+    length: int
+    value: float = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or not 1 <= self.length <= 1 << 16:
+            raise OptionError(f"PadList({self.length!r:.30}): length is a whole number from 1 to 65,536")
+        _finite(self.value, "PadList")
+
+
+Operation = FillMissing | Normalize | Log1p | Clip | Bucketize | HashBucket | Categorify | Cast | PadList
 KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (FillMissing, Normalize, Log1p, Clip, Bucketize, HashBucket, Categorify, Cast)
+    kind.__name__: kind for kind in (FillMissing, Normalize, Log1p, Clip, Bucketize, HashBucket, Categorify, Cast, PadList)
 }
+_AFTER_LISTS = (Clip, Log1p, Bucketize, Cast)
 MAKES_IDS = (Bucketize, HashBucket, Categorify)
 
 
@@ -144,7 +158,9 @@ def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
             raise OptionError(f"{where} has {operation!r:.60}; pass operations such as dp.Columns.Log1p()")
     for place, operation in enumerate(listed):
         before = listed[:place]
-        if isinstance(operation, (HashBucket, Categorify)) and before:
+        if any(isinstance(one, PadList) for one in before) and not isinstance(operation, _AFTER_LISTS):
+            raise OptionError(f"{where}: {type(operation).__name__} after PadList, whose padding is no value; leave it out")
+        if isinstance(operation, (HashBucket, Categorify, PadList)) and before:
             raise OptionError(f"{where}: {type(operation).__name__} takes the stored values; put it first")
         if any(isinstance(one, MAKES_IDS) for one in before) and not isinstance(operation, Cast):
             raise OptionError(f"{where}: {type(operation).__name__} after ids, which are not quantities; leave it out")

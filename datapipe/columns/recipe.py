@@ -46,6 +46,7 @@ class Columns:
     HashBucket = ops.HashBucket
     Categorify = ops.Categorify
     Cast = ops.Cast
+    PadList = ops.PadList
 
     def __init__(self, operations: Mapping[str, Operation | Sequence[Operation]]) -> None:
         if not isinstance(operations, Mapping) or not all(isinstance(pattern, str) for pattern in operations):
@@ -114,6 +115,8 @@ class Columns:
         if operations is None:
             return ()
         chain = Chain(operations, self._found(column.name, operations))
+        if operations and isinstance(operations[0], ops.PadList):
+            return tuple(Chain(operations, chain.fitted, element=place) for place in range(operations[0].length))
         indicates = any(isinstance(one, ops.FillMissing) and one.indicator for one in operations)
         return (chain, Chain(operations, chain.fitted, indicator=True)) if indicates else (chain,)
 

@@ -50,7 +50,7 @@ class TableFile:
     """One file of a table."""
 
     path: str
-    container: str  # "parquet" or "arrow"
+    container: str  # "parquet", "arrow" or "hdf5"
     nbytes: int
     mtime_ns: int
     num_rows: int
@@ -91,6 +91,11 @@ class TableIndex:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether any row is as near as any other: it needs no order that keeps to row groups."""
+        return self.files[0].container == "hdf5"
 
     @property
     def num_groups(self) -> int:

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from datapipe.backends.device import Uploader
 from datapipe.backends.slabs import SlabPool
-from datapipe.backends.table_windows import LoadedWindow, WindowStore
-from datapipe.backends.tables_arrow import pack
+from datapipe.backends.table_windows import Lists, LoadedWindow, WindowStore
+from datapipe.backends.tables_arrow import lists_of, pack
 from datapipe.columns.layout import Matrix, MatrixLayout
+from datapipe.columns.lists import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
+from datapipe.loader.jagged import Jagged
+from datapipe.loader.kept_rows import KeptRows
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.table_options import TableOptions
@@ -38,6 +41,7 @@ class RowBatch:
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory
     good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
+    lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
 
     def __len__(self) -> int:
         return len(self.span)
@@ -80,6 +84,41 @@ class TableParts:
     workers: ObjectPool[GroupReader]
     uploader: Uploader | None
     enter_thread: Callable[[], None] | None
+    kept: KeptRows | None = None
+
+    def lease_batch(self, span: BatchSpan, parts: list[tuple[int, LoadedWindow, RowRun]], ahead: list[LoadedWindow]) -> RowBatch:
+        """Memory for the rows of a span."""
+        matrices = [memory.lease(len(span), room=self.options.batch_size) for memory in self.batches]
+        return RowBatch(span, parts, ahead, matrices, [matrix.numpy() for matrix in matrices], np.ones(len(span), np.bool_))
+
+    def blocks(self, batch: RowBatch) -> list[range]:
+        """The rows of each block of a batch."""
+        size = self.options.block_size_of(len(batch))
+        return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+
+    def hand_over(self, batch: RowBatch) -> Any:
+        """The matrices of a batch as the user gets them, or their arrival on a device."""
+        matrices = batch.matrices
+        if not batch.good.all():
+            kept = torch.from_numpy(np.flatnonzero(batch.good))
+            matrices = [matrix.index_select(0, kept) for matrix in matrices]
+        result = self._put_together(batch, matrices)
+        transform = self.options.batch_transform
+        if self.uploader is not None:
+            return self.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
+        return result if transform is None else transform(result)
+
+    def _put_together(self, batch: RowBatch, matrices: list[torch.Tensor]) -> Any:
+        layout = self.layout
+        handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
+        groups: dict[str, Any] = {kind.name: one for kind, one in zip(layout.groups, handed, strict=False)}
+        groups |= jagged_of(layout, batch)
+        x: Any = next(iter(groups.values())) if len(groups) == 1 else {name: groups[name] for name in layout.names or groups}
+        answer = [] if layout.label is None else [handed[-1]]
+        if self.options.tail is Tail.MASK:
+            real = np.arange(len(batch)) < batch.span.num_real
+            answer.append(torch.from_numpy(real[batch.good]))
+        return (x, *answer) if answer else x
 
     def lease_window(self, num_rows: int, room: int) -> list[NDArray[Any]]:
         """Return memory for a window: (num_rows, width) of each matrix. `room`: rows of the largest window."""
@@ -95,7 +134,23 @@ class TableParts:
         self.observe(Stage.READ, window.step, start_ns, num, nbytes)
         start_ns = time.perf_counter_ns()
         pack(arrays, self.layout, rows=range(piece.start, piece.stop), out=window.arrays, place=piece.place, group=group)
+        if window.lists is not None:
+            rows = range(piece.start, piece.stop)
+            window.lists.pieces[piece.place] = lists_of(arrays, self.layout, rows=rows, group=group)
+        if self.kept is not None:
+            filled = slice(piece.place, piece.place + num)
+            self.kept.put(int(self.index.starts[piece.group]) + piece.start, [array[filled] for array in window.arrays])
         self.observe(Stage.DECODE, window.step, start_ns, num)
+
+    def keep(self, group: int, start: int, stop: int) -> None:
+        """Read some rows of a row group for the cache alone. Raises what the reader and `pack` raise."""
+        assert self.kept is not None
+        reader = self.workers.borrow()
+        arrays = reader.read(self.index.group(group))
+        self.workers.give_back(reader)
+        made = [np.empty((stop - start, matrix.width), matrix.dtype) for matrix in self.layout.matrices]
+        pack(arrays, self.layout, rows=range(start, stop), out=made, place=0, group=self.index.group(group))
+        self.kept.put(int(self.index.starts[group]) + start, made)
 
     def note_bad(self, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError) -> None:
         """Record a row group that is skipped or replaced."""
@@ -107,6 +162,31 @@ class TableParts:
     def observe(self, stage: Stage, step: int, start_ns: int, num_samples: int, nbytes: int = 0) -> None:
         """Report to the observer a stage that ends now."""
         self.observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
+
+
+def jagged_of(layout: MatrixLayout, batch: RowBatch) -> dict[str, Jagged]:
+    """The groups of lists of a batch, key by key."""
+    found, place = {}, 0
+    parts = [part for _, part in sorted(batch.lists.items())]
+    for group in layout.lists:
+        columns = range(place, place + len(group.columns))
+        place = columns.stop
+        lengths = np.concatenate([part[number][1] for number in columns for part in parts])
+        if not batch.good.all():
+            lengths = lengths.reshape(len(columns), -1)[:, batch.good].ravel()  # the others' lists are empty
+        values = np.concatenate([part[number][0] for number in columns for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        keys = tuple(column.name for column in group.columns)
+        found[group.name] = Jagged(torch.from_numpy(values), torch.from_numpy(lengths), torch.from_numpy(offsets), keys)
+    return found
+
+
+def _gathered(lists: Lists, chosen: slice | NDArray[np.int64]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    found = []
+    for values, starts, lengths in zip(lists.values, lists.starts, lists.lengths, strict=True):
+        mine = lengths[chosen]
+        found.append((values[ragged_rows(mine, starts[chosen])], mine))
+    return found
 
 
 @dataclass(frozen=True)
@@ -131,6 +211,7 @@ class TableMaker:
             fill=self.parts.fill,
             on_bad=self.parts.note_bad,
             on_error=self.parts.options.on_error,
+            num_lists=sum(len(group.columns) for group in self.parts.layout.lists),
         )
         object.__setattr__(self, "_store", store)
 
@@ -160,16 +241,13 @@ class TableMaker:
         for window, run in zip(used, runs, strict=True):
             found.append((place, window, run))
             place += len(run)
-        matrices = [memory.lease(len(span), room=self.options.batch_size) for memory in self.parts.batches]
-        arrays = [matrix.numpy() for matrix in matrices]
-        batch = RowBatch(span, found, ahead, matrices, arrays, np.ones(len(span), np.bool_))
+        batch = self.parts.lease_batch(span, found, ahead)
         self.parts.observe(Stage.PLAN, span.step, start_ns, len(span))
         return batch
 
     def blocks(self, batch: RowBatch) -> list[range]:
         """Return the rows of each block."""
-        size = self.options.block_size_of(len(batch))
-        return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+        return self.parts.blocks(batch)
 
     def spare(self, batch: RowBatch) -> list[Callable[[GroupReader], object]]:
         """Return work that reads row groups of windows that later steps need."""
@@ -190,6 +268,8 @@ class TableMaker:
                     target[first:end] = source[chosen]
                 else:
                     np.take(source, chosen, axis=0, out=target[first:end], mode="clip")  # "raise" would gather into a copy
+            if window.lists is not None:
+                batch.lists[first] = _gathered(window.lists, chosen)
             if window.bad is not None:
                 batch.good[first:end] = ~window.bad[chosen]
             spent_ns += time.perf_counter_ns() - start_ns
@@ -200,27 +280,8 @@ class TableMaker:
 
     def finish(self, batch: RowBatch) -> Any:
         """Return the matrices as the user gets them, or their arrival on a device."""
-        matrices = batch.matrices
         batch.parts.clear()  # windows are not needed any more
-        if not batch.good.all():
-            kept = torch.from_numpy(np.flatnonzero(batch.good))
-            matrices = [matrix.index_select(0, kept) for matrix in matrices]
-        result = self._put_together(batch, matrices)
-        transform = self.options.batch_transform
-        if self.parts.uploader is not None:
-            return self.parts.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
-        return result if transform is None else transform(result)
-
-    def _put_together(self, batch: RowBatch, matrices: list[torch.Tensor]) -> Any:
-        layout = self.parts.layout
-        handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
-        groups = handed[: len(layout.groups)]
-        x: Any = groups[0] if len(groups) == 1 else {kind.name: one for kind, one in zip(layout.groups, groups, strict=True)}
-        answer = [] if layout.label is None else [handed[-1]]
-        if self.options.tail is Tail.MASK:
-            real = np.arange(len(batch)) < batch.span.num_real
-            answer.append(torch.from_numpy(real[batch.good]))
-        return (x, *answer) if answer else x
+        return self.parts.hand_over(batch)
 
     # -- windows --------------------------------------------------------------------------------
 

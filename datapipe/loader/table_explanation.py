@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from datapipe.loader.table_loader import TableLoader, sharing_problem
-from datapipe.order.row_order import PLACE_NBYTES, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, WindowedRows
+
+_ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
@@ -22,7 +24,7 @@ def table_explanation(loader: TableLoader) -> list[str]:
         f"seed      {loader.describe_seed()}",
         *(_matrix(matrix.name, matrix.width, matrix.dtype, is_vector=matrix.is_vector) for matrix in layout.matrices),
         f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
-        "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+        ("backend   rows mapped and gathered on " if index.is_row_major else _ARROW)
         + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
     ]
     if on_gpu:
@@ -39,6 +41,11 @@ def _matrix(name: str, width: int, dtype: str, *, is_vector: bool) -> str:
 
 def _order(loader: TableLoader) -> str:
     order = loader.plan().order
+    later = ""
+    if isinstance(order, FirstWindowed):
+        order, later = order.first, "; later epochs in full, from what the first one keeps"
+    if isinstance(order, ShuffledRows):
+        return "shuffled in full: any row is as near as any other"
     if not isinstance(order, WindowedRows):
         return "in stored order"
     row_nbytes = loader.layout.row_nbytes + PLACE_NBYTES
@@ -47,4 +54,4 @@ def _order(loader: TableLoader) -> str:
         f"shuffled in windows of {order.groups_per_window} row group{'s' * (order.groups_per_window != 1)} in each of "
         f"{order.num_lanes} lane{'s' * (order.num_lanes != 1)}: {window / 1e6:.3g} MB a window, two in each lane"
     )
-    return text + (f"; {problem}" if (problem := sharing_problem(loader.plan(), loader.dataset.index)) else "")
+    return text + later + (f"; {problem}" if (problem := sharing_problem(loader.plan(), loader.dataset.index)) else "")

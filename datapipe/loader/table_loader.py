@@ -11,22 +11,25 @@ import torch
 
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.row_gather import Dataset, RowGather
 from datapipe.backends.slabs import SlabPool
 from datapipe.columns.layout import Columns, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
-from datapipe.containers.tables.rows import GroupReader
+from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.checks import callable_or_none, real_number, whole_number
 from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
-from datapipe.index.tables import ColumnKind, TableIndex
+from datapipe.index.tables import ColumnKind, TableGroup, TableIndex
 from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
+from datapipe.loader.kept_rows import KeptRows, cache_directory
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.row_batches import RowMaker
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
 from datapipe.loader.state import LoaderState
@@ -34,7 +37,7 @@ from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.order.plan import Plan, Rank, Tail
-from datapipe.order.row_order import PLACE_NBYTES, RunOrder, StoredRows, WindowedRows
+from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
 
 TableBackend = Literal["auto", "tables_arrow"]
 
@@ -53,7 +56,8 @@ class TableDataset:
 class TableLoader:
     """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
 
-    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, or a list of paths. What a batch is:
+    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, a list of paths, or the row-major file that
+    `datapipe convert --to hdf5` makes. What a batch is:
 
     columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
       ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
@@ -63,13 +67,19 @@ class TableLoader:
 
     transform: a `dp.Columns`: operations on columns that are carried out first; it must be fitted.
 
+    lists: "jagged": a group of columns of lists is a `dp.Jagged`, their elements one after the other. Otherwise lists are
+      refused, unless the transform pads them.
+
     A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
 
     batch_size: rows of a batch, per rank.
-    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory.
+    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory; of a
+      row-major file in full.
     num_workers: threads; by default the cores this process may use. 0: the caller's thread.
     tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
+    cache: "disk", or a directory: keep finished rows as the first epoch reads them. It is shuffled in windows, every later epoch
+      in full, by mapping what was kept. Needs shuffle=True and on_error="raise".
     on_error: "raise" if a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
       rows that are shuffled with them; see `bad_samples`.
     device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
@@ -89,6 +99,7 @@ class TableLoader:
         label: str | Sequence[str] | None = None,
         dtypes: Mapping[str, Any] | Any = None,
         transform: Recipe | None = None,
+        lists: Literal["jagged"] | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
         drop_last: bool = False,
@@ -102,6 +113,7 @@ class TableLoader:
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         window_nbytes: int = WINDOW_NBYTES,
+        cache: str | os.PathLike[str] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -130,12 +142,16 @@ class TableLoader:
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
-        self.layout: MatrixLayout = layout_of(index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of)
+        self.layout: MatrixLayout = layout_of(
+            index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of, lists=lists
+        )
+        self._kept = self._open_kept(cache)
         self._bad_samples = BadSampleLog()
         self._epochs = Epochs()
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
         self._parts: TableParts | None = None
+        self._rows: RowGather | None = None
         self._latest: Plan | None = None
         self.origin = ""
         # Attributes that frameworks and scripts read from a torch DataLoader.
@@ -215,24 +231,27 @@ class TableLoader:
         rank, options = self._frozen_rank(), self.options
         return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
 
-    def _order(self, seed: int, rank: Rank) -> RunOrder:
+    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows | FirstWindowed:
         index, options = self.dataset.index, self.options
         if not options.shuffle:
             return StoredRows(index.starts)
-        return WindowedRows.within(
+        if index.is_row_major:
+            return ShuffledRows(len(index), seed)
+        windowed = WindowedRows.within(
             index.starts,
             seed=seed,
             global_batch=options.batch_size * rank.world_size,
             row_nbytes=self.layout.row_nbytes + PLACE_NBYTES,
             window_nbytes=options.window_nbytes,
         )
+        return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
 
     def _frozen_rank(self) -> Rank:
         if self._rank is None:
             self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
         return self._rank
 
-    def _begin(self) -> tuple[TableMaker, SpanSource]:
+    def _begin(self) -> tuple[TableMaker | RowMaker, SpanSource]:
         """Return the maker and the source of spans of a pass that begins now."""
         rank = self._frozen_rank()
         seed = self._seed.settle(rank, self.dataset.index.fingerprint)
@@ -240,8 +259,14 @@ class TableLoader:
         plan = self._latest = Plan(order, self.options.batch_size, rank, self.options.tail)
         if problem := sharing_problem(plan, self.dataset.index):
             warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
-        first_step = plan.step_at(self._epochs.upcoming)
-        return TableMaker(self._shared_parts(), plan, order, seed, first_step), SpanSource(plan)
+        parts, upcoming = self._shared_parts(), self._epochs.upcoming
+        if self.dataset.index.is_row_major or (self._kept is not None and upcoming.epoch):
+            return RowMaker(parts, plan, self._mapped_rows(parts)), SpanSource(plan)
+        if self._kept is not None:
+            self._kept.open_for_writing()
+        runs = order.first if isinstance(order, FirstWindowed) else order
+        assert not isinstance(runs, ShuffledRows)
+        return TableMaker(parts, plan, runs, seed, plan.step_at(upcoming)), SpanSource(plan)
 
     def _shared_parts(self) -> TableParts:
         """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
@@ -270,8 +295,39 @@ class TableLoader:
                 workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
                 uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
                 enter_thread=None if runtime is None else runtime.enter_thread,
+                kept=self._kept,
             )
         return self._parts
+
+    def _open_kept(self, cache: str | os.PathLike[str] | None) -> KeptRows | None:
+        if cache is None:
+            return None
+        if not self.options.shuffle or self.options.on_error != "raise":
+            raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
+        if self.layout.lists:
+            raise OptionError(
+                "cache keeps rows of one size, which lists have not; leave it out, or pad them by dp.Columns.PadList"
+            )
+        if self.dataset.index.is_row_major:
+            raise OptionError("cache: the table is row-major, and mapped already; leave it out")
+        return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
+
+    def _mapped_rows(self, parts: TableParts) -> RowGather:
+        """The rows of a row-major file, or those that were kept."""
+        from datapipe.containers.hdf5.row_major import open_rows
+
+        if self._rows is None and self._kept is not None:
+            self._rows = self._kept.complete(parts.keep, num_threads=self.options.num_workers)
+        if self._rows is None:
+            (file,) = self.dataset.index.files
+            check_unchanged(file)
+            opened = open_rows(file.path)
+            datasets = tuple(
+                Dataset(tuple(column.name for column in matrix.columns), array)
+                for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
+            )
+            self._rows = RowGather(datasets, self.layout, TableGroup(file, 0, len(self.dataset)))
+        return self._rows
 
     def _state(self) -> LoaderState:
         plan, last = self._latest or self.plan(), self._epochs.last
@@ -290,6 +346,7 @@ class TableLoader:
 def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
     """Return why ranks read the same row groups, with a remedy; None if each reads its own."""
     order, ranks = plan.order, plan.rank.world_size
+    order = order.first if isinstance(order, FirstWindowed) else order
     if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
         return None
     return (

@@ -278,6 +278,25 @@ class WindowedRows:
         return _sequence(_Key(self.starts), int(key64(self.seed, epoch)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstWindowed:
+    """The first epoch in windows, while rows are being kept; a full shuffle in every later one. An `order.Order`."""
+
+    first: WindowedRows
+    later: ShuffledRows
+
+    @property
+    def kind(self) -> str:
+        """Names the lanes and windows of the first epoch too."""
+        return f"{self.first.kind}, then {self.later.kind}"
+
+    def __len__(self) -> int:
+        return len(self.later)
+
+    def __call__(self, epoch: int, positions: Ints, /) -> Ints:
+        return (self.later if epoch else self.first)(epoch, positions)
+
+
 def _rows_at(order: RunOrder, epoch: int, positions: Ints) -> Ints:
     """Return the rows of the table at positions of an epoch: run by run, over stretches of consecutive positions."""
     found = np.empty(len(positions), np.int64)

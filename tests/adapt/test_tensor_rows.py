@@ -6,6 +6,7 @@ import json
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset, random_split
 
 import datapipe as dp
-from datapipe.adapt.tensor_rows import tensor_rows
+from datapipe.adapt.tensor_rows import TensorRows, tensor_rows
 
 NUM = 103
 X = torch.arange(NUM * 6, dtype=torch.float32).view(NUM, 3, 2)
@@ -154,3 +155,26 @@ def test_an_index_out_of_range_is_an_error() -> None:
 def test_random_samplers_with_replacement_stay() -> None:
     _, ours = take(sampler=RandomSampler(DATA, replacement=True, num_samples=50))
     assert sum(len(y) for _, y in ours) == 50
+
+
+TENSORS = {
+    "contiguous": torch.arange(60.0).reshape(20, 3),
+    "columns of a wider tensor": torch.arange(100).reshape(20, 5)[:, 1:4],
+    "transposed": torch.arange(60.0).reshape(3, 20).T,
+    "bfloat16": torch.arange(60.0).reshape(20, 3).to(torch.bfloat16),
+    "complex, conjugated": torch.complex(torch.arange(20.0), torch.ones(20)).conj(),
+    "negated": torch.complex(torch.zeros(20), torch.arange(20.0)).conj().imag,
+    "bool": torch.arange(20) % 3 == 0,
+    "empty rows": torch.empty(20, 0),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_gathers_are_those_of_torch(name: str) -> None:
+    rows = np.array([7, 0, 19, 7, 3])
+    (found,) = TensorRows([TENSORS[name]], None).__getitems__(rows)
+    expected = TENSORS[name].index_select(0, torch.from_numpy(rows))
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+    with pytest.raises(IndexError):
+        TensorRows([TENSORS[name]], None).__getitems__(np.array([20]))

@@ -1,4 +1,4 @@
-"""Turn a path to Parquet or Arrow files into a `TableIndex`. Only footers are read."""
+"""Turn a path to Parquet or Arrow files, or to a row-major HDF5 file, into a `TableIndex`. Only footers are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from datapipe.index.tables import TableColumn, TableFile, TableIndex
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _NUM_THREADS = 8  # for reading footers
 _TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
@@ -46,11 +46,17 @@ class _Scanned:
 def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> TableIndex:
     """Open the table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
 
+    A row-major file, as `datapipe convert --to hdf5` makes it, is a table of its own.
+
     The schema is that of the first file; columns whose types differ between files are widened if nothing is lost, which
     `TableIndex.widened` reports. Raises MissingDataError if there are no files, FormatError for files that are not such tables or
     do not agree, StorageError if one cannot be read.
     """
     paths = _paths(source)
+    if len(paths) > 1 and (others := [path for path in paths if SUFFIXES[Path(path).suffix.lower()] == "hdf5"]):
+        raise FormatError(
+            f"{others[0]}: a row-major file is a table of its own; open it alone, without the {len(paths) - 1} others"
+        )
     with ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool:
         scanned = list(pool.map(_scan, paths))
     columns, widened = merged([(one.file.path, one.columns) for one in scanned])
@@ -94,7 +100,7 @@ def _of_path(text: str) -> list[str]:
         found = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in SUFFIXES and _is_shown(path, here))
         if not found:
             texts = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
-            raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet or Arrow files in this directory")
+            raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet, Arrow or .h5 files in this directory")
         return found
     if here.exists():
         if here.suffix.lower() not in SUFFIXES:
@@ -119,7 +125,7 @@ def _is_shown(path: Path, root: Path) -> bool:
 def _no_table(path: str) -> FormatError:
     if Path(path).suffix.lower() in TEXT_SUFFIXES:
         return FormatError(f"{path}: text, whose rows have no places; convert it first: datapipe convert {path} DST --to parquet")
-    return FormatError(f"{path}: not a .parquet, .arrow or .feather file, the formats of tables")
+    return FormatError(f"{path}: not a .parquet, .arrow, .feather or .h5 file, the formats of tables")
 
 
 def _scan(path: str) -> _Scanned:
@@ -127,7 +133,7 @@ def _scan(path: str) -> _Scanned:
     try:
         if is_url(path):
             return _scan_remote(path)
-        return _scan_parquet(path) if container == "parquet" else _scan_arrow(path)
+        return {"parquet": _scan_parquet, "arrow": _scan_arrow, "hdf5": _scan_hdf5}[container](path)
     except (FormatError, MissingDataError, StorageError):
         raise
     except FileNotFoundError as exc:
@@ -195,6 +201,16 @@ def _scan_arrow(path: str) -> _Scanned:
     rows = [batches[number].num_rows for number in range(len(batches))]
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())
+
+
+def _scan_hdf5(path: str) -> _Scanned:
+    from datapipe.containers.hdf5.row_major import GROUP_ROWS, open_rows
+
+    status, rows = os.stat(path), open_rows(path)
+    columns = {column.name: column for matrix in rows.matrices for column in matrix.columns}
+    groups = [min(GROUP_ROWS, rows.num_rows - first) for first in range(0, rows.num_rows, GROUP_ROWS)]
+    file = TableFile(path, "hdf5", status.st_size, status.st_mtime_ns, rows.num_rows)
+    return _Scanned(file, columns, groups, rows.fingerprint)
 
 
 def _with_missing(file: TableFile, missing: set[str]) -> TableFile:

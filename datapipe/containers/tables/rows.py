@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -95,7 +96,7 @@ class GroupReader:
     def _opened(self, file: TableFile) -> _Opened:
         opened = self._open.get(file.path)
         if opened is None:
-            _check_unchanged(file)
+            check_unchanged(file)
             opened = self._open[file.path] = self._open_now(file)
             while len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
@@ -107,6 +108,8 @@ class GroupReader:
             return RemoteParquet(file, self._columns, self._dictionaries)
         if file.container == "arrow":
             return _OpenArrow(file.path, self._columns)
+        if file.container == "hdf5":
+            return _OpenHdf5(file.path, self._columns)
         return _OpenParquet(file.path, self._columns, self._dictionaries)
 
 
@@ -135,7 +138,27 @@ class _OpenArrow:
         return batch
 
 
-def _check_unchanged(file: TableFile) -> None:
+class _OpenHdf5:
+    def __init__(self, path: str, columns: list[str]) -> None:
+        from datapipe.containers.hdf5.row_major import GROUP_ROWS, open_rows
+
+        rows = open_rows(path)
+        self._group_rows, self._num_rows = GROUP_ROWS, rows.num_rows
+        pairs = zip(rows.matrices, rows.arrays, strict=True)
+        self._columns = {
+            column.name: array[:, number]
+            for matrix, array in pairs
+            for number, column in enumerate(matrix.columns)
+            if column.name in columns
+        }
+
+    def read(self, number: int) -> Any:
+        here = slice(number * self._group_rows, (number + 1) * self._group_rows)
+        return pa.table({name: np.ascontiguousarray(column[here]) for name, column in self._columns.items()})
+
+
+def check_unchanged(file: TableFile) -> None:
+    """Raise IntegrityError if the file is not the one that was indexed."""
     if is_url(file.path):  # its etag is asked for in each request
         return
     status = os.stat(file.path)

@@ -1,0 +1,56 @@
+"""Values in another type, value by value where some do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_NO_VALUE = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])  # words for a missing number
+
+
+def as_type(array: pa.Array, kind: Any, *, stop_at_first: bool = False) -> tuple[pa.Array, NDArray[np.bool_] | None]:
+    """The values in a type, and (n,) bool: which ones do not fit, None where all do. Those are null.
+
+    In text, spaces around a value and a leading plus count for nothing, and words such as NA are null where numbers are wanted.
+    `stop_at_first`: only whether all fit matters; the values are good only if they do.
+    """
+    try:
+        return array.cast(kind), None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if pa.types.is_string(array.type):
+            array = _tidied(array)
+    if pa.types.is_string(kind) and not pa.types.is_nested(array.type):
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], kind), None
+    try:
+        return array.cast(kind), None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        bad = np.zeros(len(array), np.bool_)
+        if stop_at_first:
+            return array, bad
+    parts: list[pa.Array] = []
+    _cast_parts(array, kind, 0, parts, bad)
+    return pa.concat_arrays(parts), bad
+
+
+def _tidied(array: pa.Array) -> pa.Array:
+    array = pc.utf8_trim_whitespace(array)
+    array = pc.if_else(pc.starts_with(array, "+"), pc.utf8_slice_codeunits(array, 1), array)
+    return pc.if_else(pc.is_in(array, value_set=_NO_VALUE), pa.scalar(None, array.type), array)
+
+
+def _cast_parts(array: pa.Array, kind: Any, start: int, parts: list[pa.Array], bad: NDArray[np.bool_]) -> None:
+    """Cast halves, down to the single values that do not fit."""
+    try:
+        parts.append(array.cast(kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(array) == 1:
+            bad[start] = True
+            parts.append(pa.nulls(1, kind))
+            return
+        middle = len(array) // 2
+        _cast_parts(array[:middle], kind, start, parts, bad)
+        _cast_parts(array[middle:], kind, start + middle, parts, bad)

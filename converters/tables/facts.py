@@ -1,0 +1,159 @@
+"""The type of a column, found by looking at all of its values: facts of blocks, joined in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from converters.tables.casting import as_type
+from datapipe.core.errors import FormatError
+
+_EXACT = 2.0**53  # beyond it, float64 does not hold every integer
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_PROBED = 64  # values tried first: most types that are not the column's fail there
+_UNITS = ("s", "ms", "us", "ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the values of a column. `kind`: null where there is none yet."""
+
+    kind: Any  # pa.DataType
+    num_rows: int = 0
+    num_nulls: int = 0
+    low: int = 0  # of integers, where there are any
+    high: int = 0
+    nbytes: int = 0  # of texts and lists
+
+    def joined(self, other: Facts, name: str, *, is_text: bool) -> Facts:
+        """Of both. Values that go in no common column are text where they came as text; otherwise FormatError is raised."""
+        try:
+            kind = joined(self.kind, other.kind, name)
+            if pa.types.is_floating(kind) and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > _EXACT:
+                raise FormatError(f"column {name!r} holds integers beyond 2^53 beside floats; name its type in --schema")
+        except FormatError:
+            if not is_text:
+                raise
+            kind = pa.string()
+        both = [one for one in (self, other) if one.num_rows > one.num_nulls and pa.types.is_integer(one.kind)]
+        return Facts(
+            kind,
+            self.num_rows + other.num_rows,
+            self.num_nulls + other.num_nulls,
+            min((one.low for one in both), default=0),
+            max((one.high for one in both), default=0),
+            self.nbytes + other.nbytes,
+        )
+
+    def target(self) -> Any:
+        """The type in which the column is written: the smallest integer that holds it, 32-bit floats where there is no value."""
+        if pa.types.is_null(self.kind):
+            return pa.string() if self.nbytes else pa.float32()
+        if pa.types.is_integer(self.kind):
+            for kind in _INTEGERS:
+                limits = np.iinfo(kind.to_pandas_dtype())
+                if limits.min <= self.low and self.high <= limits.max:
+                    return kind
+        return self.kind
+
+
+def facts_of(array: pa.Array, *, is_text: bool) -> Facts:
+    """What the values of a block say. `is_text`: they are text, of which the tightest type is looked for."""
+    kind = array.type
+    if is_text and pa.types.is_string(kind):
+        typed = _recognised(array)
+        if typed.null_count == len(typed) > array.null_count:  # nothing but words such as NA: numbers elsewhere make them nulls
+            return Facts(pa.null(), len(array), len(array), nbytes=array.nbytes)
+        return facts_of(typed, is_text=False)
+    if pa.types.is_large_string(kind):
+        array = array.cast(pa.string())
+    low = high = 0
+    if array.null_count == len(array):
+        return Facts(pa.null(), len(array), len(array))
+    if pa.types.is_integer(kind):
+        ends = pc.min_max(array).as_py()
+        low, high = ends["min"], ends["max"]
+    return Facts(array.type, len(array), array.null_count, low, high, 0 if _width(kind) else array.nbytes)
+
+
+def row_nbytes(kind: Any, facts: Facts) -> float:
+    """Bytes of a row of the column in memory."""
+    return float(_width(kind) or facts.nbytes / max(1, facts.num_rows))
+
+
+def _width(kind: Any) -> int:
+    """Bytes of a value; 0 where values differ in size."""
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return 0
+
+
+def joined(one: Any, other: Any, name: str) -> Any:
+    """The type that holds values of both. Raises FormatError where there is none."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    kinds = (one, other)
+    if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        if all(map(pa.types.is_integer, kinds)):
+            return pa.int64() if not any(kind == pa.uint64() for kind in kinds) else pa.uint64()
+        return pa.float64()
+    if all(map(_is_time, kinds)):
+        zones = {getattr(kind, "tz", None) for kind in kinds}
+        if len(zones) == 1 or any(map(pa.types.is_date, kinds)):
+            units = [getattr(kind, "unit", "s") for kind in kinds]
+            return pa.timestamp(max(units, key=_UNITS.index), max(filter(None, zones), default=None))
+    if any(map(pa.types.is_string, kinds)) and all(pa.types.is_string(kind) or _is_time(kind) for kind in kinds):
+        return pa.string()  # texts of which some look like times
+    if all(pa.types.is_list(kind) for kind in kinds):
+        return pa.list_(joined(one.value_type, other.value_type, name))
+    raise FormatError(f"column {name!r} holds values of type {one} and of type {other}; name its type in --schema")
+
+
+def _is_time(kind: Any) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
+
+
+_GUESSES = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"))
+
+
+def _recognised(array: pa.Array) -> pa.Array:
+    """Text as the tightest type that all of it is; the text itself where it is none."""
+    if array.null_count == len(array):
+        return array
+    probe = array.drop_null()[:_PROBED]
+    for kind in _GUESSES:
+        if as_type(probe, kind, stop_at_first=True)[1] is not None:
+            continue
+        typed, bad = as_type(array, kind, stop_at_first=True)
+        if bad is not None:
+            continue
+        if pa.types.is_integer(kind) and _has_leading_zero(array):
+            return array  # such as a postal code
+        if pa.types.is_floating(kind) and _has_long_integer(array, typed):
+            return array  # a float would round it
+        if pa.types.is_boolean(kind) and _has_digit(array):
+            return array
+        return typed
+    return array
+
+
+def _has_leading_zero(array: pa.Array) -> bool:
+    found = array.filter(pc.starts_with(array, "0"))
+    return bool(pc.any(pc.greater(pc.binary_length(found), 1)).as_py())
+
+
+def _has_long_integer(array: pa.Array, typed: pa.Array) -> bool:
+    large = pc.greater_equal(pc.abs(typed), _EXACT)
+    found = array.filter(pc.fill_null(large, False))
+    return bool(len(found) and pc.any(pc.match_substring_regex(found, "^[+-]?[0-9]+$")).as_py())
+
+
+def _has_digit(array: pa.Array) -> bool:
+    return bool(pc.any(pc.is_in(array, value_set=pa.array(["0", "1"]))).as_py())

@@ -1,0 +1,79 @@
+"""The options of a conversion of a table, checked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from converters.options import Limit, OnError
+from datapipe.core.checks import path_name
+from datapipe.core.errors import OptionError
+
+TARGETS = ("parquet", "hdf5")
+COMPRESSIONS = ("none", "snappy", "zstd", "lz4")
+GROUP_ROWS = 1 << 17
+_MAX_SHARD_NBYTES = 1 << 30  # rows of a shard are sorted in memory
+
+
+@dataclass(frozen=True, slots=True)
+class TableConversion:
+    """What is converted, into what. `to`: "parquet", or "hdf5" for one row-major file that is shuffled in full."""
+
+    source: Path  # a file, a directory or a glob pattern
+    destination: Path
+    to: str = "parquet"
+    schema: Mapping[str, str] = field(default_factory=dict)  # type names by column or pattern; the others are found by a scan
+    names: tuple[str, ...] = ()  # of the columns of CSV without a header
+    delimiter: str | None = None
+    compression: str = "snappy"
+    group_rows: int = GROUP_ROWS
+    shard_nbytes: int = 256_000_000  # of rows in memory, per file: a target
+    seed: int | None = 0  # of the order in which rows are written; None: as they come
+    on_error: OnError = OnError.FAIL
+    max_errors: Limit | None = None
+    num_workers: int | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        path_name(self.source, "source")
+        path_name(self.destination, "destination")
+        _require(self.to in TARGETS, f"--to {self.to!r}: tables become {' or '.join(TARGETS)}")
+        _require(self.compression in COMPRESSIONS, f"--compression {self.compression!r}: choose of {', '.join(COMPRESSIONS)}")
+        _require(self.group_rows >= 1, f"--group-rows is {self.group_rows}; it must be at least 1")
+        _require(
+            1 <= self.shard_nbytes <= _MAX_SHARD_NBYTES, "--shard-size of a table is at most 1GiB: its rows are sorted in memory"
+        )
+        _require(
+            self.on_error is not OnError.QUARANTINE, "--on-error quarantine is for files; errors.jsonl keeps the text of bad rows"
+        )
+        _require(self.num_workers is None or self.num_workers >= 1, f"--workers is {self.num_workers}; it must be at least 1")
+        _require(self.delimiter is None or len(self.delimiter) == 1, f"--delimiter {self.delimiter!r}: pass one character")
+        _require(len(set(self.names)) == len(self.names), "--names names a column twice")
+        if self.max_errors is not None and self.on_error is OnError.FAIL:
+            raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
+        source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
+        if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
+            raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
+
+    def as_typed(self) -> dict[str, Any]:
+        """The options on which the written bytes depend, JSON-safe."""
+        return {
+            "to": self.to,
+            "schema": dict(self.schema),
+            "names": list(self.names),
+            "delimiter": self.delimiter,
+            "compression": self.compression,
+            "group_rows": self.group_rows,
+            "shard_size": self.shard_nbytes,
+            "seed": self.seed,
+            "on_error": self.on_error.value,
+            "max_errors": None if self.max_errors is None else str(self.max_errors),
+        }
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise OptionError(message)

@@ -1,0 +1,236 @@
+"""The plan of a conversion of a table: one pass over the source that counts rows, finds types and names bad rows."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from converters.options import OnError
+from converters.tables.casting import as_type
+from converters.tables.facts import Facts, facts_of, row_nbytes
+from converters.tables.options import TableConversion
+from converters.tables.rows import MAX_SHOWN, BadRow, Block, Parsed, RowSource, in_order
+from converters.tables.schema import check_used, is_left_out, types_of
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.order.draws import key64
+
+ERRORS_NAME = "errors.jsonl"
+_SHUFFLE_PURPOSE = 0x726F7773  # makes the write order's key different from those of epochs
+_RUN_NBYTES = 64 << 20  # rows that one thread reads and sorts at once
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What will be written: all that a second run needs to do the same."""
+
+    options: dict[str, Any]
+    files: list[tuple[str, int, int]]  # name, bytes, mtime in ns
+    schema: str  # Arrow's, base64 of its serialised form
+    blocks: list[tuple[int, int, int, int]]  # file, start, stop, good rows
+    num_rows: int
+    num_bad: int
+    row_nbytes: float  # of a row in memory
+    rows_per_shard: int
+    key: int | None  # row r of the source goes to place RowPermutation(num_rows, key).at([r]); None: to r
+
+    @property
+    def arrow_schema(self) -> Any:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.schema)))
+
+    @property
+    def first_rows(self) -> NDArray[np.int64]:
+        """(blocks + 1,) the row at which each block begins, and the number of rows."""
+        return np.cumsum([0, *(block[3] for block in self.blocks)])
+
+    @property
+    def shard_starts(self) -> list[int]:
+        """The places at which shards begin, and the number of rows."""
+        return [*range(0, self.num_rows, self.rows_per_shard), self.num_rows]
+
+    def runs(self) -> list[list[int]]:
+        """Numbers of blocks that are read together."""
+        found: list[list[int]] = []
+        num_rows = 0
+        for number, (_, _, _, rows) in enumerate(self.blocks):
+            if not found or num_rows * self.row_nbytes >= _RUN_NBYTES:
+                found.append([])
+                num_rows = 0
+            found[-1].append(number)
+            num_rows += rows
+        return found
+
+
+def read_plan(path: Path) -> TablePlan:
+    """Read a plan. Raises FormatError for a file that no conversion wrote."""
+    try:
+        return msgspec.convert(json.loads(regular_files.read_bytes(path, at_most=1 << 32)), TablePlan)
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{path}: not the plan of a conversion ({exc!s:.100}); delete {path.parent} and start over") from exc
+
+
+def make_plan(
+    path: Path, options: TableConversion, source: RowSource, *, num_threads: int, on_rows: Callable[[int, int], None]
+) -> TablePlan:
+    """Scan the source, write the plan to `path`, and bad rows to `errors.jsonl` beside it.
+
+    `on_rows`: told of rows and bad rows. Raises DecodeError for a bad row under "fail", and for more than `max_errors`,
+    MissingDataError for a source without rows, FormatError and OptionError for types that do not go together.
+    """
+    facts: dict[str, Facts] = {}
+    blocks: list[tuple[int, int, int, int]] = []
+    num_rows = num_seen = num_bad = file_seen = 0
+
+    def survey(block: Block) -> tuple[Block, Parsed, dict[str, Facts]]:
+        parsed = typed_rows(source.parse(block, _declared(options, source)), options.schema, source)
+        declared = types_of(options.schema, parsed.columns)
+        return (
+            block,
+            parsed,
+            {name: facts_of(array, is_text=source.is_text and name not in declared) for name, array in parsed.columns.items()},
+        )
+
+    with atomic.atomic_writer(path.with_name(ERRORS_NAME)) as errors:
+        for block, parsed, found in in_order(survey, source.blocks(), num_threads=num_threads):
+            if blocks and block.file != blocks[-1][0]:
+                file_seen = 0
+            for bad in parsed.bad:
+                errors.write(_line_of(source, block, bad, file_seen))
+                _refuse(options, source, block, bad, file_seen)
+            _join(facts, found, num_rows=num_rows, added=parsed.num_rows, is_text=source.is_text)
+            blocks.append((block.file, block.start, block.stop, parsed.num_rows))
+            num_rows += parsed.num_rows
+            num_seen += parsed.num_seen
+            file_seen += parsed.num_seen
+            num_bad += len(parsed.bad)
+            on_rows(parsed.num_seen, len(parsed.bad))
+            parsed.columns.clear()
+    if not num_rows:
+        raise MissingDataError(f"{options.source}: no rows{' that are good' if num_bad else ''}; check the path of the source")
+    check_used(options.schema, facts)
+    if options.max_errors is not None and num_bad > options.max_errors.of(num_seen):
+        raise DecodeError(f"{options.source}: {num_bad} bad rows exceed --max-errors {options.max_errors} of {num_seen}")
+    schema = _schema(facts, options, num_rows)
+    nbytes = sum(row_nbytes(field.type, facts[field.name]) for field in schema)
+    per_shard = max(1, round(options.shard_nbytes / nbytes / options.group_rows)) * options.group_rows
+    plan = TablePlan(
+        options=options.as_typed(),
+        files=[(file.name, file.nbytes, file.mtime_ns) for file in source.files],
+        schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+        blocks=blocks,
+        num_rows=num_rows,
+        num_bad=num_bad,
+        row_nbytes=nbytes,
+        rows_per_shard=per_shard,
+        key=None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE)),
+    )
+    atomic.write_json(path, msgspec.to_builtins(plan))
+    return plan
+
+
+def rows_of(block: Block, schema: Any, options: TableConversion, source: RowSource) -> Any:
+    """The good rows of a block as a table of the schema. The same rows as the scan found."""
+    types = {field.name: field.type for field in schema}
+    parsed = typed_rows(source.parse(block, types if not source.is_text else {}), options.schema, source)
+    arrays = []
+    for field in schema:
+        array = parsed.columns.get(field.name)
+        array = pa.nulls(parsed.num_rows, field.type) if array is None else array
+        typed, bad = as_type(array, field.type)
+        if bad is not None or (typed.null_count and not field.nullable):
+            raise FormatError(
+                f"{source.files[block.file].name}: column {field.name!r} is not what the scan found; was it changed?"
+            )
+        arrays.append(typed)
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> Parsed:
+    """Columns whose types the user named in those types; rows whose values do not fit are bad."""
+    types = types_of(schema, parsed.columns)
+    columns, wrong = dict(parsed.columns), dict[int, str]()
+    for name, kind in types.items():
+        columns[name], bad = as_type(columns[name], kind)
+        if bad is not None:
+            for place in np.flatnonzero(bad).tolist():
+                value = parsed.columns[name][place].as_py()
+                wrong.setdefault(place, f"{name}: {value!r:.60} is no {kind}")
+    if not wrong:
+        return Parsed(columns, parsed.num_rows, parsed.bad)
+    gone = {one.number for one in parsed.bad}
+    numbers = [number for number in range(parsed.num_seen) if number not in gone]
+    keep = np.ones(parsed.num_rows, np.bool_)
+    keep[list(wrong)] = False
+    shown = [
+        BadRow(
+            numbers[place],
+            reason,
+            json.dumps({name: array[place].as_py() for name, array in parsed.columns.items()}, default=str)[:MAX_SHOWN],
+        )
+        for place, reason in sorted(wrong.items())
+    ]
+    kept = {name: array.filter(pa.array(keep)) for name, array in columns.items()}
+    return Parsed(kept, int(keep.sum()), tuple(sorted((*parsed.bad, *shown), key=lambda one: one.number or 0)))
+
+
+def _declared(options: TableConversion, source: RowSource) -> dict[str, Any]:
+    """The named types that a parser needs to know: of JSON members whose names are no patterns."""
+    return {} if source.is_text else types_of(options.schema, [name for name in options.schema if not set(name) & set("*?[")])
+
+
+def _join(facts: dict[str, Facts], found: Mapping[str, Facts], *, num_rows: int, added: int, is_text: bool) -> None:
+    for name in {**facts, **found}:
+        before = facts.get(name) or Facts(pa.null(), num_rows, num_rows)
+        facts[name] = before.joined(found.get(name) or Facts(pa.null(), added, added), name, is_text=is_text)
+
+
+def _schema(facts: Mapping[str, Facts], options: TableConversion, num_rows: int) -> Any:
+    declared = types_of(options.schema, facts)
+    parents = {name.rpartition(".")[0] for name in facts} - {""}
+    fields = [
+        pa.field(name, declared.get(name) or one.target(), nullable=one.num_nulls > 0)
+        for name, one in facts.items()
+        if not (name in parents and pa.types.is_null(one.kind))  # an object that was null in some blocks
+        and not is_left_out(options.schema, name)
+    ]
+    if not fields:
+        raise OptionError("--schema leaves out every column")
+    return pa.schema(fields)
+
+
+def _refuse(options: TableConversion, source: RowSource, block: Block, bad: BadRow, before: int) -> None:
+    if options.on_error is OnError.FAIL:
+        raise DecodeError(
+            f"{source.files[block.file].name}{_where(bad, before)}: bad row: {bad.reason}; repair it, name the column's type in "
+            "--schema, or leave bad rows out with --on-error skip"
+        )
+
+
+def _where(bad: BadRow, before: int) -> str:
+    return "" if bad.number is None else f": row {before + bad.number + 1}"
+
+
+def _line_of(source: RowSource, block: Block, bad: BadRow, before: int) -> bytes:
+    row = None if bad.number is None else before + bad.number + 1
+    value = {"source": os.fspath(source.files[block.file].name), "row": row, "reason": bad.reason, "text": bad.text}
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def first_change(plan: TablePlan, files: Sequence[tuple[str, int, int]]) -> str | None:
+    """What differs between the files of a plan and those there are now; None where nothing does."""
+    for (name, nbytes, mtime), (now, now_nbytes, now_mtime) in zip(plan.files, files, strict=False):
+        if name != now:
+            return f"{now} is new or {name} is gone"
+        if (nbytes, mtime) != (now_nbytes, now_mtime):
+            return f"{name} was written again"
+    return None if len(plan.files) == len(files) else f"{len(plan.files)} files then, {len(files)} now"

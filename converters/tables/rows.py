@@ -1,0 +1,99 @@
+"""What all sources of tables give: blocks of rows, parsed to Arrow arrays, with the rows that do not parse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+MAX_SHOWN = 200  # characters of a bad row in errors.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of one file: `start` to `stop` are bytes of a text, rows of a matrix, or row groups."""
+
+    file: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is left out. `number`: its place among the rows of its block, bad ones included; None: the whole block."""
+
+    number: int | None
+    reason: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The rows of a block."""
+
+    columns: dict[str, pa.Array]
+    num_rows: int  # good ones
+    bad: tuple[BadRow, ...] = ()
+
+    @property
+    def num_seen(self) -> int:
+        return self.num_rows + sum(one.number is not None for one in self.bad)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of a source, as it was when the source was opened."""
+
+    name: str
+    nbytes: int
+    mtime_ns: int
+
+
+class RowSource(Protocol):
+    """A table to be converted. `blocks` belongs to one thread; `parse` may be called by several."""
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """The files it consists of, in order."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values come as text, whose types are found by reading all of them."""
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows in order, cut into blocks."""
+
+    def parse(self, block: Block, types: Mapping[str, pa.DataType]) -> Parsed:
+        """The rows of a block. `types`: of columns where they are known; the values may come in others."""
+
+
+def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:
+    """Yield `function` of each value in order, computed a few ahead by threads. Closing it waits for those under way."""
+    waiting: list[Future[B]] = []
+    iterator = iter(values)
+    with ThreadPoolExecutor(max_workers=num_threads) as pool:
+        try:
+            waiting += [pool.submit(function, value) for value in islice(iterator, num_threads + 1)]
+            while waiting:
+                result = waiting.pop(0).result()
+                waiting += [pool.submit(function, value) for value in islice(iterator, 1)]
+                yield result
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def plain(array: Any) -> pa.Array:
+    """One array of the values of an array or chunked array, dictionaries decoded."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if isinstance(array, pa.ChunkedArray):
+            array = array.chunk(0)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

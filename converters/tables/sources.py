@@ -1,0 +1,202 @@
+"""What a table is converted from: CSV, JSON lines, Parquet and Arrow files, `.npy` matrices."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from converters.tables.csv_rows import DELIMITERS, CsvSource
+from converters.tables.json_rows import JsonSource
+from converters.tables.rows import BadRow, Block, Parsed, RowSource, SourceFile, plain
+from datapipe.containers.listing import is_image_name
+from datapipe.containers.tables.files import SUFFIXES, open_table
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.core.regular_files import open_file, refuse_irregular
+from datapipe.index.tables import TableColumn, TableIndex
+
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+_FORMS = {
+    **dict.fromkeys(DELIMITERS, "csv"),
+    **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
+    **{suffix: "parquet" for suffix, container in SUFFIXES.items() if container != "hdf5"},
+    ".npy": "npy",
+}
+_MATRIX_ROWS = 1 << 17  # of a block
+_LOOKED_AT = 5  # rows that decide whether a text lists files
+_PART = re.compile(r"^(.*?)[-_.]\d+$")
+
+
+def open_rows(source: str | os.PathLike[str], *, delimiter: str | None = None, names: Sequence[str] = ()) -> RowSource:
+    """The table at `source`: a file, a directory or a glob pattern of files of one form.
+
+    `names`: of the columns of CSV without a header. Raises MissingDataError where nothing is there, FormatError for files of
+    several forms or of none, and what the form raises.
+    """
+    files = _files(os.fspath(source))
+    forms = sorted({_FORMS[Path(file.name).suffix.lower()] for file in files})
+    if len(forms) > 1:
+        raise FormatError(f"{source}: holds files of several forms ({', '.join(forms)}); convert one of them, by a pattern")
+    if forms != ["csv"] and (names or delimiter):
+        raise OptionError(f"--names and --delimiter are for CSV; {files[0].name} is {forms[0]}")
+    if forms == ["csv"]:
+        return CsvSource(files, delimiter=delimiter or DELIMITERS[Path(files[0].name).suffix.lower()], names=names)
+    if forms == ["jsonl"]:
+        return JsonSource(files)
+    return MatrixSource(files) if forms == ["npy"] else GroupSource(open_table([file.name for file in files]), files)
+
+
+def is_table(path: Path) -> bool:
+    """Whether a source is a table by its look: files of rows that hold no images, nor name files beside them."""
+    try:
+        files = _files(os.fspath(path))
+    except (MissingDataError, FormatError):
+        return False
+    form = _FORMS[Path(files[0].name).suffix.lower()]
+    if form == "npy":
+        return not path.is_dir()  # a folder of arrays is samples, unless it is said to be a table
+    if form == "parquet":
+        names = [column.name for column in open_table([files[0].name]).columns]
+        return not any(name.endswith(".bytes") for name in names)
+    source = open_rows(files[0].name)
+    block = next(iter(source.blocks()), None)
+    columns = {} if block is None else source.parse(block, {}).columns
+    cells = [value for array in columns.values() for value in array[:_LOOKED_AT].to_pylist() if isinstance(value, str)]
+    folder = Path(files[0].name).parent
+    return not any(is_image_name(os.fsencode(cell)) or (cell and _is_file(folder / cell)) for cell in cells)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _files(source: str) -> list[SourceFile]:
+    if os.path.isdir(source):
+        found = sorted(str(path) for path in Path(source).rglob("*") if path.suffix.lower() in _FORMS and _is_shown(path, source))
+        nothing = f"{source}: holds no .csv, .tsv, .jsonl, .parquet, .arrow or .npy files"
+    elif os.path.exists(source):
+        found, nothing = [source], ""
+    else:
+        found, nothing = sorted(glob.glob(source, recursive=True)), f"{source}: no such file or directory"
+    if not found:
+        raise MissingDataError(nothing)
+    for name in found:
+        refuse_irregular(name)
+        if Path(name).suffix.lower() not in _FORMS:
+            packed = Path(name).suffix.lower() in (".gz", ".bz2", ".zst", ".xz", ".zip")
+            raise FormatError(
+                f"{name}: {'compressed; unpack it first' if packed else 'no table by its name: ' + ', '.join(_FORMS)}"
+            )
+    return [SourceFile(name, status.st_size, status.st_mtime_ns) for name in found for status in [os.stat(name)]]
+
+
+def _is_shown(path: Path, root: str) -> bool:
+    return path.is_file() and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+
+
+class GroupSource:
+    """Parquet and Arrow files, row group by row group; see `RowSource`."""
+
+    is_text = False
+
+    def __init__(self, index: TableIndex, files: Sequence[SourceFile]) -> None:
+        self.files = tuple(files)
+        self._index = index
+        self._columns: tuple[TableColumn, ...] = index.columns
+        index.check_present(column.name for column in index.columns)
+        self._local = threading.local()
+
+    def blocks(self) -> Iterator[Block]:
+        for number in range(self._index.num_groups):
+            yield Block(int(self._index.file_of_group[number]), number, number + 1)
+
+    def parse(self, block: Block, types: Mapping[str, Any]) -> Parsed:
+        if not hasattr(self._local, "reader"):
+            self._local.reader = GroupReader([column.name for column in self._columns])
+        group = self._index.group(block.start)
+        try:
+            arrays = self._local.reader.read(group)
+        except (DecodeError, IntegrityError) as exc:
+            return Parsed({}, 0, (BadRow(None, f"{group.num_rows} rows: {exc}"),))
+        return Parsed({name: plain(array) for name, array in arrays.items()}, group.num_rows)
+
+
+class MatrixSource:
+    """`.npy` files side by side; see `RowSource`.
+
+    `x.npy` of (n, 3) gives the columns x0, x1 and x2, one of (n,) the column x. Files whose names differ in a number after a
+    separator (`x-0.npy`, `x-1.npy`) are parts of one matrix. Raises FormatError for arrays of other kinds, and where the
+    numbers of rows differ.
+    """
+
+    is_text = False
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self.files = tuple(files)
+        grouped: dict[str, list[str]] = {}
+        for file in files:
+            stem = Path(file.name).stem
+            match = _PART.match(stem)
+            grouped.setdefault(match[1] if match else stem, []).append(file.name)
+        self._parts = {name: [_mapped(path) for path in _by_number(paths)] for name, paths in grouped.items()}
+        lengths = {name: sum(map(len, parts)) for name, parts in self._parts.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise FormatError(f"{files[0].name}: the arrays have different numbers of rows: {shown}; convert them apart")
+        for name, parts in self._parts.items():
+            if len({part.shape[1:] for part in parts}) > 1 or len({part.dtype for part in parts}) > 1:
+                raise FormatError(f"{grouped[name][0]}: the parts of {name!r} differ in width or dtype; convert them apart")
+        self._num_rows = next(iter(lengths.values()))
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self._num_rows, _MATRIX_ROWS):
+            yield Block(0, start, min(start + _MATRIX_ROWS, self._num_rows))
+
+    def parse(self, block: Block, types: Mapping[str, Any]) -> Parsed:
+        columns: dict[str, pa.Array] = {}
+        for name, parts in self._parts.items():
+            rows = _rows_of(parts, block.start, block.stop)
+            if rows.ndim == 1:
+                columns[name] = pa.array(rows)
+                continue
+            for number in range(rows.shape[1]):
+                columns[f"{name}{number}"] = pa.array(np.ascontiguousarray(rows[:, number]))
+        return Parsed(columns, block.stop - block.start)
+
+
+def _by_number(paths: Sequence[str]) -> list[str]:
+    return sorted(paths, key=lambda path: (int(found[-1]) if (found := re.findall(r"\d+", Path(path).stem)) else 0, path))
+
+
+def _mapped(path: str) -> NDArray[Any]:
+    with open_file(path):
+        pass  # a regular file
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as exc:
+        raise FormatError(f"{path}: not a .npy file, or truncated ({exc!s:.100}); get it again") from exc
+    if array.ndim not in (1, 2) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise FormatError(f"{path}: {array.dtype} of shape {array.shape}; tables are made of (n,) and (n, k) arrays of numbers")
+    return array
+
+
+def _rows_of(parts: Sequence[NDArray[Any]], start: int, stop: int) -> NDArray[Any]:
+    found = []
+    for part in parts:
+        if start < len(part) and stop > 0:
+            found.append(part[max(0, start) : min(stop, len(part))])
+        start, stop = start - len(part), stop - len(part)
+    whole = np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
+    return whole.astype(whole.dtype.newbyteorder("="), copy=False)

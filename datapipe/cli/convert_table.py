@@ -1,0 +1,135 @@
+"""`datapipe convert` for tables: CSV, JSON lines, Parquet or matrices to well-shaped Parquet, or to one row-major file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datapipe.cli.say import say
+from datapipe.core.errors import OptionError
+from datapipe.stores.location import is_url
+
+if TYPE_CHECKING:
+    from converters import Advance
+    from converters.tables.conversion import TablePreview, TableReport
+    from converters.tables.options import TableConversion
+
+FORM = "table"
+_MAX_SHOWN = 12  # columns in a report
+# options that mean something for files of samples only, and their values when they are not given
+_FOR_SAMPLES: dict[str, Any] = {
+    "root": None,
+    "field": [],
+    "class_from": None,
+    "class_map": None,
+    "resize": None,
+    "encode": None,
+    "split": (),
+    "part": None,
+    "check": "header",
+}
+
+
+def add_table_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only tables have."""
+    group = parser.add_argument_group("tables (SRC is CSV, JSON lines, Parquet, Arrow or .npy; docs/tables.md)")
+    group.add_argument(
+        "--schema", type=Path, metavar="FILE", help='JSON of types by column or pattern, {"I*": "float32"}; others by a full scan'
+    )
+    group.add_argument("--names", metavar="A,B,C", help="columns of CSV without a header row")
+    group.add_argument("--delimiter", metavar="C", help="between values of CSV (a comma, or a tab in .tsv)")
+    group.add_argument("--compression", choices=("none", "snappy", "zstd", "lz4"), help="of Parquet (snappy)")
+    group.add_argument("--group-rows", type=int, metavar="N", help="rows of a row group (131072)")
+
+
+def wants_table(args: argparse.Namespace) -> bool:
+    """Whether SRC is a table: because the command says so, or by a look at it."""
+    from converters.tables.sources import is_table
+
+    if args.form == FORM:
+        return True
+    if args.form != "auto" or args.to not in ("parquet", "hdf5"):
+        return False
+    if any(getattr(args, name) is not None for name in ("schema", "names", "delimiter", "compression", "group_rows")):
+        return True
+    is_for_samples = args.field or args.root or args.class_from or args.class_map or args.resize
+    return not is_for_samples and is_table(args.source)
+
+
+def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> Callable[[], None]:
+    """Convert the table, or look at it for --dry-run; return what prints how it ended. Raises as `converters.tables` does."""
+    from converters.tables import conversion
+
+    options = _options(args)
+    if args.form != FORM:
+        say(f"{options.source}: taken for a table (--from table)", file=sys.stderr)
+    if args.dry_run:
+        preview = conversion.preview_table(options, show)
+        return lambda: _print_preview(preview, options, as_json=args.json)
+    report = conversion.convert_table(options, show)
+    return lambda: _print_report(report, as_json=args.json)
+
+
+def _options(args: argparse.Namespace) -> TableConversion:
+    from converters import OnError
+    from converters.tables.options import GROUP_ROWS, TableConversion
+    from converters.tables.schema import read_schema
+
+    for name, default in _FOR_SAMPLES.items():
+        given = getattr(args, name)
+        if given != default and not (name == "encode" and given.form == "keep"):
+            raise OptionError(f"--{name.replace('_', '-')} is for files of samples, and {args.source} is a table; leave it out")
+    if is_url(str(args.destination)):
+        raise OptionError(f"{args.destination}: tables are converted into directories; convert locally, then copy")
+    return TableConversion(
+        source=args.source,
+        destination=Path(args.destination),
+        to=args.to,
+        schema={} if args.schema is None else read_schema(args.schema),
+        names=() if args.names is None else tuple(name.strip() for name in args.names.split(",")),
+        delimiter=None if args.delimiter is None else args.delimiter.replace("\\t", "\t"),
+        compression=args.compression or "snappy",
+        group_rows=GROUP_ROWS if args.group_rows is None else args.group_rows,
+        shard_nbytes=args.shard_size,
+        seed=None if args.no_shuffle else args.seed,
+        on_error=OnError(args.on_error),
+        max_errors=args.max_errors,
+        num_workers=args.workers,
+        overwrite=args.overwrite,
+    )
+
+
+def _print_report(report: TableReport, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=1, default=str))
+        return
+    where, rows = report.destination, f"{report.num_rows:,} rows"
+    if report.was_finished:
+        say(f"{where}: already converted: {rows}, with the same options, and from files of the same names and sizes")
+        return
+    bad = f", {report.num_bad} bad rows left out (see {where / 'errors.jsonl'})" if report.num_bad else ""
+    say(f"{where}: {rows} in {report.num_files} file{'s' * (report.num_files != 1)}, {report.nbytes / 1e6:.1f} MB{bad}")
+    say(_columns(report.columns))
+    resumed = f"{report.num_resumed} files were there already" if report.num_resumed else ""
+    say(f"done in {report.elapsed_s:.1f} s, {resumed or f'{report.num_rows / max(report.elapsed_s, 1e-9):,.0f} rows/s'}")
+
+
+def _print_preview(preview: TablePreview, options: TableConversion, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(preview), indent=1))
+        return
+    files = f"{preview.num_files} file{'s' * (preview.num_files != 1)}"
+    say(f"{options.destination}: would hold {preview.num_rows:,} rows, {preview.nbytes / 1e6:.1f} MB in memory, in {files}")
+    say(_columns(preview.columns))
+    if preview.num_bad:
+        say(f"{preview.num_bad} bad rows would be left out")
+
+
+def _columns(columns: Any) -> str:
+    shown = ", ".join(f"{name} {kind}" for name, kind in columns[:_MAX_SHOWN])
+    return f"columns: {shown}" + (f" and {len(columns) - _MAX_SHOWN} more" if len(columns) > _MAX_SHOWN else "")

@@ -1,0 +1,50 @@
+"""`inspect` and `bench` of tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from table_values import write_table
+
+from datapipe.cli.main import main
+
+
+def test_inspect_shows_columns_groups_and_nulls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"x": pa.array([1.0, None, 3.0] * 40), "n": list(range(120)), "s": ["a"] * 120})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
+    assert main(["inspect", str(tmp_path / "t.parquet")]) == 0
+    told = capsys.readouterr().out
+    assert "120 rows of 3 columns" in told
+    assert "12 row groups of 10 to 10 rows" in told
+    assert "x: double, 40 nulls" in told
+    assert "s: string, no nulls" in told
+    assert "enough row groups for 3 ranks" in told
+    assert "are small" in told
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["rows_per_group"] == {"least": 10, "median": 10, "most": 10}
+
+
+def test_inspect_advises_on_a_single_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "t.parquet", 50)
+    assert main(["inspect", str(tmp_path / "t.parquet")]) == 0
+    assert "1 row group(s) make one window" in capsys.readouterr().out
+
+
+def test_what_is_neither_is_refused_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 nothing")
+    assert main(["inspect", str(tmp_path / "t.parquet")]) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_bench_measures_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "t.parquet", 500)
+    command = ["bench", str(tmp_path / "t.parquet"), "--rounds", "1", "--table-batch-size", "64", "--device", "cpu", "--json"]
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["rows"], result["columns"]) == (500, 7)
+    assert min(result["rows_per_s"].values()) > 0
