@@ -245,7 +245,9 @@ def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = 
     """Carry out the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
     first = steps[0]
     if first.name == "pil_to_tensor":
-        value = torch.empty((planes.shape[1], planes.shape[2], planes.shape[0]), dtype=torch.uint8).permute(2, 0, 1).copy_(planes)
+        value = _interleaved(planes.shape, torch.uint8).copy_(planes)
+    elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
+        value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
     else:
         value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
         value.copy_(planes).div_(255)
@@ -254,6 +256,11 @@ def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = 
         for plane, shift, scale in zip(value, mean, std, strict=True):
             plane.sub_(shift).div_(scale)
     return value
+
+
+def _interleaved(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    channels, height, width = shape
+    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
 
 
 def _as_batch(pixels: Any) -> Any:

@@ -137,7 +137,8 @@ def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
     step = _image_step("to_tensor", pic, None, fetch)
     if step is None:
         return original(pic)
-    return tensors.stand_in(step, _shape_of(pic), torch.float32, None, fetch)
+    _, _, width = shape = _shape_of(pic)
+    return tensors.stand_in(step, shape, torch.float32, (1, width, 1) if shape[0] == 1 else None, fetch)
 
 
 def _pil_to_tensor(original: Callable[..., Any], pic: Any) -> Any:
@@ -160,7 +161,7 @@ def _normalize(original: Callable[..., Any], tensor: Any, mean: Any, std: Any, i
         return original(tensor, mean, std, inplace)
     site = call_site() if fetch.notes_sites else None
     step = Step(parent, "normalize", per_channel, "tensor", parent.size, per_channel, site)
-    return tensors.stand_in(step, tuple(tensor.shape), torch.float32, None, fetch)
+    return tensors.stand_in(step, tuple(tensor.shape), torch.float32, tensor.stride(), fetch)
 
 
 def _floats(values: Any, number: int) -> tuple[float, ...] | None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], monkeypatc
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load_read", decoded)
     images = [image for image, _ in dataset.__getitems__(Request(keys, [5] * NUM))]
     assert all(image.shape == (3, 32, 32) for image in images)
+
+
+def test_grey_images_become_tensors_as_torchvision_lays_them_out(paths: list[str]) -> None:
+    grey = T.Compose([T.Resize((32, 32)), T.Grayscale(), T.ToTensor(), T.Normalize((0.5,), (0.2,))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours, theirs = both_ways(Images(paths, lambda image: [grey(image)]))
+    assert [one[0][0].stride() for one in ours] == [one[0][0].stride() for one in theirs]
 
 
 def of_many_shapes(image: Any) -> Any:
