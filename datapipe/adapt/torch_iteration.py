@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.core.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
@@ -44,12 +46,18 @@ class TorchIterator(Iterator[Any]):
     def close(self) -> None:
         """End the pass. May be called again."""
         self._is_over, self._batches = True, None
+        lending.forget_ended_workers()
+
+    def __del__(self) -> None:
+        if self._batches is not None and not sys.is_finalizing():
+            self.close()
 
     def _next(self) -> Any:
         if self._is_over:
             raise StopIteration
         if self._batches is None or self._walk is None:
             self._batches, self._walk = self._begin()
+        lending.settle()
         walk, num_received = self._walk, self._num_received()
         try:
             batch = next(self._batches)

@@ -1,11 +1,12 @@
-"""Tensors of a batch made where the batch will lie, so that torch's `default_collate` has nothing left to copy.
+"""Batches put together in memory that is used again, and tensors made where their batch will lie, so that none is copied.
 
-Only tensors that nobody can come by again are made so: those that are held by their sample alone, which nobody else holds
-either. What the user's code keeps has memory of its own.
+In a worker of torch's the memory is lent (`lending`). Only tensors that nobody can come by again are made where the batch will
+lie: those that are held by their sample alone, which nobody else holds either. What the user's code keeps has memory of its own.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
+from datapipe.adapt.deferral.lending import Loan, lend
 from datapipe.adapt.deferral.recorder import Pending
 
 Held = Mapping[int, tuple[torch.Tensor, Pending]]  # by id
@@ -29,8 +31,11 @@ class Block:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.ids = [id(tensor) for tensor in tensors]
-        self.batch = _empty((len(tensors), *tensors[0].shape), tensors[0].dtype)
-        self.rows = dict(zip(self.ids, self.batch.unbind(), strict=True))
+        shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
+        self._loan = lend(shape, dtype) if _is_in_worker() else None
+        memory = _empty(shape, dtype) if self._loan is None else self._loan.tensor
+        self.batch: Any = memory if self._loan is None else self._loan  # as it is sent
+        self.rows = dict(zip(self.ids, memory.unbind(), strict=True))
 
 
 def blocks_of(samples: list[Any], held: Held) -> list[Block]:
@@ -71,25 +76,45 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
 
 
 def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
-    """Return what `default_collate` returns of samples whose tensors may be rows of blocks."""
+    """Return what `default_collate` returns of samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
     by_first = {block.ids[0]: block for block in blocks}
 
-    def tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         block = by_first.get(id(batch[0]))
         if block is not None and [id(one) for one in batch] == block.ids:
             return block.batch
-        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+        loan = _stacked(batch) if _is_in_worker() else None
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if loan is None else loan
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: tensors})
 
 
+def _stacked(batch: Sequence[torch.Tensor]) -> Loan | None:
+    """Tensors that are all alike, stacked in lent memory; None for others, and where none is lent."""
+    first = batch[0]
+    if not all(
+        type(one) is torch.Tensor
+        and one.layout is torch.strided
+        and one.device.type == "cpu"
+        and one.dtype is first.dtype
+        and one.shape == first.shape
+        and not (one.requires_grad or one.is_nested or one.is_quantized or one.is_conj() or one.is_neg())
+        for one in batch
+    ):
+        return None
+    loan = lend((len(batch), *first.shape), first.dtype)
+    if loan is not None:
+        torch.stack(tuple(batch), out=loan.tensor)
+    return loan
+
+
+def _is_in_worker() -> bool:
+    return torch.utils.data.get_worker_info() is not None
+
+
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory that torch's workers send without a copy; ordinary memory in the training process."""
-    if torch.utils.data.get_worker_info() is None:
+    if not _is_in_worker():
         return torch.empty(shape, dtype=dtype)
-    like = torch.empty((), dtype=dtype)
-    num = 1
-    for length in shape:
-        num *= length
-    storage = torch.UntypedStorage._new_shared(num * like.element_size())  # type: ignore[no-untyped-call]
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload,no-any-return]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch.utils.data
+
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 
 
@@ -61,7 +63,8 @@ class DeliveringCollate:
 
     def __call__(self, samples: Any) -> Delivered:
         news, _of_last_fetch.news = _of_last_fetch.news, News()
-        batch = collate_blocks(samples, news.blocks) if news.blocks else self.collate_fn(samples)
+        stacks = self.collate_fn is torch.utils.data.default_collate
+        batch = collate_blocks(samples, news.blocks) if stacks else self.collate_fn(samples)
         return Delivered(batch, news.told, news.num_samples)
 
 
