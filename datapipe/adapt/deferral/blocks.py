@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 from datapipe.adapt.deferral.lending import Loan, lend
 from datapipe.adapt.deferral.recorder import Pending
 
-Held = Mapping[int, tuple[torch.Tensor, Pending]]  # by id
+Held = dict[int, tuple[torch.Tensor, Pending]]  # by id
 
 # References where they are counted: a name and getrefcount's argument, besides what holds the object.
 _OF_SAMPLE = 3  # the list of samples
 _OF_CONTAINER = 3  # the container around it
+_OF_NOBODY = 3  # the fetch
 _OF_TENSOR = 4  # the container and the fetch
 
 
@@ -43,10 +44,11 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
     if not samples or not held:
         return []
     places: list[list[tuple[Any, int]]] = []
-    for sample in samples:
-        if sys.getrefcount(sample) > _OF_SAMPLE:
+    for number in range(len(samples)):
+        found = _tensors_of(samples, number, held)
+        if found is None:
             return []
-        places.append(_tensors_in(sample, (), held))
+        places.append(found)
     first = [place for place, _ in places[0]]
     if any([place for place, _ in others] != first for others in places):
         return []
@@ -57,6 +59,30 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
         if like.is_contiguous() and all(one.shape == like.shape and one.dtype is like.dtype for one in tensors):
             blocks.append(Block(tensors))
     return blocks
+
+
+def holds_its_tensors(samples: list[Any], held: Held, number: int) -> bool:
+    """Return whether the last sample, of that number, alone holds what it recorded. Forgets tensors that nobody holds."""
+    dead, num_alive, tensor = [], 0, None
+    for key, (tensor, pending) in reversed(held.items()):
+        if pending.sample != number:
+            break
+        if sys.getrefcount(tensor) <= _OF_NOBODY:
+            dead.append(key)
+        else:
+            num_alive += 1
+    del tensor  # which is counted below
+    for key in dead:
+        del held[key]
+    return num_alive == 0 or num_alive == len(_tensors_of(samples, len(samples) - 1, held) or ())
+
+
+def _tensors_of(samples: list[Any], number: int, held: Held) -> list[tuple[Any, int]] | None:
+    """The places and ids of the stand-ins that a sample alone holds; None where somebody else holds the sample."""
+    sample = samples[number]
+    if id(sample) in held:
+        return None if sys.getrefcount(sample) > _OF_TENSOR else [((), id(sample))]
+    return None if sys.getrefcount(sample) > _OF_SAMPLE else _tensors_in(sample, (), held)
 
 
 def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tuple[Any, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import Block, blocks_of
+from datapipe.adapt.deferral.blocks import Block, blocks_of, holds_its_tensors
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
 from datapipe.adapt.deferral.reports import News, Told, tell
@@ -111,22 +111,26 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
         """Append the samples, with stand-ins in them, to `made`."""
         for number, call in enumerate(calls):
-            fetch.sample, fetch.has_recorded, fetch.has_failed = number, False, False
+            fetch.begin_sample(number)
             if call.seed is not None:
                 reseed(call.seed)
             try:
-                mode.open_for_sample()
+                mode.begin_sample(opens=fetch.has_shared_tensors)
                 try:
                     with recording(fetch):
                         sample = call()
                 finally:
-                    mode.close_for_sample()
+                    mode.end_sample()
                 failed = fetch.has_failed
             except Exception:
                 if not fetch.has_recorded:
                     raise
                 failed = True
             made.append(_again(fetch, call) if failed else sample)
+            sample = None  # whose references are counted
+            fetch.end_sample()
+            if not fetch.has_shared_tensors and fetch.tensors:
+                fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
 
     def _told(self, fetch: Fetch, num_again: int) -> tuple[Told, ...]:
@@ -147,18 +151,21 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Give everything that is still held its pixels and values; return the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
-        images: dict[int, Any] = {}
-        for reference, pending in fetch.images:
+        images: dict[int, Any] = {}  # by the id of their node
+        nodes: list[Any] = []  # which are kept, so that no other comes by such an id
+        for reference in fetch.images:
             image = reference()
-            if image is None or not pillow_seams.is_deferred(image) or pending.sample in bad:
+            deferred = None if image is None else pillow_seams.deferred_of(image)
+            if image is None or deferred is None or deferred.sample in bad:
                 continue
             try:
-                made = self._engine.image(pending.node, images)
+                made = self._engine.image(deferred.node, images)
             except (DecodeError, OSError, SyntaxError, ValueError):
-                bad.add(pending.sample)
+                bad.add(deferred.sample)
                 continue
             image.im = made.im
-            images[id(pending.node)] = made
+            images[id(deferred.node)] = made
+            nodes.append(deferred.node)
         rows = {number: row for block in blocks for number, row in block.rows.items()}
         held, fetch.tensors = fetch.tensors, {}
         while held:
@@ -209,7 +216,7 @@ def _plainly(call: _Call) -> Any:
 
 def _again(fetch: Fetch, call: _Call) -> Any:
     """Make a sample again without deferral, and forget what it had recorded."""
-    fetch.images = [entry for entry in fetch.images if entry[1].sample != fetch.sample]
+    del fetch.images[fetch.num_images :]
     for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
         del fetch.tensors[number]
     return _plainly(call)

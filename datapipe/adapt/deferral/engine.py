@@ -6,6 +6,7 @@ long as the process lives, and so are those after it. One engine belongs to one 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -253,9 +254,13 @@ def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = 
         value.copy_(planes).div_(255)
     for step in steps[1:]:
         mean, std = step.args
-        for plane, shift, scale in zip(value, mean, std, strict=True):
-            plane.sub_(shift).div_(scale)
+        value.sub_(_per_channel(mean)).div_(_per_channel(std))
     return value
+
+
+@functools.lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
 def _interleaved(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

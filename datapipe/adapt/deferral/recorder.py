@@ -18,7 +18,7 @@ from datapipe.adapt.deferral.graph import Node
 
 @dataclass(slots=True)
 class Pending:
-    """An image or tensor whose pixels are to be made when the fetch ends."""
+    """A tensor whose values are to be made when the fetch ends."""
 
     node: Node
     sample: int  # within the fetch
@@ -29,13 +29,24 @@ class Fetch:
     """The images and tensors that the samples of one fetch have recorded, and where the sample at work stands."""
 
     notes_sites: bool = False  # whether steps say where they were recorded
-    images: list[tuple[weakref.ref[Any], Pending]] = field(default_factory=list)
+    images: list[weakref.ref[Any]] = field(default_factory=list)  # those that still have no pixels hold a `Deferred`
     tensors: dict[int, tuple[torch.Tensor, Pending]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
+    num_images: int = 0  # when the sample at work began
     mode: Any = None  # the TensorMode while a sample is at work
+    has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample at work
     has_failed: bool = False  # in the sample at work: bytes turned out bad where the user's code did not expect it
     materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
+
+    def begin_sample(self, number: int) -> None:
+        """Record what follows as that of another sample."""
+        self.sample, self.has_recorded, self.has_failed = number, False, False
+        self.num_images = len(self.images)
+
+    def end_sample(self) -> None:
+        """Forget the sample's images that nobody holds."""
+        self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
 
     def note_materialised(self, what: str) -> None:
         """Note that pixels were needed before the fetch ends, and where as long as call sites are noted."""

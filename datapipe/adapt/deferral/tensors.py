@@ -34,6 +34,7 @@ def stand_in(
     """Return a tensor without values for what `step` gives, and note it in the fetch."""
     tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
     tensor.__class__ = torch.Tensor
+    fetch.mode.open()
     fetch.tensors[id(tensor)] = (tensor, Pending(step, fetch.sample))
     fetch.has_recorded = True
     return tensor
@@ -60,6 +61,7 @@ class TensorMode(TorchFunctionMode):
         super().__init__()
         self._fetch, self._replay = fetch, replay
         self._depth = 0
+        self._is_open = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self._fetch.tensors
@@ -89,19 +91,28 @@ class TensorMode(TorchFunctionMode):
         give_values(tensor, values)
         del fetch.tensors[id(tensor)]
 
-    def open_for_sample(self) -> None:
+    def begin_sample(self, *, opens: bool) -> None:
+        """Note where the sample's own modes begin. `opens`: its code may come by stand-ins of samples before it."""
         self._depth = torch._C._len_torch_function_stack()
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self._is_open = False
+        if opens:
+            self.open()
 
-    def close_for_sample(self) -> None:
+    def open(self) -> None:
+        """Put the mode on the stack, unless it is there: each of torch's functions costs more as long as it is."""
+        if not self._is_open:
+            self._is_open = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end_sample(self) -> None:
         """Take the mode from the stack, with whatever the sample's code left above it."""
-        while torch._C._len_torch_function_stack() > self._depth:
+        while self._is_open and torch._C._len_torch_function_stack() > self._depth:
             torch._C._pop_torch_function_stack()
 
     @property
     def is_innermost(self) -> bool:
-        """Whether no mode of the user's lies between, which would have to see what is computed."""
-        return torch._C._len_torch_function_stack() == self._depth + 1
+        """Whether no mode of the user's is above, or would be below: that would have to see what is computed."""
+        return torch._C._len_torch_function_stack() == self._depth + self._is_open
 
 
 _GETTERS = (

@@ -228,6 +228,29 @@ def test_what_the_users_code_keeps_is_kept_with_its_pixels(paths: list[str], wha
         assert torch.equal(one[0], three)
 
 
+@pytest.mark.parametrize("how", ["kept", "returned too", "in a list"])
+def test_a_tensor_that_is_kept_serves_later_samples_of_its_fetch(paths: list[str], how: str) -> None:
+    def dataset() -> Images:
+        cache: dict[str, Any] = {}
+
+        class Keeping(Images):
+            def __getitem__(self, number: int) -> Any:
+                path = self.paths[number // 2]
+                if path not in cache:
+                    cache[path] = [CONVERTED(by_path(path))]
+                if how == "returned too":
+                    return cache[path][0], number
+                return [cache[path], number] if how == "in a list" else (cache[path][0] * 1.0, number)
+
+        return Keeping(paths, None)  # type: ignore[arg-type]
+
+    by_path, keys = data.by_path, [0, 1, 4, 0, 5, 1, 2]
+    ours, theirs = (samples_of(dataset(), keys, defers=defers) for defers in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        found, expected = (sample[0][0] if how == "in a list" else sample[0] for sample in (one, other))
+        assert torch.equal(found, expected)
+
+
 def samples_of_plain(dataset: Images, keys: list[int], what: str) -> list[torch.Tensor]:
     """The samples of keys that are their own seeds."""
 
