@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral.agreement import disagreement
@@ -211,9 +212,18 @@ def _blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
     if not (isinstance(sigma, (list, tuple)) and len(sigma) == 2 and image.mode == "RGB"):
         return PILLOW_STEPS["gaussian_blur"](image, sizes, sigma)  # type: ignore[no-any-return]
     planes = to_planes(_planes_of(image)[None])
-    along_x, along_y = (gaussian_kernels(size, np.array([one], np.float64)) for size, one in zip(sizes, sigma, strict=True))
+    along_x, along_y = (
+        _without_tails(gaussian_kernels(size, np.array([one], np.float64))) for size, one in zip(sizes, sigma, strict=True)
+    )
     blurred = blur_planes(planes, along_x, along_y).round_().to(torch.uint8)[0]
     return Image.fromarray(blurred.permute(1, 2, 0).contiguous().numpy())
+
+
+def _without_tails(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle of a (1, k) symmetric kernel; what is cut off is less than float32 tells from nothing beside the rest."""
+    half = kernel.shape[1] // 2
+    tail = int(np.searchsorted(kernel[0, : half + 1], 1e-8))
+    return kernel[:, tail : kernel.shape[1] - tail]
 
 
 def _by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
