@@ -233,6 +233,11 @@ class TorchLoader:
         return OwnBatches(self)
 
     @property
+    def read_dataset(self) -> Any:
+        """What torch's workers read in place of `dataset`, which is the user's."""
+        return self._dataset
+
+    @property
     def device(self) -> torch.device:
         """Where batches come: `prefetch` takes them further."""
         return torch.device("cpu")
