@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.behind import Behind, as_torch_gives, behind
 from datapipe.adapt.converted import converted_index
-from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
+from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.loaders import TorchsLoader, has_collate_fn, torchs_loader
@@ -80,7 +80,8 @@ def from_torch(
     `DistributedSampler`; without one every rank takes all samples, as with torch, unless `share_among_ranks`: then they share
     them as with such a sampler, which is what Lightning and Accelerate do to torch's loaders. `num_workers` becomes as
     many threads, 0 the cores that there are, where the loader is ours. Images come in `memory_format` there, and
-    worker_init_fn is not called, as there are no workers. `on_error` other than "raise" needs a loader of ours, as do
+    worker_init_fn is not called, as there are no workers. `on_error` is about samples whose bytes are bad where the
+    loader is ours, and about those whose `__getitem__` raises where that is the user's. A loader of ours is needed for
     `data`, what `datapipe convert` made of the folder that the dataset reads, to be read in its place, and `cache` and
     `cache_nbytes`, which are those of `DataLoader`.
 
@@ -113,9 +114,12 @@ def from_torch(
         ours.origin = _origin(taken, "seen through to its files", *found.notes, *notes)
         return ours
     why = found.in_workers if isinstance(found, Behind) else found.reason
-    _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
+    _refuse(why, backend=(backend, "auto"), data=(data, None), cache=(cache, None))
+    if on_error != "raise":
+        _check_policy(taken, found, on_error, why, reseeds=reseed)
     resolve = resolve_device(device)
-    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defer and not is_switched_off(), reseeds=reseed)
+    defers = defer and not is_switched_off()
+    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defers, reseeds=reseed, on_error=on_error)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
@@ -123,7 +127,14 @@ def from_torch(
 
 
 def _kept(
-    loader: TorchsLoader, found: Behind | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+    loader: TorchsLoader,
+    found: Behind | Unseen,
+    seed: SeedSource,
+    *,
+    shares: bool,
+    defers: bool,
+    reseeds: bool,
+    on_error: OnError,
 ) -> TorchLoader | Any:
     if isinstance(found, Behind):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
@@ -159,7 +170,8 @@ def _kept(
             "and load it beside that",
             stacklevel=3,
         )
-    dataset = DeferringDataset(loader.dataset, defers=defers) if defers or reseeds else loader.dataset
+    own = defers or reseeds or on_error != "raise"
+    dataset = DeferringDataset(loader.dataset, defers=defers, on_error=on_error) if own else loader.dataset
     kept = TorchLoader(
         loader,
         dataset=dataset,
@@ -182,6 +194,20 @@ def _as_it_is(loader: TorchsLoader, reason: str, *, shares: bool) -> TorchsLoade
     loader.origin = f"{name}: not seen through: {reason}; torch's loader as it is, without a place to save"
     loader.explanation = lines_about(loader, None)
     return loader
+
+
+def _check_policy(loader: TorchsLoader, found: Behind | Unseen, on_error: OnError, why: str | None, *, reseeds: bool) -> None:
+    """Raise OptionError where samples that raise cannot be left out: where they are not asked for one by one, with seeds."""
+    if isinstance(found, Behind):
+        _refuse(why, on_error=(on_error, "raise"))
+    name = type(loader.dataset).__qualname__
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or reads_batches(loader.dataset):
+        raise OptionError(
+            f"on_error={on_error!r}: {name} is not asked for samples one by one, so nobody can tell which one raised; "
+            "leave it out, and catch the exception in the Dataset"
+        )
+    if on_error == "replace" and not reseeds:
+        raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave reseed=False out")
 
 
 def _given(trail: Trail, *, loader: TorchsLoader, reseeds: bool) -> GivenKeys:

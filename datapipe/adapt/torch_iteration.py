@@ -28,6 +28,7 @@ class TorchIterator(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._walk: Walk | None = None
         self._is_over = False
+        self._num_handed_out = 0
 
     def __len__(self) -> int:
         """Steps of a whole epoch, whatever is left of this one."""
@@ -74,8 +75,11 @@ class TorchIterator(Iterator[Any]):
             if num_received is None or num_received != self._num_received():  # else it is the wait that failed
                 self._epochs.last = walk.after.popleft()
             raise
-        self._epochs.last = walk.after.popleft()
-        return self._tally.take(batch) if type(batch) is Delivered else batch
+        self._epochs.last = after = walk.after.popleft()
+        self._num_handed_out += 1
+        if type(batch) is not Delivered:
+            return batch
+        return self._tally.take(batch, epoch=after.epoch, step=self._num_handed_out - 1)
 
     def _num_received(self) -> int | None:
         """How many batches have come from torch's workers, those that failed included; None where there are no workers."""

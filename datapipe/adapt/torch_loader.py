@@ -29,6 +29,7 @@ from datapipe.adapt.torch_iteration import TorchIterator, Walk
 from datapipe.core.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
+from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import is_of_group
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.sources import SampledSource
@@ -231,6 +232,11 @@ class TorchLoader:
     def batch_sampler(self) -> OwnBatches:
         """As long as the loader, without positions: nobody is to make a torch loader of this one."""
         return OwnBatches(self)
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The samples skipped or replaced as their `__getitem__` raised, the latest 1,000. Steps count from the pass's first."""
+        return list(self._tally.bad.latest)
 
     @property
     def read_dataset(self) -> Any:

@@ -17,6 +17,9 @@ from datapipe.adapt.deferral.recorder import Fetch, Pending, recording
 from datapipe.adapt.deferral.reports import News, Told, tell
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
+from datapipe.loader.options import OnError
+from datapipe.loader.policy import MAX_ATTEMPTS
+from datapipe.order.draws import key64
 
 _HELD_BY_US = 3  # references to a tensor nobody else holds: the fetch's tuple, the loop's name, getrefcount's argument
 _IDLE_FETCHES = 2  # in a row, in which whatever was recorded was asked for at once; after them deferral pauses
@@ -43,19 +46,21 @@ def is_switched_off() -> bool:
 class DeferringDataset(torch.utils.data.Dataset[Any]):
     """Reads `dataset` by `Request`, or by bare keys. Every other attribute is that of the dataset.
 
-    `defers`: whether images are deferred; without it samples are only seeded. Engine and seams are made in each process.
+    `defers`: whether images are deferred; without it samples are only seeded. `on_error`: what becomes of a sample whose
+    `__getitem__` raises. Engine and seams are made in each process.
     """
 
-    def __init__(self, dataset: Any, *, defers: bool) -> None:
+    def __init__(self, dataset: Any, *, defers: bool, on_error: OnError = "raise") -> None:
         self.dataset = dataset
         self.defers = defers
+        self.on_error = on_error
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is: decoders do not survive a fork
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dataset, self.defers, self.stacks)
+        return _restore, (self.dataset, self.defers, self.on_error, self.stacks)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -80,20 +85,22 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def _fetch(self, request: Request) -> Any:
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
-            return _joined([_plainly(call) for call in calls], calls)
+            made = [self._plainly(call) for call in calls]
+            tell(News((), len(calls), bad=_bad_among(made)))
+            return _joined(self._settled(made, calls), calls)
         self._num_fetches += 1
         if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
-            plain = [_plainly(call) for call in calls]
+            made = [self._plainly(call) for call in calls]
             told = Told("samples", "their pixels are always asked for, so they are tried rarely", len(calls))
-            tell(News((told,), len(calls)))
-            return _joined(plain, calls)
+            tell(News((told,), len(calls), bad=_bad_among(made)))
+            return _joined(self._settled(made, calls), calls)
         pillow_seams.install()
         torchvision_seams.install()
         if self._engine is None or self._process != os.getpid():
             self._engine, self._process = Engine(), os.getpid()
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
         fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
-        made: list[Any] = []
+        made = []
         try:
             self._make(calls, fetch, mode, made)
         except Exception:
@@ -102,11 +109,45 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
         again = self._finish(fetch, blocks)
         for number in again:
-            made[number] = _plainly(calls[number])
+            made[number] = self._plainly(calls[number])
             blocks = []  # whose rows are told by ids: those of tensors that are gone come again
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
-        tell(News(self._told(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
-        return _joined(made, calls)
+        num = len(request) if isinstance(request.keys, Sized) else 1
+        tell(News(self._told(fetch, len(again)), num, blocks, _bad_among(made)))
+        return _joined(self._settled(made, calls), calls)
+
+    def _plainly(self, call: _Call) -> Any:
+        """The sample without deferral; a `_Bad` for one that raises and is not to."""
+        try:
+            return _plainly(call)
+        except Exception as exc:
+            if self.on_error == "raise":
+                raise
+            return _Bad(call.key, exc)
+
+    def _settled(self, made: list[Any], calls: list[_Call]) -> list[Any]:
+        """The samples without the bad ones, or with others in their places. Raises what the last one raised if none is left."""
+        bad = [number for number, sample in enumerate(made) if type(sample) is _Bad]
+        if not bad:
+            return made
+        if self.on_error == "replace":
+            for number in bad:
+                made[number] = self._replacement(calls[number], made[number])
+            return made
+        kept = [sample for sample in made if type(sample) is not _Bad]
+        if not kept:
+            raise made[-1].reason
+        return kept
+
+    def _replacement(self, call: _Call, bad: _Bad) -> Any:
+        """A sample for a bad one, by a function of its seed and the attempt."""
+        assert call.seed is not None
+        for attempt in range(MAX_ATTEMPTS):
+            word = int(key64(call.seed, attempt))
+            sample = self._plainly(_Call(call.function, word % len(self.dataset), word >> 1))
+            if type(sample) is not _Bad:
+                return sample
+        raise bad.reason
 
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
         """Append the samples, with stand-ins in them, to `made`."""
@@ -122,16 +163,25 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 finally:
                     mode.end_sample()
                 failed = fetch.has_failed
-            except Exception:
-                if not fetch.has_recorded:
-                    raise
-                failed = True
-            made.append(_again(fetch, call) if failed else sample)
+            except Exception as exc:
+                failed = fetch.has_recorded
+                if not failed:
+                    if self.on_error == "raise":
+                        raise
+                    sample = _Bad(call.key, exc)
+            made.append(self._again(fetch, call) if failed else sample)
             sample = None  # whose references are counted
             fetch.end_sample()
             if not fetch.has_shared_tensors and fetch.tensors:
                 fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
+
+    def _again(self, fetch: Fetch, call: _Call) -> Any:
+        """Make a sample again without deferral, and forget what it had recorded."""
+        del fetch.images[fetch.num_images :]
+        for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
+            del fetch.tensors[number]
+        return self._plainly(call)
 
     def _told(self, fetch: Fetch, num_again: int) -> tuple[Told, ...]:
         assert self._engine is not None
@@ -143,7 +193,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def _calls(self, request: Request) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
-        if _reads_batches(dataset):
+        if reads_batches(dataset):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
@@ -187,10 +237,10 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         tensors.give_values(tensor, values)
 
 
-def _reads_batches(dataset: Any) -> bool:
-    """Whether torch would ask the dataset for whole batches, and they are not samples asked for one by one after all."""
+def reads_batches(dataset: Any) -> bool:
+    """Return whether torch would ask the dataset for whole batches, and they are not samples asked for one by one after all."""
     if type(dataset) is torch.utils.data.Subset:
-        return _reads_batches(dataset.dataset)
+        return reads_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
 
 
@@ -214,19 +264,25 @@ def _plainly(call: _Call) -> Any:
     return call()
 
 
-def _again(fetch: Fetch, call: _Call) -> Any:
-    """Make a sample again without deferral, and forget what it had recorded."""
-    del fetch.images[fetch.num_images :]
-    for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
-        del fetch.tensors[number]
-    return _plainly(call)
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """In the place of a sample whose `__getitem__` raised."""
+
+    key: Any
+    reason: Exception
+
+
+def _bad_among(made: list[Any]) -> tuple[tuple[str, str], ...]:
+    """(sample, reason) of each bad one, as they are told."""
+    bad = [sample for sample in made if type(sample) is _Bad]
+    return tuple((f"sample {one.key!r}", f"{type(one.reason).__name__}: {one.reason}") for one in bad)
 
 
 def _joined(made: list[Any], calls: list[_Call]) -> Any:
     return made[0] if calls and calls[0].is_batch else made
 
 
-def _restore(dataset: Any, defers: bool, stacks: bool) -> DeferringDataset:
-    restored = DeferringDataset(dataset, defers=defers)
+def _restore(dataset: Any, defers: bool, on_error: OnError, stacks: bool) -> DeferringDataset:
+    restored = DeferringDataset(dataset, defers=defers, on_error=on_error)
     restored.stacks = stacks
     return restored

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
+from datapipe.loader.policy import BadSample, BadSampleLog
 
 
 class Told(NamedTuple):
@@ -27,12 +28,13 @@ class Delivered:
     batch: Any
     told: tuple[Told, ...]
     num_samples: int
+    bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory, as torch's pinning asks of objects that it does not know."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.told, self.num_samples)  # type: ignore[no-untyped-call]
+        return Delivered(pin_memory(self.batch, device), self.told, self.num_samples, self.bad)  # type: ignore[no-untyped-call]
 
 
 class News(NamedTuple):
@@ -41,6 +43,7 @@ class News(NamedTuple):
     told: tuple[Told, ...] = ()
     num_samples: int = 0
     blocks: Sequence[Block] = ()
+    bad: tuple[tuple[str, str], ...] = ()
 
 
 class _Local(threading.local):
@@ -65,7 +68,7 @@ class DeliveringCollate:
         news, _of_last_fetch.news = _of_last_fetch.news, News()
         stacks = self.collate_fn is torch.utils.data.default_collate
         batch = collate_blocks(samples, news.blocks) if stacks else self.collate_fn(samples)
-        return Delivered(batch, news.told, news.num_samples)
+        return Delivered(batch, news.told, news.num_samples, news.bad)
 
 
 @dataclass(slots=True)
@@ -74,9 +77,12 @@ class Tally:
 
     num_samples: int = 0
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    bad: BadSampleLog = field(default_factory=BadSampleLog)
 
-    def take(self, delivered: Delivered) -> Any:
+    def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
         """Add what came with a batch; return the batch."""
+        for where, raised in delivered.bad:
+            self.bad.add(BadSample(epoch, step, -1, where, raised))
         self.num_samples += delivered.num_samples
         for what, reason, num in delivered.told:
             self.counts[what, reason] = self.counts.get((what, reason), 0) + num
