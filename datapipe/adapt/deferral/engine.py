@@ -255,7 +255,7 @@ def _planes_of(pixels: Any) -> torch.Tensor:
 def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
     """Carry out the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
     first = steps[0]
-    if first.name == "pil_to_tensor":
+    if first.name in ("pil_to_tensor", "to_image"):
         value = _interleaved(planes.shape, torch.uint8).copy_(planes)
     elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
         value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
@@ -263,6 +263,9 @@ def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = 
         value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
         value.copy_(planes).div_(255)
     for step in steps[1:]:
+        if step.name == "v2 to_dtype":
+            value = value.to(torch.float32).mul_(1.0 / 255)
+            continue
         mean, std = step.args
         value.sub_(_per_channel(mean)).div_(_per_channel(std))
     return value

@@ -29,11 +29,17 @@ class _WithoutStorage(torch.Tensor):
 
 
 def stand_in(
-    step: Step, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None, fetch: Fetch
+    step: Step,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
+    fetch: Fetch,
+    *,
+    kind: type[torch.Tensor] = torch.Tensor,
 ) -> torch.Tensor:
-    """Return a tensor without values for what `step` gives, and note it in the fetch."""
+    """Return a tensor without values for what `step` gives, of that type, and note it in the fetch."""
     tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
-    tensor.__class__ = torch.Tensor
+    tensor.__class__ = kind
     fetch.mode.open()
     fetch.tensors[id(tensor)] = (tensor, Pending(step, fetch.sample))
     fetch.has_recorded = True
@@ -42,7 +48,7 @@ def stand_in(
 
 def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Turn a stand-in into `values`, of the same shape, strides and dtype."""
-    torch._C._swap_tensor_impl(tensor, values)
+    torch._C._swap_tensor_impl(tensor, values.as_subclass(torch.Tensor))
 
 
 def step_of(tensor: Any, fetch: Fetch) -> Step | None:

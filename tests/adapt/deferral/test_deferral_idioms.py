@@ -19,6 +19,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, Request
 
+NORMALISED = ("training", "evaluation", "functional", "lambda", "v2", "v2 of tensors")
 CONVERTED = T.Compose([T.RandomCrop(32), T.ToTensor()])  # nothing is resampled
 
 
@@ -47,12 +48,13 @@ def test_however_an_image_is_opened(paths: list[str], name: str) -> None:
 def test_whatever_is_done_to_it(paths: list[str], name: str) -> None:
     make, most = data.TRANSFORMS[name]
     ours, theirs = both_ways(Images(paths, make))
-    most = most / min(data.STD) if name in ("training", "evaluation", "functional", "lambda") else most
+    most = most / min(data.STD) if name in NORMALISED else most
     assert max(difference(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)) <= most + 1e-3
 
 
-def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = DeferringDataset(Images(paths, data.TRAIN), defers=True)
+@pytest.mark.parametrize("name", ["training", "v2", "v2 jitter", "v2 of tensors"])
+def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = DeferringDataset(Images(paths, data.TRANSFORMS[name][0]), defers=True)
     keys = list(range(NUM))
     dataset.__getitems__(Request(keys, [5] * NUM))  # every signature is tried here
 
@@ -70,6 +72,30 @@ def test_grey_images_become_tensors_as_torchvision_lays_them_out(paths: list[str
         warnings.simplefilter("error")
         ours, theirs = both_ways(Images(paths, lambda image: [grey(image)]))
     assert [one[0][0].stride() for one in ours] == [one[0][0].stride() for one in theirs]
+
+
+def test_images_of_v2_are_of_its_type_whether_looked_at_or_not(paths: list[str]) -> None:
+    cut = data.v2.Compose([data.v2.RandomCrop(32), data.v2.ToImage()])
+
+    def make(image: Any) -> Any:
+        one, two = cut(image), data.v2.functional.to_dtype(cut(image), torch.float32, scale=True)
+        assert type(one) is type(two) is data.tv_tensors.Image
+        assert one.shape == two.shape == (3, 32, 32)
+        three = data.v2.functional.normalize(two, data.MEAN, data.STD)
+        return [
+            one,
+            two,
+            three,
+            cut(image)[:, 3:5],
+            data.v2.functional.horizontal_flip(cut(image)),
+            F.normalize(two, (0.5,), (0.2,)),
+        ]
+
+    for ours, theirs in zip(*both_ways(Images(paths, make)), strict=True):
+        for found, expected in zip(ours[0], theirs[0], strict=True):
+            assert type(found) is type(expected)
+            assert found.stride() == expected.stride()
+            assert torch.equal(found, expected)
 
 
 def of_many_shapes(image: Any) -> Any:
