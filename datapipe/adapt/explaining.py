@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch.utils.data
+
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
@@ -21,7 +23,12 @@ def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[s
     """
     dataset = type(loader.dataset).__qualname__
     lines = [f"workers   {_workers(loader)}"]
-    if deferral is not None:
+    if recipe is None and isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        lines += [
+            f"decoder   what the code of {dataset} uses: images of an IterableDataset are not deferred",
+            f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",
+        ]
+    elif deferral is not None:
         lines += [
             f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
             "Pillow for the rest",

@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.converted import converted_index
-from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off
+from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
@@ -81,8 +81,9 @@ def from_torch(
     `share_among_ranks`: then they share them as with such a sampler, as Lightning and Accelerate make torch's loaders do.
 
     If the result is a `datapipe.DataLoader`, `num_workers` becomes as many threads (0: the number of cores), images come in
-    `memory_format`, and worker_init_fn is not called, as there are no workers. Only then may `on_error` be other than "raise",
-    and `data`, `cache` and `cache_nbytes` be given. `data`: what `datapipe convert` made of the folder that the dataset reads,
+    `memory_format`, and worker_init_fn is not called, as there are no workers. Only then may `data`, `cache`
+    and `cache_nbytes` be given. There `on_error` is about samples whose bytes are bad; where the user's `__getitem__` is called,
+    it is about those that it raises for. `data`: what `datapipe convert` made of the folder that the dataset reads,
     to be read in its place. `cache` and `cache_nbytes` are those of `DataLoader`.
 
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
@@ -114,9 +115,12 @@ def from_torch(
         ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *notes)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
-    _refuse(why, on_error=(on_error, "raise"), backend=(backend, "auto"), data=(data, None), cache=(cache, None))
+    _refuse(why, backend=(backend, "auto"), data=(data, None), cache=(cache, None))
+    if on_error != "raise":
+        _check_policy(taken, found, on_error, why, reseeds=reseed)
     resolve = resolve_device(device)
-    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defer and not is_switched_off(), reseeds=reseed)
+    defers = defer and not is_switched_off()
+    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defers, reseeds=reseed, on_error=on_error)
     return kept if resolve().type == "cpu" else prefetch(kept, resolve())
 
 
@@ -124,7 +128,14 @@ def from_torch(
 
 
 def _kept(
-    loader: TorchDataLoader, found: Introspection | Unseen, seed: SeedSource, *, shares: bool, defers: bool, reseeds: bool
+    loader: TorchDataLoader,
+    found: Introspection | Unseen,
+    seed: SeedSource,
+    *,
+    shares: bool,
+    defers: bool,
+    reseeds: bool,
+    on_error: OnError,
 ) -> TorchLoader | Any:
     if isinstance(found, Introspection):
         key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
@@ -160,7 +171,8 @@ def _kept(
             "and load it in addition",
             stacklevel=3,
         )
-    dataset = DeferringDataset(loader.dataset, defers=defers) if defers or reseeds else loader.dataset
+    own = defers or reseeds or on_error != "raise"
+    dataset = DeferringDataset(loader.dataset, defers=defers, on_error=on_error) if own else loader.dataset
     kept = TorchLoader(
         loader,
         dataset=dataset,
@@ -183,6 +195,22 @@ def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDa
     loader.origin = f"{name}: left to torch: {reason}; the loader is unchanged, and has no state to save"
     loader.explanation = lines_about(loader, None)
     return loader
+
+
+def _check_policy(
+    loader: TorchDataLoader, found: Introspection | Unseen, on_error: OnError, why: str | None, *, reseeds: bool
+) -> None:
+    """Raise OptionError if samples that raise cannot be left out: if they are not asked for one by one, with seeds."""
+    if isinstance(found, Introspection):
+        _refuse(why, on_error=(on_error, "raise"))
+    name = type(loader.dataset).__qualname__
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or reads_batches(loader.dataset):
+        raise OptionError(
+            f"on_error={on_error!r}: {name} is not asked for samples one by one, so it is unknown which one raised; "
+            "leave it out, and catch the exception in the Dataset"
+        )
+    if on_error == "replace" and not reseeds:
+        raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave reseed=False out")
 
 
 def _given(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:

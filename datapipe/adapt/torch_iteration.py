@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.core.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
@@ -26,6 +28,7 @@ class TorchIterator(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._walk: KeyPass | None = None
         self._is_over = False
+        self._num_handed_out = 0
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, whatever is left of this one."""
@@ -44,12 +47,18 @@ class TorchIterator(Iterator[Any]):
     def close(self) -> None:
         """End the pass. May be called again."""
         self._is_over, self._batches = True, None
+        lending.forget_ended_workers()
+
+    def __del__(self) -> None:
+        if self._batches is not None and not sys.is_finalizing():
+            self.close()
 
     def _next(self) -> Any:
         if self._is_over:
             raise StopIteration
         if self._batches is None or self._walk is None:
             self._batches, self._walk = self._begin()
+        lending.settle()
         walk, num_received = self._walk, self._num_received()
         try:
             batch = next(self._batches)
@@ -66,8 +75,11 @@ class TorchIterator(Iterator[Any]):
             if num_received is None or num_received != self._num_received():  # otherwise the wait itself failed
                 self._epochs.last = walk.after.popleft()
             raise
-        self._epochs.last = walk.after.popleft()
-        return self._tally.take(batch) if type(batch) is Delivered else batch
+        self._epochs.last = after = walk.after.popleft()
+        self._num_handed_out += 1
+        if type(batch) is not Delivered:
+            return batch
+        return self._tally.take(batch, epoch=after.epoch, step=self._num_handed_out - 1)
 
     def _num_received(self) -> int | None:
         """Return how many batches have come from torch's workers, failed ones included; None if there are no workers."""

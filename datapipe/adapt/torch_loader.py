@@ -29,6 +29,7 @@ from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
 from datapipe.loader.iteration import Epochs
+from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import is_of_group
 from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, SeedSource
@@ -231,6 +232,16 @@ class TorchLoader:
     def batch_sampler(self) -> OwnBatches:
         """A stand-in as long as the loader, without positions: no torch loader can be made of this one."""
         return OwnBatches(self)
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The samples skipped or replaced as their `__getitem__` raised, the latest 1,000. Steps count from the pass's first."""
+        return list(self._tally.bad.latest)
+
+    @property
+    def read_dataset(self) -> Any:
+        """What torch's workers read in place of `dataset`, which is the user's."""
+        return self._dataset
 
     @property
     def device(self) -> torch.device:

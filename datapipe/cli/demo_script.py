@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 SIZE, BATCH_SIZE = 160, 64
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Photos(Dataset[tuple[torch.Tensor, int]]):
+class Photos(Dataset[tuple[Image.Image, int]]):
     """The photographs of a folder, cropped at random: a (3, SIZE, SIZE) float32 tensor and a label each."""
 
     def __init__(self, root: str) -> None:
@@ -30,16 +30,21 @@ class Photos(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         file = self.files[index]
         with Image.open(file) as opened:
             image = opened.convert("RGB")
-        side = min(image.size) * random.uniform(0.5, 1.0)
-        left, top = random.uniform(0, image.width - side), random.uniform(0, image.height - side)
-        image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-        pixels = (pixels - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-        return pixels, self.classes.index(file.parent.name)
+        side = int(min(image.size) * random.uniform(0.5, 1.0))
+        left, top = random.randint(0, image.width - side), random.randint(0, image.height - side)
+        image = image.crop((left, top, left + side, top + side)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        return image, self.classes.index(file.parent.name)
+
+
+def stacked(samples: list[tuple[Image.Image, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (n, 3, SIZE, SIZE) float32 images, normalised, and (n,) labels: a `collate_fn`."""
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image, _ in samples])).permute(0, 3, 1, 2).float() / 255
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (pixels - mean) / std, default_collate([label for _, label in samples])
 
 
 def network(num_classes: int) -> torch.nn.Module:
@@ -73,7 +78,9 @@ def main() -> None:
     if args.shards:
         loader = loader_of_shards(args.shards, args.workers)
     else:
-        loader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, num_workers=args.workers)
+        loader = DataLoader(
+            photos, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, num_workers=args.workers, collate_fn=stacked
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = network(len(photos.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

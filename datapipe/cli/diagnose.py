@@ -34,6 +34,7 @@ examples:
   datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
 """
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
+_DEFERRAL_S = 4.0  # at most, of the time for trials
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 _APPLIED_STEPS = 300  # limit of the run with the remedy
 
@@ -170,6 +171,7 @@ def diagnose_command(
         nvtx=nvtx,
         max_steps=max_steps,
         keeps_samples=trials_s > 0,
+        tries_deferral_s=min(trials_s, _DEFERRAL_S),
         snapshot_s=_SNAPSHOT_S,
         profile=str(out.resolve()) if profile else None,
     )

@@ -40,7 +40,8 @@ class Trying:
         if not self._seconds:
             return Trials(reasons={"": "trials were not requested (--trials 0)"})
         if source is None or source.file is None:
-            return Trials(reasons={"": (source.reason if source else None) or "its data was not recorded"})
+            reason = (source.reason if source else None) or "its data was not recorded"
+            return Trials(reasons={"": reason}, deferral=source.deferral if source else None)
         self._tell(f"trying datapipe's loader on some of its samples, for about {self._seconds:.0f} s")
         return self._try(self._results / source.file, evicts=_waits_for_storage(found))
 

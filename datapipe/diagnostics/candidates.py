@@ -43,6 +43,7 @@ class Trials:
     where: str = ""  # the dataset's root
     batch_size: int | None = None  # of the loader's batches, whichever component makes them
     reads_shards: bool = False  # the dataset already streams from shards
+    deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread", or "reason"; None: no Dataset of the script's own
 
 
 @dataclass(slots=True)
@@ -172,6 +173,8 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
         CACHED: ("datapipe's loader, images in memory", _cached(loader)),
         RESIZED: ("datapipe's loader on smaller images", _on_converted(loader, trials, side)),
     }
+    if trials.deferral is not None:
+        _add_deferral(result, loader, workload, trials.deferral)
     general = trials.reasons.get("")
     if general is not None:
         result.left_out["datapipe's loader, converted data, a cache"] = general
@@ -184,6 +187,19 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
         result.remedies.append(Remedy(name, change_to_ours(workload, rate, loader), how, changes_results=key == RESIZED))
         if key == OURS:
             result.applied[name] = Applied(loader.site, from_torch=True)
+
+
+def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
+    """Add `from_torch` over a Dataset of the script's own, whose code goes on running in torch's workers."""
+    name = "datapipe.from_torch, the Dataset as it is"
+    if "ratio" not in tried:
+        result.left_out[name] = str(tried["reason"])
+        return
+    stall, cpu = production_parts(workload)
+    factor = float((stall.mean() + cpu.mean() * tried["ratio"]) / (stall.mean() + cpu.mean()))  # storage stays as slow
+    change = Change(production_factor=factor, production_spread=tried["spread"])
+    result.remedies.append(Remedy(name, change, _taken_over(loader, note="images are decoded together after the Dataset's code")))
+    result.applied[name] = Applied(loader.site, from_torch=True)
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:

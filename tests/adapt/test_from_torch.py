@@ -348,8 +348,8 @@ def test_what_is_no_loader_is_refused(root: Path) -> None:
     for wrong in (folders.ImageFolder(root), [1, 2], "path"):
         with pytest.raises(dp.OptionError, match=r"takes a torch.utils.data.DataLoader, got a .*prefetch"):
             dp.from_torch(wrong)  # type: ignore[arg-type]
-    with pytest.raises(dp.OptionError, match=r"on_error='skip': torch's workers make the samples"):
-        dp.from_torch(theirs(Numbers()), on_error="skip")
+    with pytest.raises(dp.OptionError, match=r"cache='ram': torch's workers make the samples"):
+        dp.from_torch(theirs(Numbers()), cache="ram")
     ours = dp.from_torch(theirs(Numbers()))
     assert dp.from_torch(ours) is ours  # type: ignore[arg-type]
 

@@ -1,26 +1,30 @@
-"""Make a batch's tensors inside the batch's memory, so that torch's `default_collate` need not copy them.
+"""Put batches together in memory that is used again, and make tensors where their batch will lie, so that none is copied.
 
-Only tensors that no code can reach otherwise are made so: those that only their sample holds, where nothing else holds
-the sample. Tensors that the user's code keeps have memory of their own.
+In a worker of torch's the memory is lent (`lending`). Only tensors that no other code can reach are made in the batch's memory:
+those that only their sample holds, where nothing else holds the sample. Tensors that the user's code keeps have memory of their
+own.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
+from datapipe.adapt.deferral.lending import Loan, lend
 from datapipe.adapt.deferral.recorder import PendingPixels
 
-Held = Mapping[int, tuple[torch.Tensor, PendingPixels]]  # by id
+Held = dict[int, tuple[torch.Tensor, PendingPixels]]  # by id
 
 # Reference counts where they are read: a name and getrefcount's argument, besides the holders.
 _OF_SAMPLE = 3  # the list of samples
 _OF_CONTAINER = 3  # the container around it
+_OF_NOBODY = 3  # the fetch
 _OF_TENSOR = 4  # the container and the fetch
 
 
@@ -29,8 +33,11 @@ class Block:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.ids = [id(tensor) for tensor in tensors]
-        self.batch = _empty((len(tensors), *tensors[0].shape), tensors[0].dtype)
-        self.rows = dict(zip(self.ids, self.batch.unbind(), strict=True))
+        shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
+        self._loan = lend(shape, dtype) if _is_in_worker() else None
+        memory = _empty(shape, dtype) if self._loan is None else self._loan.tensor
+        self.batch: Any = memory if self._loan is None else self._loan  # as it is sent
+        self.rows = dict(zip(self.ids, memory.unbind(), strict=True))
 
 
 def blocks_of(samples: list[Any], held: Held) -> list[Block]:
@@ -38,10 +45,11 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
     if not samples or not held:
         return []
     places: list[list[tuple[Any, int]]] = []
-    for sample in samples:
-        if sys.getrefcount(sample) > _OF_SAMPLE:
+    for number in range(len(samples)):
+        found = _tensors_of(samples, number, held)
+        if found is None:
             return []
-        places.append(_tensors_in(sample, (), held))
+        places.append(found)
     first = [place for place, _ in places[0]]
     if any([place for place, _ in others] != first for others in places):
         return []
@@ -52,6 +60,30 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
         if like.is_contiguous() and all(one.shape == like.shape and one.dtype is like.dtype for one in tensors):
             blocks.append(Block(tensors))
     return blocks
+
+
+def holds_its_tensors(samples: list[Any], held: Held, number: int) -> bool:
+    """Return whether the last sample, of that number, alone holds what it recorded. Forgets tensors that nobody holds."""
+    dead, num_alive, tensor = [], 0, None
+    for key, (tensor, pending) in reversed(held.items()):
+        if pending.sample != number:
+            break
+        if sys.getrefcount(tensor) <= _OF_NOBODY:
+            dead.append(key)
+        else:
+            num_alive += 1
+    del tensor  # which is counted below
+    for key in dead:
+        del held[key]
+    return num_alive == 0 or num_alive == len(_tensors_of(samples, len(samples) - 1, held) or ())
+
+
+def _tensors_of(samples: list[Any], number: int, held: Held) -> list[tuple[Any, int]] | None:
+    """The places and ids of the stand-ins that a sample alone holds; None where somebody else holds the sample."""
+    sample = samples[number]
+    if id(sample) in held:
+        return None if sys.getrefcount(sample) > _OF_TENSOR else [((), id(sample))]
+    return None if sys.getrefcount(sample) > _OF_SAMPLE else _tensors_in(sample, (), held)
 
 
 def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tuple[Any, int]]:
@@ -71,25 +103,45 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
 
 
 def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
-    """Return what `default_collate` returns for samples whose tensors may be rows of blocks."""
+    """Return what `default_collate` returns for samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
     by_first = {block.ids[0]: block for block in blocks}
 
-    def tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         block = by_first.get(id(batch[0]))
         if block is not None and [id(one) for one in batch] == block.ids:
             return block.batch
-        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+        loan = _stacked(batch) if _is_in_worker() else None
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if loan is None else loan
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: tensors})
 
 
+def _stacked(batch: Sequence[torch.Tensor]) -> Loan | None:
+    """Tensors that are all alike, stacked in lent memory; None for others, and where none is lent."""
+    first = batch[0]
+    if not all(
+        type(one) is torch.Tensor
+        and one.layout is torch.strided
+        and one.device.type == "cpu"
+        and one.dtype is first.dtype
+        and one.shape == first.shape
+        and not (one.requires_grad or one.is_nested or one.is_quantized or one.is_conj() or one.is_neg())
+        for one in batch
+    ):
+        return None
+    loan = lend((len(batch), *first.shape), first.dtype)
+    if loan is not None:
+        torch.stack(tuple(batch), out=loan.tensor)
+    return loan
+
+
+def _is_in_worker() -> bool:
+    return torch.utils.data.get_worker_info() is not None
+
+
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return memory that torch's workers send without a copy; in the training process, ordinary memory."""
-    if torch.utils.data.get_worker_info() is None:
+    if not _is_in_worker():
         return torch.empty(shape, dtype=dtype)
-    like = torch.empty((), dtype=dtype)
-    num = 1
-    for length in shape:
-        num *= length
-    storage = torch.UntypedStorage._new_shared(num * like.element_size())  # type: ignore[no-untyped-call]
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload,no-any-return]

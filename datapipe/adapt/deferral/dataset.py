@@ -11,12 +11,15 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import Block, blocks_of
+from datapipe.adapt.deferral.blocks import Block, blocks_of, holds_its_tensors
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.seeds import random_state_kept, reseed
 from datapipe.core.errors import DecodeError
+from datapipe.loader.options import OnError
+from datapipe.loader.policy import MAX_ATTEMPTS
+from datapipe.order.draws import key64
 
 _HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's tuple, the loop's name, getrefcount's argument
 _IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
@@ -43,19 +46,21 @@ def is_switched_off() -> bool:
 class DeferringDataset(torch.utils.data.Dataset[Any]):
     """A wrapper of `dataset` that is read by `BatchRequest`, or by bare keys. Every other attribute is the dataset's.
 
-    `defers`: whether images are deferred; if not, samples are only seeded. Engine and seams are made in each process.
+    `defers`: whether images are deferred; if not, samples are only seeded. `on_error`: what becomes of a sample whose
+    `__getitem__` raises. Engine and seams are made in each process.
     """
 
-    def __init__(self, dataset: Any, *, defers: bool) -> None:
+    def __init__(self, dataset: Any, *, defers: bool, on_error: OnError = "raise") -> None:
         self.dataset = dataset
         self.defers = defers
+        self.on_error = on_error
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dataset, self.defers, self.stacks)
+        return _restore, (self.dataset, self.defers, self.on_error, self.stacks)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -80,20 +85,22 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def _fetch(self, request: BatchRequest) -> Any:
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
-            return _joined([_plainly(call) for call in calls], calls)
+            made = [self._plainly(call) for call in calls]
+            leave_report(FetchReport((), len(calls), bad=_bad_among(made)))
+            return _joined(self._settled(made, calls), calls)
         self._num_fetches += 1
         if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
-            plain = [_plainly(call) for call in calls]
+            made = [self._plainly(call) for call in calls]
             counts = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
-            leave_report(FetchReport((counts,), len(calls)))
-            return _joined(plain, calls)
+            leave_report(FetchReport((counts,), len(calls), bad=_bad_among(made)))
+            return _joined(self._settled(made, calls), calls)
         pillow_seams.install()
         torchvision_seams.install()
         if self._engine is None or self._process != os.getpid():
             self._engine, self._process = Engine(), os.getpid()
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
         fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
-        made: list[Any] = []
+        made = []
         try:
             self._make(calls, fetch, mode, made)
         except Exception:
@@ -102,32 +109,79 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
         again = self._finish(fetch, blocks)
         for number in again:
-            made[number] = _plainly(calls[number])
+            made[number] = self._plainly(calls[number])
             blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
-        leave_report(FetchReport(self._counts(fetch, len(again)), len(request) if isinstance(request.keys, Sized) else 1, blocks))
-        return _joined(made, calls)
+        num = len(request) if isinstance(request.keys, Sized) else 1
+        leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made)))
+        return _joined(self._settled(made, calls), calls)
+
+    def _plainly(self, call: _Call) -> Any:
+        """The sample without deferral; a `_Bad` for one that raises and is not to."""
+        try:
+            return _plainly(call)
+        except Exception as exc:
+            if self.on_error == "raise":
+                raise
+            return _Bad(call.key, exc)
+
+    def _settled(self, made: list[Any], calls: list[_Call]) -> list[Any]:
+        """The samples without the bad ones, or with others in their places. Raises what the last one raised if none is left."""
+        bad = [number for number, sample in enumerate(made) if type(sample) is _Bad]
+        if not bad:
+            return made
+        if self.on_error == "replace":
+            for number in bad:
+                made[number] = self._replacement(calls[number], made[number])
+            return made
+        kept = [sample for sample in made if type(sample) is not _Bad]
+        if not kept:
+            raise made[-1].reason
+        return kept
+
+    def _replacement(self, call: _Call, bad: _Bad) -> Any:
+        """A sample for a bad one, by a function of its seed and the attempt."""
+        assert call.seed is not None
+        for attempt in range(MAX_ATTEMPTS):
+            word = int(key64(call.seed, attempt))
+            sample = self._plainly(_Call(call.function, word % len(self.dataset), word >> 1))
+            if type(sample) is not _Bad:
+                return sample
+        raise bad.reason
 
     def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
         """Append the samples, with stand-ins in them, to `made`."""
         for number, call in enumerate(calls):
-            fetch.sample, fetch.has_recorded, fetch.has_failed = number, False, False
+            fetch.begin_sample(number)
             if call.seed is not None:
                 reseed(call.seed)
             try:
-                mode.open_for_sample()
+                mode.begin_sample(opens=fetch.has_shared_tensors)
                 try:
                     with recording(fetch):
                         sample = call()
                 finally:
-                    mode.close_for_sample()
+                    mode.end_sample()
                 failed = fetch.has_failed
-            except Exception:
-                if not fetch.has_recorded:
-                    raise
-                failed = True
-            made.append(_again(fetch, call) if failed else sample)
+            except Exception as exc:
+                failed = fetch.has_recorded
+                if not failed:
+                    if self.on_error == "raise":
+                        raise
+                    sample = _Bad(call.key, exc)
+            made.append(self._again(fetch, call) if failed else sample)
+            sample = None  # whose references are counted
+            fetch.end_sample()
+            if not fetch.has_shared_tensors and fetch.tensors:
+                fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
+
+    def _again(self, fetch: Fetch, call: _Call) -> Any:
+        """Make a sample again without deferral, and forget what it had recorded."""
+        del fetch.images[fetch.num_images :]
+        for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
+            del fetch.tensors[number]
+        return self._plainly(call)
 
     def _counts(self, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
         assert self._engine is not None
@@ -139,7 +193,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
-        if _reads_batches(dataset):
+        if reads_batches(dataset):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
@@ -147,18 +201,21 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
-        images: dict[int, Any] = {}
-        for reference, pending in fetch.images:
+        images: dict[int, Any] = {}  # by the id of their node
+        nodes: list[Any] = []  # which are kept, so that no other comes by such an id
+        for reference in fetch.images:
             image = reference()
-            if image is None or not pillow_seams.is_deferred(image) or pending.sample in bad:
+            deferred = None if image is None else pillow_seams.deferred_of(image)
+            if image is None or deferred is None or deferred.sample in bad:
                 continue
             try:
-                made = self._engine.image(pending.node, images)
+                made = self._engine.image(deferred.node, images)
             except (DecodeError, OSError, SyntaxError, ValueError):
-                bad.add(pending.sample)
+                bad.add(deferred.sample)
                 continue
             image.im = made.im
-            images[id(pending.node)] = made
+            images[id(deferred.node)] = made
+            nodes.append(deferred.node)
         rows = {number: row for block in blocks for number, row in block.rows.items()}
         held, fetch.tensors = fetch.tensors, {}
         while held:
@@ -180,10 +237,10 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         tensors.give_values(tensor, values)
 
 
-def _reads_batches(dataset: Any) -> bool:
+def reads_batches(dataset: Any) -> bool:
     """Return whether torch would ask the dataset for whole batches, rather than for samples one by one."""
     if type(dataset) is torch.utils.data.Subset:
-        return _reads_batches(dataset.dataset)
+        return reads_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
 
 
@@ -207,19 +264,25 @@ def _plainly(call: _Call) -> Any:
     return call()
 
 
-def _again(fetch: Fetch, call: _Call) -> Any:
-    """Make a sample again without deferral, and forget what it had recorded."""
-    fetch.images = [entry for entry in fetch.images if entry[1].sample != fetch.sample]
-    for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
-        del fetch.tensors[number]
-    return _plainly(call)
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """In the place of a sample whose `__getitem__` raised."""
+
+    key: Any
+    reason: Exception
+
+
+def _bad_among(made: list[Any]) -> tuple[tuple[str, str], ...]:
+    """(sample, reason) of each bad one, as they are told."""
+    bad = [sample for sample in made if type(sample) is _Bad]
+    return tuple((f"sample {one.key!r}", f"{type(one.reason).__name__}: {one.reason}") for one in bad)
 
 
 def _joined(made: list[Any], calls: list[_Call]) -> Any:
     return made[0] if calls and calls[0].is_batch else made
 
 
-def _restore(dataset: Any, defers: bool, stacks: bool) -> DeferringDataset:
-    restored = DeferringDataset(dataset, defers=defers)
+def _restore(dataset: Any, defers: bool, on_error: OnError, stacks: bool) -> DeferringDataset:
+    restored = DeferringDataset(dataset, defers=defers, on_error=on_error)
     restored.stacks = stacks
     return restored

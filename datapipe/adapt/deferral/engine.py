@@ -6,6 +6,7 @@ later chains of that signature in this process. One engine belongs to one thread
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral.agreement import disagreement
@@ -210,9 +212,18 @@ def _blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
     if not (isinstance(sigma, (list, tuple)) and len(sigma) == 2 and image.mode == "RGB"):
         return PILLOW_STEPS["gaussian_blur"](image, sizes, sigma)  # type: ignore[no-any-return]
     planes = to_planes(_planes_of(image)[None])
-    along_x, along_y = (gaussian_kernels(size, np.array([one], np.float64)) for size, one in zip(sizes, sigma, strict=True))
+    along_x, along_y = (
+        _without_tails(gaussian_kernels(size, np.array([one], np.float64))) for size, one in zip(sizes, sigma, strict=True)
+    )
     blurred = blur_planes(planes, along_x, along_y).round_().to(torch.uint8)[0]
     return Image.fromarray(blurred.permute(1, 2, 0).contiguous().numpy())
+
+
+def _without_tails(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The middle of a (1, k) symmetric kernel; what is cut off is less than float32 tells from nothing beside the rest."""
+    half = kernel.shape[1] // 2
+    tail = int(np.searchsorted(kernel[0, : half + 1], 1e-8))
+    return kernel[:, tail : kernel.shape[1] - tail]
 
 
 def _by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
@@ -244,16 +255,30 @@ def _planes_of(pixels: Any) -> torch.Tensor:
 def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
     """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
     first = steps[0]
-    if first.name == "pil_to_tensor":
-        value = torch.empty((planes.shape[1], planes.shape[2], planes.shape[0]), dtype=torch.uint8).permute(2, 0, 1).copy_(planes)
+    if first.name in ("pil_to_tensor", "to_image"):
+        value = _interleaved(planes.shape, torch.uint8).copy_(planes)
+    elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
+        value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
     else:
         value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
         value.copy_(planes).div_(255)
     for step in steps[1:]:
+        if step.name == "v2 to_dtype":
+            value = value.to(torch.float32).mul_(1.0 / 255)
+            continue
         mean, std = step.args
-        for plane, shift, scale in zip(value, mean, std, strict=True):
-            plane.sub_(shift).div_(scale)
+        value.sub_(_per_channel(mean)).div_(_per_channel(std))
     return value
+
+
+@functools.lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None, None]
+
+
+def _interleaved(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    channels, height, width = shape
+    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
 
 
 def _as_batch(pixels: Any) -> Any:

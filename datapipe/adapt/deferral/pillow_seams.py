@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
 from datapipe.adapt.deferral.jpeg_stream import is_whole
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, call_site, current, suspended
+from datapipe.adapt.deferral.recorder import Fetch, call_site, current, suspended
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
@@ -51,11 +51,11 @@ if hasattr(os, "register_at_fork"):
 class Deferred:
     """What a stand-in holds in place of pixels."""
 
-    __slots__ = ("fetch", "node")
+    __slots__ = ("fetch", "node", "sample")
     readonly = 0
 
     def __init__(self, node: Node, fetch: Fetch) -> None:
-        self.node, self.fetch = node, fetch
+        self.node, self.fetch, self.sample = node, fetch, fetch.sample
 
     def __bool__(self) -> bool:  # Pillow evaluates `_im and _im.readonly`
         return False
@@ -113,6 +113,12 @@ def is_deferred(image: Image.Image) -> bool:
     """Return whether the image is a stand-in that has no pixels yet."""
     there: Any = image._im
     return type(there) is Deferred
+
+
+def deferred_of(image: Image.Image) -> Deferred | None:
+    """Return what a stand-in has in place of pixels; None for an image that has pixels."""
+    there: Any = image._im
+    return there if type(there) is Deferred else None
 
 
 def materialise(image: Image.Image) -> None:
@@ -188,7 +194,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource |
 
 def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
     image._im = Deferred(node, fetch)  # type: ignore[assignment]
-    fetch.images.append((weakref.ref(image), PendingPixels(node, fetch.sample)))
+    fetch.images.append(weakref.ref(image))
     fetch.has_recorded = True
 
 

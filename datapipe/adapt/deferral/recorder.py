@@ -18,7 +18,7 @@ from datapipe.adapt.deferral.graph import Node
 
 @dataclass(slots=True)
 class PendingPixels:
-    """An image or tensor whose pixels are made when the fetch ends."""
+    """A tensor whose values are made when the fetch ends."""
 
     node: Node
     sample: int  # within the fetch
@@ -29,13 +29,24 @@ class Fetch:
     """The images and tensors that the samples of one fetch recorded, and the state of the sample that runs now."""
 
     notes_sites: bool = False  # whether steps record their call sites
-    images: list[tuple[weakref.ref[Any], PendingPixels]] = field(default_factory=list)
+    images: list[weakref.ref[Any]] = field(default_factory=list)  # those that still have no pixels hold a `Deferred`
     tensors: dict[int, tuple[torch.Tensor, PendingPixels]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
+    num_images: int = 0  # when the sample at work began
     mode: Any = None  # the TensorMode while a sample runs
+    has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
+
+    def begin_sample(self, number: int) -> None:
+        """Record what follows as that of another sample."""
+        self.sample, self.has_recorded, self.has_failed = number, False, False
+        self.num_images = len(self.images)
+
+    def end_sample(self) -> None:
+        """Forget the sample's images that nobody holds."""
+        self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
 
     def note_materialised(self, what: str) -> None:
         """Count pixels that were needed before the fetch ends, by call site as long as sites are recorded."""

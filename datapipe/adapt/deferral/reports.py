@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch.utils.data
+
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
+from datapipe.loader.policy import BadSample, BadSampleLog
 
 
 class OperationCount(NamedTuple):
@@ -25,12 +28,13 @@ class Delivered:
     batch: Any
     operations: tuple[OperationCount, ...]
     num_samples: int
+    bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples)  # type: ignore[no-untyped-call]
+        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples, self.bad)  # type: ignore[no-untyped-call]
 
 
 class FetchReport(NamedTuple):
@@ -39,6 +43,7 @@ class FetchReport(NamedTuple):
     operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0
     blocks: Sequence[Block] = ()
+    bad: tuple[tuple[str, str], ...] = ()
 
 
 class _Local(threading.local):
@@ -61,8 +66,9 @@ class DeliveringCollate:
 
     def __call__(self, samples: Any) -> Delivered:
         report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
-        batch = collate_blocks(samples, report.blocks) if report.blocks else self.collate_fn(samples)
-        return Delivered(batch, report.operations, report.num_samples)
+        stacks = self.collate_fn is torch.utils.data.default_collate
+        batch = collate_blocks(samples, report.blocks) if stacks else self.collate_fn(samples)
+        return Delivered(batch, report.operations, report.num_samples, report.bad)
 
 
 @dataclass(slots=True)
@@ -71,9 +77,12 @@ class Tally:
 
     num_samples: int = 0
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    bad: BadSampleLog = field(default_factory=BadSampleLog)
 
-    def take(self, delivered: Delivered) -> Any:
+    def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
         """Add the report that came with a batch, and return the batch."""
+        for where, raised in delivered.bad:
+            self.bad.add(BadSample(epoch, step, -1, where, raised))
         self.num_samples += delivered.num_samples
         for what, reason, num in delivered.operations:
             self.counts[what, reason] = self.counts.get((what, reason), 0) + num

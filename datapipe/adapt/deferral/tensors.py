@@ -29,11 +29,18 @@ class _WithoutStorage(torch.Tensor):
 
 
 def stand_in(
-    step: Step, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None, fetch: Fetch
+    step: Step,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
+    fetch: Fetch,
+    *,
+    kind: type[torch.Tensor] = torch.Tensor,
 ) -> torch.Tensor:
-    """Return a tensor without values for the result of `step`, and record it in the fetch."""
+    """Return a tensor without values for the result of `step`, of that type, and record it in the fetch."""
     tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
-    tensor.__class__ = torch.Tensor
+    tensor.__class__ = kind
+    fetch.mode.open()
     fetch.tensors[id(tensor)] = (tensor, PendingPixels(step, fetch.sample))
     fetch.has_recorded = True
     return tensor
@@ -41,7 +48,7 @@ def stand_in(
 
 def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Turn a stand-in into `values`, of the same shape, strides and dtype."""
-    torch._C._swap_tensor_impl(tensor, values)
+    torch._C._swap_tensor_impl(tensor, values.as_subclass(torch.Tensor))
 
 
 def step_of(tensor: Any, fetch: Fetch) -> Step | None:
@@ -60,6 +67,7 @@ class TensorMode(TorchFunctionMode):
         super().__init__()
         self._fetch, self._replay = fetch, replay
         self._depth = 0
+        self._is_open = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self._fetch.tensors
@@ -89,20 +97,28 @@ class TensorMode(TorchFunctionMode):
         give_values(tensor, values)
         del fetch.tensors[id(tensor)]
 
-    def open_for_sample(self) -> None:
-        """Push the mode, for one sample."""
+    def begin_sample(self, *, opens: bool) -> None:
+        """Note where the sample's own modes begin. `opens`: its code may come by stand-ins of samples before it."""
         self._depth = torch._C._len_torch_function_stack()
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self._is_open = False
+        if opens:
+            self.open()
 
-    def close_for_sample(self) -> None:
+    def open(self) -> None:
+        """Put the mode on the stack, unless it is there: each of torch's functions costs more as long as it is."""
+        if not self._is_open:
+            self._is_open = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end_sample(self) -> None:
         """Pop the mode, and whatever the sample's code left above it."""
-        while torch._C._len_torch_function_stack() > self._depth:
+        while self._is_open and torch._C._len_torch_function_stack() > self._depth:
             torch._C._pop_torch_function_stack()
 
     @property
     def is_innermost(self) -> bool:
-        """Whether no mode of the user's lies inside this one, which would have to see what is computed."""
-        return torch._C._len_torch_function_stack() == self._depth + 1
+        """Whether no mode of the user's is above, or would be below: that would have to see what is computed."""
+        return torch._C._len_torch_function_stack() == self._depth + self._is_open
 
 
 _GETTERS = (

@@ -15,24 +15,30 @@ from typing import Any
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral import tensors
+from datapipe.adapt.deferral import tensors, torchvision_v2_seams
 from datapipe.adapt.deferral.graph import Step
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, _recording, node_of
 from datapipe.adapt.deferral.recorder import Fetch, call_site, current
+from datapipe.adapt.deferral.torchvision_v2_seams import floats
 
 _FUNCTIONAL = "torchvision.transforms.functional"
 _ON_PILLOW = "torchvision.transforms._functional_pil"
 
 # The original functions, by the names of the steps. Empty until `install` finds torchvision.
 TENSOR_STEPS: dict[str, Callable[..., Any]] = {}
+_replaced: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and what stands in its place
 
 
 def install() -> None:
     """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
     functional, on_pillow = sys.modules.get(_FUNCTIONAL), sys.modules.get(_ON_PILLOW)
-    if TENSOR_STEPS or functional is None or on_pillow is None or not hasattr(functional, "normalize"):
+    if TENSOR_STEPS:
+        if "to_image" not in TENSOR_STEPS and torchvision_v2_seams.is_imported():
+            _install_v2()
         return
-    replaced: dict[int, tuple[Any, Any]] = {}
+    if functional is None or on_pillow is None or not hasattr(functional, "normalize"):
+        return
+    replaced = _replaced
     for name, plan in _COLOR_STEPS.items():
         original = getattr(on_pillow, name)
         PILLOW_STEPS[name] = original
@@ -44,6 +50,20 @@ def install() -> None:
         original = getattr(functional, name)
         TENSOR_STEPS[name] = original
         replaced[id(original)] = (original, _in_place_of(original, make))
+    _replace_names(replaced)
+    if torchvision_v2_seams.is_imported():
+        _install_v2()
+
+
+def _install_v2() -> None:
+    """Put the seams of v2 in place, whose functions are replaced as those of v1 are."""
+    replaced: dict[int, tuple[Any, Any]] = dict(_replaced)
+    torchvision_v2_seams.install(replaced, TENSOR_STEPS, _to_image, _can_record)
+    _replace_names(replaced)
+
+
+def _replace_names(replaced: dict[int, tuple[Any, Any]]) -> None:
+    """Put functions in place wherever a module holds the originals under a name."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):
@@ -147,7 +167,8 @@ def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
     step = _image_step("to_tensor", pic, None, fetch)
     if step is None:
         return original(pic)
-    return tensors.stand_in(step, _shape_of(pic), torch.float32, None, fetch)
+    _, _, width = shape = _shape_of(pic)
+    return tensors.stand_in(step, shape, torch.float32, (1, width, 1) if shape[0] == 1 else None, fetch)
 
 
 def _pil_to_tensor(original: Callable[..., Any], pic: Any) -> Any:
@@ -159,27 +180,26 @@ def _pil_to_tensor(original: Callable[..., Any], pic: Any) -> Any:
     return tensors.stand_in(step, shape, torch.uint8, (1, width * channels, channels), fetch)
 
 
+def _to_image(original: Callable[..., Any], inpt: Any) -> Any:
+    fetch = current()
+    step = None if fetch is None else _image_step("to_image", inpt, None, fetch)
+    if fetch is None or step is None:
+        return original(inpt)
+    channels, _, width = shape = _shape_of(inpt)
+    strides = (1, width * channels, channels)
+    return tensors.stand_in(step, shape, torch.uint8, strides, fetch, kind=torchvision_v2_seams.image_type())
+
+
 def _normalize(original: Callable[..., Any], tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
     fetch = current()
     parent = None if fetch is None else tensors.step_of(tensor, fetch)
-    if fetch is None or parent is None or inplace or tensor.dtype is not torch.float32 or not _can_record(fetch):
+    is_plain = type(tensor) is torch.Tensor and not inplace
+    if fetch is None or parent is None or not is_plain or tensor.dtype is not torch.float32 or not _can_record(fetch):
         return original(tensor, mean, std, inplace)
     channels = tensor.shape[0]
-    per_channel = _floats(mean, channels), _floats(std, channels)
+    per_channel = floats(mean, channels), floats(std, channels)
     if per_channel[0] is None or per_channel[1] is None or not all(abs(value) > 1e-30 for value in per_channel[1]):
         return original(tensor, mean, std, inplace)
     site = call_site() if fetch.notes_sites else None
     step = Step(parent, "normalize", per_channel, "tensor", parent.size, per_channel, site)
-    return tensors.stand_in(step, tuple(tensor.shape), torch.float32, None, fetch)
-
-
-def _floats(values: Any, number: int) -> tuple[float, ...] | None:
-    if isinstance(values, torch.Tensor):
-        if values.dtype is not torch.float32 or values.dim() != 1:
-            return None
-        values = values.tolist()
-    if not isinstance(values, (list, tuple)) or len(values) != number:
-        return None
-    if not all(isinstance(value, (int, float)) for value in values):
-        return None
-    return tuple(map(float, values))
+    return tensors.stand_in(step, tuple(tensor.shape), torch.float32, tensor.stride(), fetch)

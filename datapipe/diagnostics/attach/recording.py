@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # numpy, too, is imported only when there is something to mea
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
 SCHEMA = 2
+_WAITS = 0.03  # share of the loop's time below which a wait for data is none that a remedy would be looked for
 _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
@@ -39,12 +40,13 @@ class Recording:
         directory: Path | None = None,
         *,
         keeps_samples: bool = False,
+        tries_deferral_s: float = 0.0,
         busy: BusySampler | None = None,
         snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
         self._directory = directory
-        self._keeps_samples = keeps_samples
+        self._keeps_samples, self._tries_deferral_s = keeps_samples, tries_deferral_s
         self._busy = busy
         self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
@@ -54,6 +56,7 @@ class Recording:
         self._troubles: list[str] = []
         self._sources: dict[int, dict[str, Any]] = {}
         self._samples: dict[int, bytes] = {}
+        self._held: dict[int, Any] = {}  # loaders over Datasets of the script's own
         self._is_written = False
         self._ended = threading.Event()
         self._rank = rank_here()  # a process group may no longer exist at the end
@@ -93,6 +96,41 @@ class Recording:
                 self._samples[facts.key] = found
             else:
                 self._sources[facts.key] = {"file": None, "reason": found}
+        if self._tries_deferral_s and isinstance(found, str):
+            self._hold(facts.key, loader)
+
+    def _hold(self, key: int, loader: Any) -> None:
+        """Keep a loader over a Dataset of the script's own for a trial at the end."""
+        try:
+            from datapipe.adapt.loaders import unwrap_torch_loader
+            from datapipe.diagnostics.trials.deferral import held_for_trial
+            from datapipe.diagnostics.trials.sample import why_no_files
+
+            if type(loader).__module__.startswith("datapipe.") or why_no_files(loader.dataset) is None:
+                return
+            held = held_for_trial(unwrap_torch_loader(loader))
+        except Exception:  # what is no loader that from_torch would take
+            return
+        with self._lock:
+            if isinstance(held, str):
+                self._sources[key]["deferral"] = {"reason": held}
+            else:
+                self._held[key] = held
+
+    def _try_deferral(self) -> None:
+        """Try the loader that was waited for longest, if the loop waited at all."""
+        held, self._held = self._held, {}
+        steps = self._bracket.timeline.steps(None)
+        waits = {key: float(steps["host_wait_s"][steps["loader"] == key].sum()) for key in held}
+        key = max(waits, key=waits.__getitem__, default=None)
+        if key is None or waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
+            return
+        try:
+            from datapipe.diagnostics.trials.deferral import try_deferral
+
+            self._sources[key]["deferral"] = try_deferral(held[key], seconds=self._tries_deferral_s)
+        except Exception as exc:
+            complain("deferred decoding could not be tried", exc)
 
     def finish(self) -> None:
         """Write `process-RANK-PID.json`, and the samples next to it. Nothing is recorded afterwards."""
@@ -111,6 +149,7 @@ class Recording:
             with atomic_writer(self._directory / name) as file:
                 file.write(data)
             self._sources[key] = {"file": name, "reason": None}
+        self._try_deferral()
         write_json(self._path(self._directory), self.to_json())
 
     def _path(self, directory: Path) -> Path:
@@ -173,7 +212,14 @@ def open_recording(hooks: MeterHooks) -> Watch:
     bracket = open_bracket(hooks)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
     directory = Path(os.environ[RESULTS])
-    recording = Recording(bracket, directory, keeps_samples=settings.keeps_samples, busy=busy, snapshot_s=settings.snapshot_s)
+    recording = Recording(
+        bracket,
+        directory,
+        keeps_samples=settings.keeps_samples,
+        tries_deferral_s=settings.tries_deferral_s,
+        busy=busy,
+        snapshot_s=settings.snapshot_s,
+    )
     meter = _ranged(bracket) if settings.nvtx else bracket
     return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
 

@@ -53,7 +53,7 @@ def sample_of(loader: Any) -> Sample | str:
     if dataset is None:
         return "it has no dataset"
     is_stream = type(dataset).__module__.startswith("webdataset.")
-    if not is_stream and (reason := _why_no_files(dataset)):
+    if not is_stream and (reason := why_no_files(dataset)):
         return reason
     try:
         loader = unwrap_torch_loader(loader)
@@ -103,7 +103,7 @@ def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
     return Sample(shards, recipe, batch_size, loader.num_workers, where=shards.directory)
 
 
-def _why_no_files(dataset: Any) -> str | None:
+def why_no_files(dataset: Any) -> str | None:
     """Return why the files are unknown. It compares names only, so that nothing is imported for an unrelated dataset."""
     for part in _parts(dataset):
         kind = type(part)

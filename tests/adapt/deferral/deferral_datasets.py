@@ -25,6 +25,7 @@ from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 
 v2: Any = torchvision_v2()
 T: Any = importlib.import_module("torchvision.transforms")
+tv_tensors: Any = importlib.import_module("torchvision.tv_tensors")
 F: Any = importlib.import_module("torchvision.transforms.functional")
 folder: Any = importlib.import_module("torchvision.datasets.folder")
 
@@ -210,7 +211,17 @@ TRANSFORMS: dict[str, tuple[Make, float]] = {
         v2.Compose([v2.RandomResizedCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]),
         1,
     ),
-    "v2 jitter": (v2.Compose([v2.RandomResizedCrop(32), v2.ColorJitter(0.3, 0.3), v2.ToImage()]), 0),
+    "v2 jitter": (v2.Compose([v2.RandomResizedCrop(32), v2.ColorJitter(0.3, 0.3), v2.ToImage()]), 17),
+    "v2 of tensors": (
+        v2.Compose(
+            [v2.RandomCrop(40), v2.Resize(32), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        ),
+        1,
+    ),
+    "v2 of tensors that are cut": (
+        v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)]),
+        0,
+    ),
     "sequential": (
         T.Compose([torch.nn.Sequential(T.RandomCrop(32), T.RandomVerticalFlip()), T.ToTensor(), T.Normalize(MEAN, STD)]),
         0,

@@ -29,8 +29,16 @@ SHAPES = {
     "dict": lambda image: {"a": cut(image), "size": image.size, "more": [cut(image, 5), {"b": cut(image, 7)}]},
     "twice": lambda image: (lambda one: (one, one))(cut(image)),
     "not all": lambda image: cut(image) if image.size[0] % 16 else torch.zeros(3, 32, 32),
+    "bare": cut,
     "uint8": lambda image: F.pil_to_tensor(image.crop((0, 0, 32, 32))),
 }
+
+
+class Bare(Images):
+    """Samples that are tensors."""
+
+    def __getitem__(self, number: int) -> Any:
+        return super().__getitem__(number)[0]
 
 
 def flat(batch: Any) -> list[torch.Tensor]:
@@ -42,7 +50,7 @@ def flat(batch: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_batches_are_those_that_torch_stacks(paths: list[str], shape: str, num_workers: int) -> None:
-    dataset = Images(paths, SHAPES[shape])
+    dataset: Any = Bare(paths, cut) if shape == "bare" else Images(paths, SHAPES[shape])
     ours = [flat(batch) for batch in loaded(dataset, num_workers=num_workers)]
     theirs = [flat(batch) for batch in loaded(dataset, defer=False)]
     for one, other in zip(ours, theirs, strict=True):
@@ -57,6 +65,7 @@ def test_nothing_is_stacked_where_rows_lie_in_the_batch(paths: list[str], monkey
     real = collate.collate_tensor_fn
     monkeypatch.setattr(blocks, "collate_tensor_fn", lambda batch, **options: stacked.append(1) or real(batch, **options))
     assert [batch[0].shape for batch in loaded(Images(paths, cut))] == [(4, 3, 32, 32)] * 2
+    assert [batch.shape for batch in loaded(Bare(paths, cut))] == [(4, 3, 32, 32)] * 2
     assert stacked == []
 
 

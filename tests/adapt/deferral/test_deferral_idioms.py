@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 
+NORMALISED = ("training", "evaluation", "functional", "lambda", "v2", "v2 of tensors")
 CONVERTED = T.Compose([T.RandomCrop(32), T.ToTensor()])  # nothing is resampled
 
 
@@ -46,12 +48,13 @@ def test_however_an_image_is_opened(paths: list[str], name: str) -> None:
 def test_whatever_is_done_to_it(paths: list[str], name: str) -> None:
     make, most = data.TRANSFORMS[name]
     ours, theirs = both_ways(Images(paths, make))
-    most = most / min(data.STD) if name in ("training", "evaluation", "functional", "lambda") else most
+    most = most / min(data.STD) if name in NORMALISED else most
     assert max(difference(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)) <= most + 1e-3
 
 
-def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = DeferringDataset(Images(paths, data.TRAIN), defers=True)
+@pytest.mark.parametrize("name", ["training", "v2", "v2 jitter", "v2 of tensors"])
+def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = DeferringDataset(Images(paths, data.TRANSFORMS[name][0]), defers=True)
     keys = list(range(NUM))
     dataset.__getitems__(BatchRequest(keys, [5] * NUM))  # every signature is tried here
 
@@ -61,6 +64,38 @@ def test_what_is_recorded_is_not_computed_by_pillow(paths: list[str], monkeypatc
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load_read", decoded)
     images = [image for image, _ in dataset.__getitems__(BatchRequest(keys, [5] * NUM))]
     assert all(image.shape == (3, 32, 32) for image in images)
+
+
+def test_grey_images_become_tensors_as_torchvision_lays_them_out(paths: list[str]) -> None:
+    grey = T.Compose([T.Resize((32, 32)), T.Grayscale(), T.ToTensor(), T.Normalize((0.5,), (0.2,))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours, theirs = both_ways(Images(paths, lambda image: [grey(image)]))
+    assert [one[0][0].stride() for one in ours] == [one[0][0].stride() for one in theirs]
+
+
+def test_images_of_v2_are_of_its_type_whether_looked_at_or_not(paths: list[str]) -> None:
+    cut = data.v2.Compose([data.v2.RandomCrop(32), data.v2.ToImage()])
+
+    def make(image: Any) -> Any:
+        one, two = cut(image), data.v2.functional.to_dtype(cut(image), torch.float32, scale=True)
+        assert type(one) is type(two) is data.tv_tensors.Image
+        assert one.shape == two.shape == (3, 32, 32)
+        three = data.v2.functional.normalize(two, data.MEAN, data.STD)
+        return [
+            one,
+            two,
+            three,
+            cut(image)[:, 3:5],
+            data.v2.functional.horizontal_flip(cut(image)),
+            F.normalize(two, (0.5,), (0.2,)),
+        ]
+
+    for ours, theirs in zip(*both_ways(Images(paths, make)), strict=True):
+        for found, expected in zip(ours[0], theirs[0], strict=True):
+            assert type(found) is type(expected)
+            assert found.stride() == expected.stride()
+            assert torch.equal(found, expected)
 
 
 def of_many_shapes(image: Any) -> Any:
@@ -217,6 +252,29 @@ def test_what_the_users_code_keeps_is_kept_with_its_pixels(paths: list[str], wha
     for one, two, three in zip(first, again, expected, strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[0], three)
+
+
+@pytest.mark.parametrize("how", ["kept", "returned too", "in a list"])
+def test_a_tensor_that_is_kept_serves_later_samples_of_its_fetch(paths: list[str], how: str) -> None:
+    def dataset() -> Images:
+        cache: dict[str, Any] = {}
+
+        class Keeping(Images):
+            def __getitem__(self, number: int) -> Any:
+                path = self.paths[number // 2]
+                if path not in cache:
+                    cache[path] = [CONVERTED(by_path(path))]
+                if how == "returned too":
+                    return cache[path][0], number
+                return [cache[path], number] if how == "in a list" else (cache[path][0] * 1.0, number)
+
+        return Keeping(paths, None)  # type: ignore[arg-type]
+
+    by_path, keys = data.by_path, [0, 1, 4, 0, 5, 1, 2]
+    ours, theirs = (samples_of(dataset(), keys, defers=defers) for defers in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        found, expected = (sample[0][0] if how == "in a list" else sample[0] for sample in (one, other))
+        assert torch.equal(found, expected)
 
 
 def samples_of_plain(dataset: Images, keys: list[int], what: str) -> list[torch.Tensor]:

@@ -219,6 +219,23 @@ def test_explain_names_what_was_recorded_and_where(
     assert "by Pillow: an image at " in told(touched, capsys)
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __iter__(self) -> Any:
+        return (TRAIN(data.by_path(path)) for path in self.paths)
+
+
+def test_a_stream_is_not_deferred_and_explain_says_so(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    loader = loaded(Stream(paths))
+    torch.manual_seed(2)
+    ours = list(loader)
+    torch.manual_seed(2)
+    assert same([[batch] for batch in ours], [[batch] for batch in DataLoader(Stream(paths), 4)])
+    assert "what the code of Stream uses: images of an IterableDataset are not deferred" in told(loader, capsys)
+
+
 def test_deferral_is_switched_off(paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = Images(paths, TRAIN)
     plain = loaded(dataset, defer=False)
