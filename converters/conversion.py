@@ -32,7 +32,7 @@ from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
-from converters.planning import PLAN_NAME, Plan, PlannedShard, build_plan, list_source, open_samples, read_plan
+from converters.planning import PLAN_NAME, SPOOL_NAME, Plan, PlannedShard, build_plan, list_source, open_samples, read_plan
 from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
@@ -90,7 +90,7 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     options, _ = resolved(options)
     source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
-        plan = _plan(Path(scratch) / PLAN_NAME, options, source, on_progress)
+        plan = _plan(Path(scratch), options, source, on_progress, spool=Path(scratch) / SPOOL_NAME)
         sets = []
         with open_samples(plan.path) as samples:
             for planned in plan.sets:
@@ -153,17 +153,17 @@ class _Conversion:
                 if holds_dataset(self.destination) and not self.options.overwrite:  # finished since this run began
                     shutil.rmtree(self.building)
                     raise LockGoneError
-                return self._make_plan(path)
+                return self._make_plan()
         plan = read_plan(path)
         refuse_changed_options(plan, self.options, self.destination)
         if not (self.building / finalise.FINAL_NAME).exists():
             self._refuse_changed_source(plan)
         return plan
 
-    def _make_plan(self, path: Path) -> Plan:
+    def _make_plan(self) -> Plan:
         """Make a new plan; if that fails, leave the destination as it was found."""
         try:
-            plan = _plan(path, self.options, self.source, self.on_progress)
+            plan = _plan(self.building, self.options, self.source, self.on_progress, spool=self.building / SPOOL_NAME)
             refuse_unreadable(plan, self.options)
         except BaseException:
             shutil.rmtree(self.building, ignore_errors=True)
@@ -183,7 +183,8 @@ class _Conversion:
 
     def _refuse_changed_source(self, plan: Plan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
-            fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.source, self.on_progress)
+            spool = self.building / SPOOL_NAME
+            fresh = _plan(Path(scratch), self.options, self.source, self.on_progress, spool=spool)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
                 difference = "the parts of it that cannot be read are not the same as before"
@@ -277,8 +278,8 @@ class _Conversion:
         return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 
 
-def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> Plan:
-    return build_plan(path, options, source, on_samples=_telling(on_progress))
+def _plan(directory: Path, options: ConvertOptions, source: Source, on_progress: OnProgress, *, spool: Path) -> Plan:
+    return build_plan(directory / PLAN_NAME, options, source, spool=spool, on_samples=_telling(on_progress))
 
 
 def _telling(on_progress: OnProgress) -> Callable[[int], None]:

@@ -124,6 +124,7 @@ def _manifest(plan: Plan, planned: PlannedSet, done: list[DoneShard], target: Ta
         image_size=sizes.pop() if len(sizes) == 1 else None,
         options=options,
         source_digest=plan.source_digest,
+        made_from=plan.made_from,
     )
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.database import attached, open_read_only
-from converters.sources import ListedSample, Origin, Source, SourceFacts, join
+from converters.packing import PLAIN
+from converters.sources import ListedSample, Origin, Source, SourceFacts, Workspace, join
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import OptionError
@@ -53,19 +54,18 @@ class ListingSummary:
 
 
 def write_listing(
-    connection: sqlite3.Connection, source: Source, *, scratch: Path, on_samples: Callable[[int], None]
+    connection: sqlite3.Connection, source: Source, *, space: Workspace, on_samples: Callable[[int], None]
 ) -> ListingSummary:
     """Scan `source` into the tables `directories` and `listing` of `connection`.
 
-    `scratch`: a directory for files that are deleted before this returns. `on_samples` gets the number of samples listed so
-    far.
+    `on_samples` gets the number of samples listed so far.
     """
     notes = ScanNotes()
-    with attached(connection, scratch, "scan"):
+    with attached(connection, space.scratch, "scan"):
         connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, path BLOB)")
         connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS})")
         inserting = _Inserting(connection)
-        for num, sample in enumerate(source.scan(notes, scratch)):
+        for num, sample in enumerate(source.scan(notes, space)):
             if num % _ROWS_AT_ONCE == 0:
                 on_samples(num)
             inserting.add(sample)
@@ -156,12 +156,15 @@ def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
             (origin,) = sample.origins.values()
             if origin.is_whole and origin.path == sample.source:
                 return origin.mtime_ns, None
-    files: dict[bytes, list[Any]] = {}
-    stretches: dict[str, list[int]] = {}
+    files: dict[tuple[bytes, bool], tuple[int, list[Any]]] = {}
+    stretches: dict[str, list[int | str]] = {}
     for name, origin in sample.origins.items():
-        file = files.setdefault(origin.path, [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, len(files)])
-        stretches[name] = [file[3], origin.offset, origin.nbytes]
-    details: dict[str, Any] = {"files": [file[:3] for file in files.values()], "fields": stretches}
+        place = (origin.path, origin.is_spooled)
+        if place not in files:
+            file = [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, *([True] if origin.is_spooled else ())]
+            files[place] = len(files), file
+        stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.packing] if origin.packing else ())]
+    details: dict[str, Any] = {"files": [file for _, file in files.values()], "fields": stretches}
     if sample.values:
         details["values"] = sample.values
     if sample.size is not None:
@@ -186,11 +189,12 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     if text is None:
         return Contents({}, {}, None)
     details = json.loads(text)
-    files = [(os.fsencode(path), file_nbytes, file_mtime_ns) for path, file_nbytes, file_mtime_ns in details["files"]]
+    files = [(os.fsencode(path), *rest) for path, *rest in details["files"]]
     origins = {}
-    for name, (number, offset, field_nbytes) in details["fields"].items():
-        path, file_nbytes, file_mtime_ns = files[number]
-        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns)
+    for name, (number, offset, field_nbytes, *packing) in details["fields"].items():
+        path, file_nbytes, file_mtime_ns, *spooled = files[number]
+        packed = packing[0] if packing else PLAIN
+        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, packed, bool(spooled))
     size = details.get("size")
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 

@@ -15,7 +15,9 @@ from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
-FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # forms of sources
+FORMS = (
+    "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "dataset", "hdf5", "parquet", "tfrecord", "arrow",
+)  # fmt: skip  # forms of sources
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip

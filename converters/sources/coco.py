@@ -11,13 +11,12 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from converters.boxes import is_finite
 from converters.database import open_scratch
 from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
 from converters.sources.fields import Choices, in_order
 from converters.sources.json_stream import array_elements
 from converters.sources.labels import place_labels
@@ -68,8 +67,8 @@ class CocoSource:
         self._has_boxes = False
         self._num_crowds = self._num_strays = 0
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
-        with open_scratch(scratch, "coco") as connection:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        with open_scratch(space.scratch, "coco") as connection:
             connection.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, name TEXT, height INTEGER, width INTEGER)")
             connection.execute("CREATE TABLE annotations (image INTEGER, number INTEGER, value TEXT)")
             self._read(connection)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from converters.boxes import is_finite
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
 from converters.sources.columns import Census, Column, assign
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
@@ -45,7 +44,7 @@ class ManifestSource:
         if self._label is None and options.class_map is not None:
             raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; choose it by --field COLUMN=label")
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         for place, row in enumerate(read_rows(self._path)):
             yield self._listed(place, row)
         self._files.refuse_wrong_root()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
@@ -72,7 +72,7 @@ class TarSource:
         self._fields: dict[str, FieldSpec | None] = {}  # by suffix
         self._census = LabelCensus(options.class_map)
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
         for name in self._names:
             path = os.path.join(os.fsencode(self.root), name)

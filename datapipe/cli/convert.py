@@ -37,6 +37,10 @@ what SRC may be, with an example each (docs/convert.md tells more):
     datapipe convert instances.json shards/coco --to webdataset --root val2017
   tar: WebDataset tars, repacked with all their members
     datapipe convert old-shards shards/new --to hdf5
+  parquet, hdf5, tfrecord, arrow: files of others that the loader can open
+    datapipe convert 'hub/train-*.parquet' shards/train --to webdataset
+  dataset: a set that convert made, to be stored otherwise
+    datapipe convert shards/train small --to webdataset --resize shorter:256
   npy: .npy files
     datapipe convert arrays shards/arrays --to tfrecord --class-from none
 
@@ -95,7 +99,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     """What SRC is, and what is read of it."""
     group = parser.add_argument_group("what SRC is")
-    forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")
+    forms = (
+        "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "dataset", "hdf5", "parquet", "tfrecord", "arrow",
+    )  # fmt: skip
     group.add_argument(
         "--from", dest="form", default="auto", choices=forms, help="auto (default) tells it by a look, and says so"
     )

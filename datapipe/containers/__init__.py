@@ -17,7 +17,7 @@ from datapipe.index.remote_set import open_set
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, is_url, parse_location
 
-__all__ = ["open_index"]
+__all__ = ["container_of", "open_index"]
 
 _FORMATS = {
     "tar": re.compile(r".+\.tar"),
@@ -57,7 +57,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
             raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
         return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
-    shards = sorted(path for path in here.iterdir() if _container_of(path.name) and not path.is_dir())
+    shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
     if shards:
         _refuse_several_sets(shards, here)
         return open_foreign(_shards(shards, text))
@@ -84,12 +84,12 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
     for path in paths:
-        if _container_of(path.name) is None or not path.is_file():
+        if container_of(path.name) is None or not path.is_file():
             raise FormatError(
                 f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
                 " and image folders"
             )
-    containers = _grouped(paths, lambda path: _container_of(path.name) or "")
+    containers = _grouped(paths, lambda path: container_of(path.name) or "")
     if len(containers) > 1:
         found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
         raise FormatError(f"{text}: shards of several formats: {found}; open those of one, by a pattern such as '{text}/*.tar'")
@@ -118,7 +118,7 @@ def _grouped(paths: list[Path], name_of: Callable[[Path], str]) -> dict[str, lis
     return groups
 
 
-def _container_of(name: str) -> str | None:
+def container_of(name: str) -> str | None:
     """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None

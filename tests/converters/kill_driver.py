@@ -7,8 +7,8 @@ itself with SIGKILL (a write first writes half of its bytes). What it leaves mus
 A second fork then runs the same conversion undisturbed, and its result must equal REFERENCE, byte for
 byte, with nothing beside.
 Options: `split`, `overwrite` (an older dataset lies in the destination), `twice` (the second run is
-killed as well, a few calls in, before the third), `pairs` (another form of source, killed before every fourth call only:
-most calls are those of any source). Prints the number of kills; exits 1 at a difference.
+killed as well, a few calls in, before the third), `pairs` and `hub` (other forms of sources, killed before every
+fourth call only: most calls are those of any source). Prints the number of kills; exits 1 at a difference.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main(source: Path, scratch: Path, reference: Path, to: str, *flags: str) -> 
     expected = contents(reference)
     complete = [expected, *(contents(path) for path in reference.iterdir() if path.is_dir())]
     num_kills = 0
-    for call in range(1, 10_000, 4 if "pairs" in flags else 1):
+    for call in range(1, 10_000, 4 if {"pairs", "hub"} & {*flags} else 1):
         shutil.rmtree(destination, ignore_errors=True)
         if "overwrite" in flags:
             convert(ConvertOptions(source, destination, to=to, shard_nbytes=20_000, num_workers=1, seed=9))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from index_trees import hugging_face
 from source_trees import pairs
 from trees import ROOT, cli_command, contents, make_tree, run_cli
 
@@ -22,13 +23,16 @@ from datapipe.index.manifest import read_manifest
 @pytest.mark.parametrize(
     ("to", "flags"),
     [("webdataset", ()), ("webdataset", ("split",)), ("webdataset", ("overwrite",)), ("webdataset", ("twice",)),
-     ("hdf5", ()), ("hdf5", ("overwrite",)), ("parquet", ()), ("tfrecord", ()), ("webdataset", ("pairs",))],
+     ("hdf5", ()), ("hdf5", ("overwrite",)), ("parquet", ()), ("tfrecord", ()), ("webdataset", ("pairs",)),
+     ("hdf5", ("hub",))],
     ids=lambda value: value if isinstance(value, str) else value[0] if value else "plain",
 )  # fmt: skip
 def test_killed_before_every_change_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...]) -> None:
     source = tmp_path / "source"
     if "pairs" in flags:  # whose scan keeps a database of its own
         pairs(source)
+    elif "hub" in flags:  # whose values are spooled
+        hugging_face(source)
     else:
         make_tree(source, num_classes=2, per_class=8)
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
@@ -43,7 +47,7 @@ def test_killed_before_every_change_to_the_disk(tmp_path: Path, to: str, flags: 
         capture_output=True, text=True, env=environment, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > (10 if "pairs" in flags else 30)
+    assert int(done.stdout) > (10 if {"pairs", "hub"} & {*flags} else 30)
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
