@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import tempfile
 import time
@@ -33,16 +32,29 @@ from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
 from converters.planning import PLAN_NAME, SPOOL_NAME, Plan, PlannedShard, build_plan, list_source, open_samples, read_plan
-from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
+from converters.report import (
+    Advance,
+    OnProgress,
+    Phase,
+    Preview,
+    Report,
+    SetPreview,
+    SetReport,
+    ignore_progress,
+    overview_of,
+    shown_sample,
+    warnings_of,
+)
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
-from converters.writers import TARGETS, sample_key
+from converters.writers import TARGETS
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
 
 _PLAN_LOCK = "plan.lock"
+_NUM_SHOWN = 10  # samples in a preview
 
 
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
@@ -95,8 +107,7 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
         with open_samples(plan.path) as samples:
             for planned in plan.sets:
                 shards = [shard for shard in plan.shards if shard.set_name == planned.name]
-                some = itertools.islice(samples(shards[0]), 3)
-                first = tuple((sample_key(sample.id), os.fsdecode(sample.source)) for sample in some)
+                first = tuple(shown_sample(plan, sample) for sample in itertools.islice(samples(shards[0]), _NUM_SHOWN))
                 nbytes = sum(shard.nbytes for shard in shards)
                 sets.append(SetPreview(planned.name, planned.num_slots, len(shards), nbytes, first))
         return Preview(
@@ -213,6 +224,7 @@ class _Conversion:
                 num_errors += len(done.errors)
         self._refuse_full_disk(plan, missing)
         self._refuse_too_many(plan, num_errors)
+        self.on_progress(Advance(Phase.SCAN, 0, overview=overview_of(plan)))
         total = sum(shard.num_slots for shard in missing)
         self.on_progress(Advance(Phase.WRITE, 0, num_errors, total))
 

@@ -49,6 +49,7 @@ class ListingSummary:
     notes: ScanNotes
     facts: SourceFacts
     field_order: tuple[str, ...]  # by bit of `fields`
+    field_nbytes: dict[str, int]  # by field
     unreadable: Unreadable
     digest: str  # over every sample's name, size, label and fields, in listing order; without times and places
 
@@ -75,7 +76,7 @@ def write_listing(
     num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
     order = tuple(inserting.bits)
     unreadable = _find_unreadable(connection, facts, order)
-    return ListingSummary(num_samples, nbytes, notes, facts, order, unreadable, _digest(connection, order))
+    return ListingSummary(num_samples, nbytes, notes, facts, order, inserting.nbytes, unreadable, _digest(connection, order))
 
 
 class _Inserting:
@@ -83,6 +84,7 @@ class _Inserting:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.bits: dict[str, int] = {}  # by field
+        self.nbytes: dict[str, int] = {}  # by field, over all samples
         self._connection = connection
         self._directories: dict[bytes, int] = {}
         self._num_directories = 0
@@ -97,7 +99,9 @@ class _Inserting:
                 if len(self.bits) == _MAX_FIELDS:
                     raise OptionError(f"more than {_MAX_FIELDS} fields, such as {name!r}; leave some out with --field NAME=none")
                 bit = self.bits[name] = len(self.bits)
+                self.nbytes[name] = 0
             fields |= 1 << bit
+            self.nbytes[name] += sample.origins[name].nbytes if name in sample.origins else len(sample.values[name])
         mtime_ns, details = _as_columns(sample)
         place = (sample.place, self._directory(sample.directory), sample.name)
         self._rows.append((*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details))

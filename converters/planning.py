@@ -94,6 +94,9 @@ class Plan:
     fields: tuple[FieldSpec, ...]  # of every sample
     classes: tuple[str, ...] | None  # names by label, where labels are classes
     source_digest: str  # of the listing
+    field_nbytes: dict[str, int]  # by field, over all samples
+    num_labels: int  # different ones
+    first_class: str | None  # the class of the first sample
     made_from: dict[str, Any] | None  # which dataset or archive the source is
     unreadable: Unreadable
     warnings: tuple[str, ...]  # of the source
@@ -251,6 +254,8 @@ def _write_facts(
         "field_order": summary.field_order,
         "classes": summary.facts.classes,
         "source_digest": summary.digest,
+        "field_nbytes": summary.field_nbytes,
+        "labels": _labels_met(connection, summary.facts.classes),
         "made_from": None if summary.facts.made_from is None else dict(summary.facts.made_from),
         "unreadable": [summary.unreadable.num, summary.unreadable.first],
         "warnings": summary.facts.warnings,
@@ -261,6 +266,13 @@ def _write_facts(
     }
     connection.execute("CREATE TABLE facts (value TEXT)")
     connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
+
+
+def _labels_met(connection: sqlite3.Connection, classes: tuple[str, ...] | None) -> tuple[int, str | None]:
+    """Return how many different labels there are, and the class of the first sample that has one."""
+    num = connection.execute("SELECT count(DISTINCT label) FROM listing WHERE label >= 0").fetchone()[0]
+    first = connection.execute("SELECT label FROM listing WHERE label >= 0 ORDER BY ordinal LIMIT 1").fetchone()
+    return num, classes[first[0]] if classes is not None and first is not None and first[0] < len(classes) else None
 
 
 def read_plan(path: Path) -> Plan:
@@ -290,6 +302,9 @@ def _read_plan(path: Path) -> Plan:
         fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in facts["fields"]),
         classes=None if facts["classes"] is None else tuple(facts["classes"]),
         source_digest=facts["source_digest"],
+        field_nbytes=facts["field_nbytes"],
+        num_labels=facts["labels"][0],
+        first_class=facts["labels"][1],
         made_from=facts["made_from"],
         unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
         warnings=tuple(facts["warnings"]),

@@ -20,6 +20,7 @@ from datapipe.stores.location import is_url, parse_location
 
 if TYPE_CHECKING:
     from converters import Advance, ConvertOptions, Preview, Report
+    from converters.report import Overview, SampleShown
 
 _EPILOG = """\
 example:
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         _print_preview(preview, options, as_json=args.json)
     else:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
-        _print_report(report, as_json=args.json, shown_as=shown_as)
+        _print_report(report, as_json=args.json, shown_as=shown_as, has_warned=display.has_warned)
     return 0
 
 
@@ -211,6 +212,7 @@ class _Display:
 
     def __init__(self) -> None:
         self._phase: Any = None
+        self.has_warned = False  # the warnings about the source have been said
         self._progress: Progress | None = None
 
     def __enter__(self) -> _Display:
@@ -220,6 +222,12 @@ class _Display:
         self._close()
 
     def __call__(self, advance: Advance, /) -> None:
+        if advance.overview is not None:
+            self._close()
+            self._phase = None
+            _say_overview(advance.overview)
+            self.has_warned = True
+            return
         if advance.phase is not self._phase:
             self._close()
             self._phase = advance.phase
@@ -234,7 +242,7 @@ class _Display:
             self._progress = None
 
 
-def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
+def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: bool) -> None:
     """Print how it ended; `shown_as`: the URL that stands for the directory in the report, where there is one."""
 
     def shown(path: Path) -> str:
@@ -245,7 +253,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
         text = json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str)
         print(text.replace(str(report.destination), shown_as) if shown_as else text)
         return
-    for warning in report.warnings:
+    for warning in () if has_warned else report.warnings:
         say(f"warning: {warning}", file=sys.stderr)
     if not report.is_finished:
         say(
@@ -284,11 +292,34 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
             f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
             f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
         )
-        for key, source in one.first:
-            say(f"  {key}  {source}")
-    say("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
+        for sample in one.first:
+            say(f"  {_shown(sample)}")
+    say(f"fields: {_listed(preview.fields)}")
     needed = "unknown, as images are encoded anew" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+
+
+def _say_overview(overview: Overview) -> None:
+    """Say what the source was taken for, before anything is written."""
+    say(
+        f"{overview.num_samples} samples{_of_classes(overview.num_classes)}, {overview.nbytes / 1e6:.1f} MB;"
+        f" fields: {_listed(overview.fields)}",
+        file=sys.stderr,
+    )
+    for warning in overview.warnings:
+        say(f"warning: {warning}", file=sys.stderr)
+
+
+def _listed(fields: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in fields)
+
+
+def _shown(sample: SampleShown) -> str:
+    name = "" if sample.class_name is None else f" ({sample.class_name})"
+    label = "" if sample.label is None else f"  label {sample.label}{name}"
+    fields = ", ".join(f"{field} {nbytes} B" for field, nbytes in sample.fields)
+    bad = "" if sample.problem is None else f"  bad: {sample.problem}"
+    return f"{sample.key}  {sample.source}{label}  {fields}{bad}"
 
 
 def _of_classes(num_classes: int | None) -> str:
