@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.archives import is_archive_name, split_archive_path
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER
 from converters.sources.json_stream import array_elements
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
+from converters.sources.recognise_archives import archive_of_file, archives_of_folder
 from datapipe.containers import container_of
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
 from datapipe.core.errors import FormatError, OptionError
@@ -25,7 +27,8 @@ _MAX_FOLDERS = 20  # folders opened
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
 _TITLES = {
     "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
-    "tar": "WebDataset tars", "npy": "a folder of arrays", "dataset": "a converted dataset", "hdf5": "HDF5 files",
+    "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
+    "dataset": "a converted dataset", "hdf5": "HDF5 files",
     "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files",
 }  # fmt: skip
 
@@ -49,6 +52,7 @@ class _Seen:
     num_images_deep: int = 0  # in folders
     num_arrays: int = 0
     shards: dict[str, str] = dataclasses.field(default_factory=dict)  # suffixes of shards in the folder itself, by form
+    archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
     deep: str = ""  # a folder of it that holds shards or a converted dataset
     beside: str = ""  # a file with the stem of an image
     lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names
@@ -71,7 +75,11 @@ def recognise(options: ConvertOptions) -> Recognition:
     source = options.source
     if not source.exists() and glob.has_magic(str(source)):
         return _of_pattern(str(source))
-    return _of_file(source) if source.is_file() else _of_folder(options)
+    if source.is_file():
+        return _of_file(source)
+    if not source.exists() and split_archive_path(source) is not None:
+        return Recognition("archive", "it is a folder in an archive")
+    return _of_folder(options)
 
 
 def _of_pattern(pattern: str) -> Recognition:
@@ -87,10 +95,13 @@ def _of_pattern(pattern: str) -> Recognition:
 
 def _of_file(path: Path) -> Recognition:
     suffix = path.suffix.lower()
+    why = archive_of_file(path)
+    if why is not None:
+        return Recognition("archive", why)
+    if is_archive_name(os.fsencode(path.name)):
+        return Recognition("tar", f"its name ends with {suffix}")
     if suffix in CSV_SUFFIXES or suffix in JSON_SUFFIXES:
         return Recognition("manifest", f"its name ends with {suffix}")
-    if suffix == ".tar":
-        return Recognition("tar", "its name ends with .tar")
     container = container_of(path.name)
     if container is not None:
         return Recognition(container, f"its name ends with {suffix}")
@@ -119,7 +130,14 @@ def _of_folder(options: ConvertOptions) -> Recognition:
     if (source / MANIFEST_NAME).is_file():
         return Recognition("dataset", f"it holds {MANIFEST_NAME}")
     seen = _look(source, folders)
-    found: list[Recognition] = [Recognition(form, f"it holds {suffix} files") for form, suffix in seen.shards.items()]
+    found = [Recognition(form, f"it holds {suffix} files") for form, suffix in seen.shards.items()]
+    if seen.archives:
+        why = archives_of_folder(source, sorted(seen.archives))
+        found.append(
+            Recognition("archive", why)
+            if why
+            else Recognition("tar", f"it holds {os.path.splitext(os.fsdecode(min(seen.archives)))[1]} files")
+        )
     roles = role_folders(folders)
     if len(roles) > 1 and options.class_from in (None, ClassFrom.NONE):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
@@ -208,6 +226,8 @@ def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
             others.append(name)
             if is_top and suffix.lower() == b".json" and not seen.annotations:
                 seen.annotations = os.fsdecode(name)
+        elif is_top and is_archive_name(name):
+            seen.archives.append(name)
         elif container := container_of(os.fsdecode(name)):
             if is_top:
                 seen.shards.setdefault(container, os.fsdecode(suffix.lower()))

@@ -38,6 +38,9 @@ what SRC may be, with an example each (docs/convert.md tells more):
     datapipe convert instances.json shards/coco --to webdataset --root val2017
   tar: WebDataset tars, repacked with all their members
     datapipe convert old-shards shards/new --to hdf5
+  archive: images in a zip, a tar (.tar.gz, .tar.zst, ...), a tar of tars, or class tars
+    datapipe convert ILSVRC2012_img_train.tar shards/train --to webdataset
+    datapipe convert photos.zip/train shards/train --to webdataset
   parquet, hdf5, tfrecord, arrow: files of others that the loader can open
     datapipe convert 'hub/train-*.parquet' shards/train --to webdataset
   dataset: a set that convert made, to be stored otherwise
@@ -101,7 +104,8 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
     """What SRC is, and what is read of it."""
     group = parser.add_argument_group("what SRC is")
     forms = (
-        "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "dataset", "hdf5", "parquet", "tfrecord", "arrow",
+        "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
+        "arrow",
     )  # fmt: skip
     group.add_argument(
         "--from", dest="form", default="auto", choices=forms, help="auto (default) tells it by a look, and says so"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from archive_trees import ARCHIVE_SOURCES
 from index_trees import INDEX_SOURCES
 from source_trees import SOURCES as PLAIN_SOURCES
 from source_trees import Made
@@ -20,7 +21,7 @@ from datapipe.core.errors import IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 
-SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES}
+SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES}
 
 
 @pytest.fixture(params=SOURCES)
@@ -84,7 +85,8 @@ def test_a_source_that_changed_is_refused(made: Made, tmp_path: Path) -> None:
     """Resuming names what changed; restored, it goes on."""
     options, out = options_of(made, tmp_path / "out"), tmp_path / "out"
     convert(options_of(made, out, part=Part(1, 2)))
-    root = made.options.get("root", made.source if made.source.is_dir() else made.source.parent)
+    place = next(path for path in (made.source, *made.source.parents) if path.exists())
+    root = made.options.get("root", place if place.is_dir() else place.parent)
     victim = sorted(path for path in root.rglob("*") if path.is_file() and not _OTHERS.search(str(path)))[-1]
     status = victim.stat()
     os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns + 1))

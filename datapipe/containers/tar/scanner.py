@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -50,12 +51,20 @@ class Member:
     nbytes: int
 
 
-def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
+class Readable(Protocol):
+    """Bytes that are looked at here and there: a map, or a part of one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+def scan_members(data: Readable, where: str, *, needs_end: bool = False) -> Iterator[Member]:
     """The regular files of a tar, in order.
 
     `where` names the tar in errors. Raises FormatError where a header does not parse or a member
-    reaches beyond the end. A tar without an end-of-archive marker is reported in the log: cut between
-    two members it would look whole.
+    reaches beyond the end. A tar without an end-of-archive marker is reported in the log, or with `needs_end` a FormatError:
+    cut between two members it would look whole.
     """
     position, size = 0, len(data)
     long_name: bytes | None = None
@@ -65,6 +74,8 @@ def scan_members(data: mmap.mmap | bytes, where: str) -> Iterator[Member]:
         if len(header) < BLOCK:
             if header.strip(b"\0"):
                 raise FormatError(f"{where}: cut within a header at byte {position}; get the file again")
+            if needs_end:
+                raise FormatError(f"{where}: no end-of-archive marker, so it was probably cut; get the file again")
             logger.warning("%s: no end-of-archive marker; if it was cut, the samples behind the cut are missing", where)
             return
         if header[0] == 0:
@@ -239,7 +250,7 @@ def _ustar_name(header: bytes) -> bytes:
     return name
 
 
-def _small(data: mmap.mmap | bytes, start: int, nbytes: int, where: str) -> bytes:
+def _small(data: Readable, start: int, nbytes: int, where: str) -> bytes:
     if nbytes > _MAX_NAME:
         raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}; not believed above {_MAX_NAME}")
     return bytes(data[start : start + nbytes])
