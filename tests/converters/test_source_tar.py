@@ -150,7 +150,7 @@ def test_names_never_become_paths(tmp_path: Path) -> None:
         archive.addfile(tarfile.TarInfo("plain name"))
         archive.addfile(tarfile.TarInfo("k/.DS_Store"))
     before = contents(tmp_path).keys()
-    out = converted(path, tmp_path / "out", on_error=OnError.QUARANTINE)
+    out = converted(path, tmp_path / "out", on_error=OnError.QUARANTINE, form="tar")
     assert sources_of(out) == ["x.tar/ok"]
     kept = {str(path.relative_to(out)) for path in (out / "quarantine").rglob("*") if path.is_file()}
     assert kept == {"quarantine/x.tar/_/_/up/a.image", "quarantine/x.tar/_/etc/b.image", "quarantine/x.tar/c/_/_/d.image"}
