@@ -17,7 +17,7 @@ from datapipe.core.errors import OptionError
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
 FORMS = (
     "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
-    "arrow",
+    "arrow", "lmdb",
 )  # fmt: skip  # forms of sources
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",

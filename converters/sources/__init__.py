@@ -29,6 +29,7 @@ _MODULES = {
     "coco": "converters.sources.coco",
     "tar": "converters.sources.tar",
     "npy": "converters.sources.npy",
+    "lmdb": "converters.sources.lmdb",
     "archive": "converters.sources.archive",
     **dict.fromkeys(("dataset", "hdf5", "parquet", "tfrecord", "arrow"), "converters.sources.index"),
 }

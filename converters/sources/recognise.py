@@ -14,6 +14,7 @@ from converters.archives import is_archive_name, split_archive_path
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER
 from converters.sources.json_stream import array_elements
+from converters.sources.lmdb import DATA_NAME
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
 from converters.sources.recognise_archives import archive_of_file, archives_of_folder
@@ -29,7 +30,7 @@ _TITLES = {
     "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
     "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
     "dataset": "a converted dataset", "hdf5": "HDF5 files",
-    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files",
+    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files", "lmdb": "LMDB databases of images",
 }  # fmt: skip
 
 
@@ -102,6 +103,8 @@ def _of_file(path: Path) -> Recognition:
         return Recognition("tar", f"its name ends with {suffix}")
     if suffix in CSV_SUFFIXES or suffix in JSON_SUFFIXES:
         return Recognition("manifest", f"its name ends with {suffix}")
+    if suffix in (".mdb", ".lmdb"):
+        return Recognition("lmdb", f"its name ends with {suffix}")
     container = container_of(path.name)
     if container is not None:
         return Recognition(container, f"its name ends with {suffix}")
@@ -129,6 +132,9 @@ def _of_folder(options: ConvertOptions) -> Recognition:
         return Recognition("image-folder", "it has class folders")  # its errors then explain the problem
     if (source / MANIFEST_NAME).is_file():
         return Recognition("dataset", f"it holds {MANIFEST_NAME}")
+    databases = [place for place in (b"", *folders) if (source / os.fsdecode(place) / DATA_NAME).is_file()]
+    if databases:
+        return Recognition("lmdb", f"it holds {os.path.join(os.fsdecode(databases[0]), DATA_NAME)}")
     seen = _look(source, folders)
     found = [Recognition(form, f"it holds {suffix} files") for form, suffix in seen.shards.items()]
     if seen.archives:

@@ -41,6 +41,8 @@ what SRC may be, with an example each (docs/convert.md tells more):
   archive: images in a zip, a tar (.tar.gz, .tar.zst, ...), a tar of tars, or class tars
     datapipe convert ILSVRC2012_img_train.tar shards/train --to webdataset
     datapipe convert photos.zip/train shards/train --to webdataset
+  lmdb: a database whose values are images, as LSUN's
+    datapipe convert bedroom_train_lmdb shards/bedroom --to webdataset
   parquet, hdf5, tfrecord, arrow: files of others that the loader can open
     datapipe convert 'hub/train-*.parquet' shards/train --to webdataset
   dataset: a set that convert made, to be stored otherwise
@@ -105,7 +107,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what SRC is")
     forms = (
         "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
-        "arrow",
+        "arrow", "lmdb",
     )  # fmt: skip
     group.add_argument(
         "--from", dest="form", default="auto", choices=forms, help="auto (default) tells it by a look, and says so"

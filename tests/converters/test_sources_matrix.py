@@ -12,6 +12,7 @@ from archive_trees import ARCHIVE_SOURCES
 from index_trees import INDEX_SOURCES
 from source_trees import SOURCES as PLAIN_SOURCES
 from source_trees import Made
+from test_source_lmdb import lsun
 from trees import contents
 
 from converters import ConvertOptions, FieldChoice, Part, convert, recognise
@@ -21,7 +22,7 @@ from datapipe.core.errors import IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 
-SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES}
+SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES, "lmdb": lsun}
 
 
 @pytest.fixture(params=SOURCES)
@@ -31,7 +32,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
 
 
 # what lies beside the samples of a source
-_OTHERS = re.compile(r"\.(json|jsonl|csv|txt|idx|index\.arrow)$|_common_metadata$|\.datapipe-index/")
+_OTHERS = re.compile(r"\.(json|jsonl|csv|txt|idx|index\.arrow)$|_common_metadata$|lock\.mdb$|\.datapipe-index/")
 
 
 def options_of(
