@@ -248,7 +248,7 @@ class _Conversion:
 
     def _job(self, plan: Plan) -> ShardJob:
         options = self.options
-        treatment = Treatment(options.check, options.resize, options.encode)
+        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
         root = self.source.root.absolute()
         return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
 

@@ -82,7 +82,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
     )
     parser.add_argument("--resize", type=_resize, metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels")
-    parser.add_argument("--encode", default="keep", type=_encode, metavar="FORM", help="keep (default), jpeg:90, png or raw")
+    parser.add_argument(
+        "--encode",
+        default="keep",
+        type=_encode,
+        metavar="FORM",
+        help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
+    )
+    parser.add_argument(
+        "--strip-exif", action="store_true", help="take EXIF, XMP and comments out of images that keep their bytes"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores this process may use)")
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="of the order in which samples are written (0)")
@@ -172,6 +181,7 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         shard_nbytes=args.shard_size,
         resize=args.resize,
         encode=args.encode,
+        strip_exif=args.strip_exif,
         num_workers=args.workers,
         seed=None if args.no_shuffle else args.seed,
         split=args.split,
