@@ -102,8 +102,9 @@ def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
         return
     if plan.problems:
         source, reason = plan.problems[0]
+        where = options.source.parent if source.partition("/")[0] == options.source.name else options.source
         raise StorageError(
-            f"{options.source}/{source}: {reason} ({len(plan.problems)} such places in all);"
+            f"{where}/{source}: {reason} ({len(plan.problems)} such places in all);"
             " repair, or leave them out with --on-error skip"
         )
     known = plan.unreadable

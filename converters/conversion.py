@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import tempfile
 import time
@@ -32,17 +31,39 @@ from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
-from converters.planning import PLAN_NAME, ConversionPlan, PlannedShard, build_plan, list_source, open_samples, read_plan
-from converters.report import Advance, OnProgress, Phase, Preview, Report, SetPreview, SetReport, ignore_progress, warnings_of
+from converters.planning import (
+    PLAN_NAME,
+    SPOOL_NAME,
+    ConversionPlan,
+    PlannedShard,
+    build_plan,
+    list_source,
+    open_samples,
+    read_plan,
+)
+from converters.report import (
+    Advance,
+    OnProgress,
+    Phase,
+    Preview,
+    Report,
+    SetPreview,
+    SetReport,
+    ignore_progress,
+    overview_of,
+    shown_sample,
+    warnings_of,
+)
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
-from converters.writers import TARGETS, sample_key
+from converters.writers import TARGETS
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
 
 _PLAN_LOCK = "plan.lock"
+_NUM_SHOWN = 10  # samples in a preview
 
 
 def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
@@ -90,13 +111,12 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     options, _ = resolved(options)
     source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
-        plan = _plan(Path(scratch) / PLAN_NAME, options, source, on_progress)
+        plan = _plan(Path(scratch), options, source, on_progress, spool=Path(scratch) / SPOOL_NAME)
         sets = []
         with open_samples(plan.path) as samples:
             for planned in plan.sets:
                 shards = [shard for shard in plan.shards if shard.set_name == planned.name]
-                some = itertools.islice(samples(shards[0]), 3)
-                first = tuple((sample_key(sample.id), os.fsdecode(sample.source)) for sample in some)
+                first = tuple(shown_sample(plan, sample) for sample in itertools.islice(samples(shards[0]), _NUM_SHOWN))
                 nbytes = sum(shard.nbytes for shard in shards)
                 sets.append(SetPreview(planned.name, planned.num_slots, len(shards), nbytes, first))
         return Preview(
@@ -153,17 +173,17 @@ class _Conversion:
                 if holds_dataset(self.destination) and not self.options.overwrite:  # finished since this run began
                     shutil.rmtree(self.building)
                     raise LockGoneError
-                return self._make_plan(path)
+                return self._make_plan()
         plan = read_plan(path)
         refuse_changed_options(plan, self.options, self.destination)
         if not (self.building / finalise.FINAL_NAME).exists():
             self._refuse_changed_source(plan)
         return plan
 
-    def _make_plan(self, path: Path) -> ConversionPlan:
+    def _make_plan(self) -> ConversionPlan:
         """Make a new plan; if that fails, leave the destination as it was found."""
         try:
-            plan = _plan(path, self.options, self.source, self.on_progress)
+            plan = _plan(self.building, self.options, self.source, self.on_progress, spool=self.building / SPOOL_NAME)
             refuse_unreadable(plan, self.options)
         except BaseException:
             shutil.rmtree(self.building, ignore_errors=True)
@@ -183,7 +203,8 @@ class _Conversion:
 
     def _refuse_changed_source(self, plan: ConversionPlan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
-            fresh = _plan(Path(scratch) / PLAN_NAME, self.options, self.source, self.on_progress)
+            spool = self.building / SPOOL_NAME
+            fresh = _plan(Path(scratch), self.options, self.source, self.on_progress, spool=spool)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
                 difference = "the parts of it that cannot be read are not the same as before"
@@ -212,6 +233,7 @@ class _Conversion:
                 num_errors += len(done.errors)
         self._refuse_full_disk(plan, missing)
         self._refuse_too_many(plan, num_errors)
+        self.on_progress(Advance(Phase.SCAN, 0, overview=overview_of(plan)))
         total = sum(shard.num_slots for shard in missing)
         self.on_progress(Advance(Phase.WRITE, 0, num_errors, total))
 
@@ -235,7 +257,7 @@ class _Conversion:
 
     def _job(self, plan: ConversionPlan) -> ShardJob:
         options = self.options
-        treatment = Treatment(options.check, options.resize, options.encode)
+        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
         root = self.source.root.absolute()
         return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
 
@@ -277,8 +299,8 @@ class _Conversion:
         return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 
 
-def _plan(path: Path, options: ConvertOptions, source: Source, on_progress: OnProgress) -> ConversionPlan:
-    return build_plan(path, options, source, on_samples=_telling(on_progress))
+def _plan(directory: Path, options: ConvertOptions, source: Source, on_progress: OnProgress, *, spool: Path) -> ConversionPlan:
+    return build_plan(directory / PLAN_NAME, options, source, spool=spool, on_samples=_telling(on_progress))
 
 
 def _telling(on_progress: OnProgress) -> Callable[[int], None]:

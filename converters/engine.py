@@ -155,6 +155,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
         "check": treatment.check.value,
         "resize": None if treatment.resize is None else str(treatment.resize),
         "encode": str(treatment.encode),
+        "strips_exif": treatment.strips_exif,
         "on_error": job.on_error.value,
         "fields": [[field.name, field.kind.value] for field in job.fields],
         "classes": job.classes,
@@ -164,7 +165,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
 def job_from_json(value: dict[str, Any]) -> ShardJob:
     """Return the job that `job_to_json` was given."""
     resize = None if value["resize"] is None else Resize.parse(value["resize"])
-    treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]))
+    treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]), value["strips_exif"])
     return ShardJob(
         building=Path(value["building"]),
         root=Path(value["root"]),

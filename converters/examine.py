@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from converters.boxes import load_boxes, parse_boxes, scale_boxes, store_boxes
 from converters.masks import mask_size, resize_mask
+from converters.metadata import without_metadata
 from converters.options import Check, ConvertOptions, Encode, Resize
 from converters.transcode import decoder, transcode
 from converters.writers import IMAGE_FIELD, StoredField
@@ -30,6 +31,7 @@ class Treatment:
     check: Check
     resize: Resize | None
     encode: Encode
+    strips_exif: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ class Examined:
 
 def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
     """Raise OptionError for resizing or encoding that these kinds of fields do not allow."""
-    if not options.transcodes or any(field.kind is FieldKind.IMAGE for field in fields):
+    if not (options.transcodes or options.strip_exif) or any(field.kind is FieldKind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
+    asked = asked if options.transcodes else "--strip-exif"
     raise OptionError(f"{asked}: the samples of {options.source} have no images; leave it out")
 
 
@@ -123,8 +126,10 @@ def _header(data: bytes) -> ImageHeader:
 
 def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
     stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
-    if treatment.check is Check.DECODE and stored is data:
-        decoder("pillow")(data, header)  # the strictest decoder: what passes here loads everywhere
+    if treatment.strips_exif and stored is data:
+        stored = without_metadata(data, header.encoding)
+    if treatment.check is Check.DECODE and header is stored_header:
+        decoder("pillow")(stored, header)  # the strictest decoder: what passes here loads everywhere
     return stored, stored_header
 
 

@@ -128,6 +128,7 @@ def _manifest(
         image_size=sizes.pop() if len(sizes) == 1 else None,
         options=options,
         source_digest=plan.source_digest,
+        made_from=plan.made_from,
     )
 
 

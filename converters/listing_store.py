@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.database import attached, open_read_only
-from converters.sources import ListedSample, Origin, Source, SourceFacts, join
+from converters.packing import PLAIN
+from converters.sources import ListedSample, Origin, Source, SourceFacts, Workspace, join
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import OptionError
@@ -48,24 +49,24 @@ class ListingSummary:
     notes: ScanNotes
     facts: SourceFacts
     field_order: tuple[str, ...]  # by bit of `fields`
+    field_nbytes: dict[str, int]  # by field
     unreadable: Unreadable
     digest: str  # over every sample's name, size, label and fields, in listing order; without times and places
 
 
 def write_listing(
-    connection: sqlite3.Connection, source: Source, *, scratch: Path, on_samples: Callable[[int], None]
+    connection: sqlite3.Connection, source: Source, *, space: Workspace, on_samples: Callable[[int], None]
 ) -> ListingSummary:
     """Scan `source` into the tables `directories` and `listing` of `connection`.
 
-    `scratch`: a directory for files that are deleted before this returns. `on_samples` gets the number of samples listed so
-    far.
+    `on_samples` gets the number of samples listed so far.
     """
     notes = ScanNotes()
-    with attached(connection, scratch, "scan"):
+    with attached(connection, space.scratch, "scan"):
         connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, path BLOB)")
         connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS})")
         inserting = _Inserting(connection)
-        for num, sample in enumerate(source.scan(notes, scratch)):
+        for num, sample in enumerate(source.scan(notes, space)):
             if num % _ROWS_AT_ONCE == 0:
                 on_samples(num)
             inserting.add(sample)
@@ -75,7 +76,7 @@ def write_listing(
     num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
     order = tuple(inserting.bits)
     unreadable = _find_unreadable(connection, facts, order)
-    return ListingSummary(num_samples, nbytes, notes, facts, order, unreadable, _digest(connection, order))
+    return ListingSummary(num_samples, nbytes, notes, facts, order, inserting.nbytes, unreadable, _digest(connection, order))
 
 
 class _Inserting:
@@ -83,6 +84,7 @@ class _Inserting:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.bits: dict[str, int] = {}  # by field
+        self.nbytes: dict[str, int] = {}  # by field, over all samples
         self._connection = connection
         self._directories: dict[bytes, int] = {}
         self._num_directories = 0
@@ -97,7 +99,9 @@ class _Inserting:
                 if len(self.bits) == _MAX_FIELDS:
                     raise OptionError(f"more than {_MAX_FIELDS} fields, such as {name!r}; leave some out with --field NAME=none")
                 bit = self.bits[name] = len(self.bits)
+                self.nbytes[name] = 0
             fields |= 1 << bit
+            self.nbytes[name] += sample.origins[name].nbytes if name in sample.origins else len(sample.values[name])
         mtime_ns, details = _as_columns(sample)
         place = (sample.place, self._directory(sample.directory), sample.name)
         self._rows.append((*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details))
@@ -156,12 +160,15 @@ def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
             (origin,) = sample.origins.values()
             if origin.is_whole and origin.path == sample.source:
                 return origin.mtime_ns, None
-    files: dict[bytes, list[Any]] = {}
-    stretches: dict[str, list[int]] = {}
+    files: dict[tuple[bytes, bool], tuple[int, list[Any]]] = {}
+    stretches: dict[str, list[int | str]] = {}
     for name, origin in sample.origins.items():
-        file = files.setdefault(origin.path, [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, len(files)])
-        stretches[name] = [file[3], origin.offset, origin.nbytes]
-    details: dict[str, Any] = {"files": [file[:3] for file in files.values()], "fields": stretches}
+        place = (origin.path, origin.is_spooled)
+        if place not in files:
+            file = [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, *([True] if origin.is_spooled else ())]
+            files[place] = len(files), file
+        stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.packing] if origin.packing else ())]
+    details: dict[str, Any] = {"files": [file for _, file in files.values()], "fields": stretches}
     if sample.values:
         details["values"] = sample.values
     if sample.size is not None:
@@ -186,11 +193,12 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     if text is None:
         return Contents({}, {}, None)
     details = json.loads(text)
-    files = [(os.fsencode(path), file_nbytes, file_mtime_ns) for path, file_nbytes, file_mtime_ns in details["files"]]
+    files = [(os.fsencode(path), *rest) for path, *rest in details["files"]]
     origins = {}
-    for name, (number, offset, field_nbytes) in details["fields"].items():
-        path, file_nbytes, file_mtime_ns = files[number]
-        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns)
+    for name, (number, offset, field_nbytes, *packing) in details["fields"].items():
+        path, file_nbytes, file_mtime_ns, *spooled = files[number]
+        packed = packing[0] if packing else PLAIN
+        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, packed, bool(spooled))
     size = details.get("size")
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 

@@ -15,7 +15,10 @@ from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
-FORMS = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy")  # forms of sources
+FORMS = (
+    "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
+    "arrow", "lmdb",
+)  # fmt: skip  # forms of sources
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip
@@ -97,18 +100,29 @@ class Resize:
 class Encode:
     """The storage format of images. "keep" copies the bytes unchanged."""
 
-    form: str  # "keep", "jpeg", "png", "raw"
-    quality: int | None = None  # of jpeg, 1..100
+    form: str  # "keep", "jpeg", "webp", "png", "raw"
+    quality: int | None = None  # of jpeg and webp, 1..100; of webp None is lossless
 
     @classmethod
     def parse(cls, text: str) -> Encode:
         if text in ("keep", "png", "raw"):
             return cls(text)
-        if (match := re.fullmatch(r"jpeg:(\d{1,3})", text)) and 1 <= int(match[1]) <= 100:
-            return cls("jpeg", int(match[1]))
-        raise OptionError(f"--encode {text!r} is none of keep, jpeg:QUALITY (1 to 100), png, raw; for example --encode jpeg:90")
+        if text == "webp:lossless":
+            return cls("webp")
+        if (match := re.fullmatch(r"(jpeg|webp):(\d{1,3})", text)) and 1 <= int(match[2]) <= 100:
+            return cls(match[1], int(match[2]))
+        if text.partition(":")[0] in ("avif", "jxl"):
+            raise OptionError(
+                f"--encode {text!r}: not written, as not every reader of the shards could take it back; choose webp:80"
+            )
+        raise OptionError(
+            f"--encode {text!r} is none of keep, jpeg:QUALITY (1 to 100), webp:QUALITY, webp:lossless, png, raw; for example"
+            " --encode jpeg:90"
+        )
 
     def __str__(self) -> str:
+        if self.form == "webp" and self.quality is None:
+            return "webp:lossless"
         return self.form if self.quality is None else f"{self.form}:{self.quality}"
 
 
@@ -203,6 +217,7 @@ class ConvertOptions:
     shard_nbytes: int = 256_000_000  # source bytes per shard: a target, not a limit
     resize: Resize | None = None
     encode: Encode = Encode("keep")
+    strip_exif: bool = False  # take EXIF, XMP and comments out of images that keep their bytes
     num_workers: int | None = None  # None: the cores this process may use
     seed: int | None = 0  # of the write shuffle; None: listing order
     split: tuple[Split, ...] = ()
@@ -249,6 +264,7 @@ class ConvertOptions:
             "shard_size": self.shard_nbytes,
             "resize": None if self.resize is None else str(self.resize),
             "encode": str(self.encode),
+            "strip_exif": self.strip_exif or None,
             "seed": self.seed,
             "split": {split.name: str(split.share) for split in self.split} or None,
             "check": self.check.value,

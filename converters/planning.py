@@ -25,7 +25,7 @@ from converters.database import attached, open_database, open_read_only
 from converters.examine import refuse_treatment
 from converters.listing_store import ListingSummary, Unreadable, contents_of, write_listing
 from converters.options import ConvertOptions
-from converters.sources import Origin, Source, join
+from converters.sources import Origin, Source, Workspace, join
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import atomic
 from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
@@ -34,6 +34,7 @@ from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 
 PLAN_NAME = "plan.db"
+SPOOL_NAME = "spool"
 WHOLE = "shard"  # name of shards without a split
 _SHUFFLE_PURPOSE = 0x73687566  # makes the write order's key different from those of epochs
 _SPLIT_OPERATION = 0x73706C74
@@ -93,6 +94,10 @@ class ConversionPlan:
     fields: tuple[FieldSpec, ...]  # of every sample
     classes: tuple[str, ...] | None  # names by label, where labels are classes
     source_digest: str  # of the listing
+    field_nbytes: dict[str, int]  # by field, over all samples
+    num_labels: int  # different ones
+    first_class: str | None  # the class of the first sample
+    made_from: dict[str, Any] | None  # which dataset or archive the source is
     unreadable: Unreadable
     warnings: tuple[str, ...]  # of the source
     num_ignored: int
@@ -114,8 +119,12 @@ class ConversionPlan:
         return tuple(problem for planned in self.sets for problem in planned.problems)
 
 
-def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_samples: Callable[[int], None]) -> ConversionPlan:
+def build_plan(
+    path: Path, options: ConvertOptions, source: Source, *, spool: Path, on_samples: Callable[[int], None]
+) -> ConversionPlan:
     """Scan the source and write the plan to `path`, completely or not at all.
+
+    `spool`: a directory, made if the source has values that cannot be read at random; it must last as long as the plan.
 
     Raises MissingDataError for a source without samples, OptionError for a split that gets none or a treatment that the
     fields do not allow, StorageError if the plan cannot be written, and what the source raises.
@@ -123,7 +132,7 @@ def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_sample
     temporary = path.with_name(path.name + atomic.TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)
     with open_database(temporary, temporary=path.parent) as connection:
-        summary = write_listing(connection, source, scratch=path.parent, on_samples=on_samples)
+        summary = write_listing(connection, source, space=Workspace(path.parent, spool), on_samples=on_samples)
         facts, notes = summary.facts, summary.notes
         if not summary.num_samples:
             reason = f"; {notes.problems[0].reason}" if notes.problems else ""
@@ -142,7 +151,7 @@ def build_plan(path: Path, options: ConvertOptions, source: Source, *, on_sample
 def list_source(path: Path, source: Source, *, on_samples: Callable[[int], None]) -> ListingSummary:
     """Scan the source into a temporary database at `path` and return the summary. Raises what the source raises."""
     with open_database(path, temporary=path.parent) as connection:
-        return write_listing(connection, source, scratch=path.parent, on_samples=on_samples)
+        return write_listing(connection, source, space=Workspace(path.parent, path.parent / SPOOL_NAME), on_samples=on_samples)
 
 
 def split_of(ordinals: NDArray[np.int64], *, seed: int, shares: tuple[Fraction, ...]) -> NDArray[np.int64]:
@@ -247,6 +256,9 @@ def _write_facts(
         "field_order": summary.field_order,
         "classes": summary.facts.classes,
         "source_digest": summary.digest,
+        "field_nbytes": summary.field_nbytes,
+        "labels": _labels_met(connection, summary.facts.classes),
+        "made_from": None if summary.facts.made_from is None else dict(summary.facts.made_from),
         "unreadable": [summary.unreadable.num, summary.unreadable.first],
         "warnings": summary.facts.warnings,
         "num_ignored": summary.notes.num_ignored,
@@ -256,6 +268,13 @@ def _write_facts(
     }
     connection.execute("CREATE TABLE facts (value TEXT)")
     connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
+
+
+def _labels_met(connection: sqlite3.Connection, classes: tuple[str, ...] | None) -> tuple[int, str | None]:
+    """Return how many different labels there are, and the class of the first sample that has one."""
+    num = connection.execute("SELECT count(DISTINCT label) FROM listing WHERE label >= 0").fetchone()[0]
+    first = connection.execute("SELECT label FROM listing WHERE label >= 0 ORDER BY ordinal LIMIT 1").fetchone()
+    return num, classes[first[0]] if classes is not None and first is not None and first[0] < len(classes) else None
 
 
 def read_plan(path: Path) -> ConversionPlan:
@@ -285,6 +304,10 @@ def _read_plan(path: Path) -> ConversionPlan:
         fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in facts["fields"]),
         classes=None if facts["classes"] is None else tuple(facts["classes"]),
         source_digest=facts["source_digest"],
+        field_nbytes=facts["field_nbytes"],
+        num_labels=facts["labels"][0],
+        first_class=facts["labels"][1],
+        made_from=facts["made_from"],
         unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
         warnings=tuple(facts["warnings"]),
         num_ignored=facts["num_ignored"],

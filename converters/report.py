@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.planning import ConversionPlan
+from converters.planning import ConversionPlan, PlannedSample
+from converters.suspicions import suspicions
+from converters.writers import NO_LABEL, sample_key
 from datapipe.containers.listing import told_of_loops
 
 
@@ -19,6 +22,17 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Overview:
+    """What a source was taken for, known before the first shard is written."""
+
+    num_samples: int
+    num_classes: int | None  # None if labels have no names, or there are none
+    fields: tuple[tuple[str, str], ...]  # (name, kind) of each sample's fields
+    nbytes: int  # of the source
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Advance:
     """Progress since the previous one."""
 
@@ -26,6 +40,7 @@ class Advance:
     num_samples: int
     num_errors: int = 0
     total: int | None = None  # samples in this phase, where known
+    overview: Overview | None = None  # once, before the first shard is written
 
 
 OnProgress = Callable[[Advance], None]
@@ -79,6 +94,18 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleShown:
+    """One sample of a preview."""
+
+    key: str
+    source: str
+    label: int | None
+    class_name: str | None
+    fields: tuple[tuple[str, int], ...]  # (name, bytes in the source), without the label
+    problem: str | None  # why it is bad, if the listing shows that
+
+
+@dataclass(frozen=True, slots=True)
 class SetPreview:
     """One dataset that would be written."""
 
@@ -86,7 +113,7 @@ class SetPreview:
     num_samples: int
     num_shards: int
     nbytes: int  # of the source files
-    first: tuple[tuple[str, str], ...]  # (key, source path) of the first samples of the first shard
+    first: tuple[SampleShown, ...]  # the first samples of the first shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +132,37 @@ class Preview:
     warnings: tuple[str, ...]
 
 
+def overview_of(plan: ConversionPlan) -> Overview:
+    """Return what a source was taken for."""
+    num_classes = None if plan.classes is None else len(plan.classes)
+    fields = tuple((field.name, field.kind.value) for field in plan.fields)
+    return Overview(plan.num_samples, num_classes, fields, plan.nbytes, warnings_of(plan))
+
+
+def shown_sample(plan: ConversionPlan, sample: PlannedSample) -> SampleShown:
+    """Return what a preview shows of a sample."""
+    nbytes = {name: origin.nbytes for name, origin in sample.origins.items()}
+    nbytes |= {name: len(value.encode(errors="replace")) for name, value in sample.values.items()}
+    has_class = plan.classes is not None and 0 <= sample.label < len(plan.classes)
+    return SampleShown(
+        key=sample_key(sample.id),
+        source=os.fsdecode(sample.source),
+        label=None if sample.label == NO_LABEL else sample.label,
+        class_name=plan.classes[sample.label] if has_class and plan.classes is not None else None,
+        fields=tuple((field.name, nbytes[field.name]) for field in plan.fields if field.name in nbytes),
+        problem=sample.problem,
+    )
+
+
 def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
-    """Return what is unusual about a source, though not wrong."""
-    warnings = list(plan.warnings)
+    """Return what is unusual about a source, though not wrong, each with the option that changes it where there is one."""
+    warnings = [*plan.warnings, *suspicions(plan)]
     if plan.empty_classes:
         shown = ", ".join(plan.empty_classes[:5]) + (", ..." if len(plan.empty_classes) > 5 else "")
         warnings.append(f"{len(plan.empty_classes)} class folders without images (they stay in the class list): {shown}")
     if plan.num_ignored:
-        warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples")
+        much = ", more than there are samples; --from says what SRC is" if plan.num_ignored > plan.num_samples else ""
+        warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples{much}")
     if plan.num_junk:
         warnings.append(f"{plan.num_junk} hidden or system files and folders ignored")
     if plan.loops:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from converters.examine import Treatment, encode_value, examine
 from converters.listing_store import missing_fields
+from converters.packing import stored_nbytes, unpack
 from converters.planning import PlannedSample
-from converters.sources import Origin
+from converters.sources import ANY_SIZE, Origin
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
@@ -19,6 +20,17 @@ from datapipe.core.regular_files import open_descriptor, path_inside
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
 _PLAN = "the plan of the conversion"
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What the paths of origins are relative to."""
+
+    source: bytes
+    spool: bytes
+
+    def of(self, origin: Origin) -> bytes:
+        return self.spool if origin.is_spooled else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,7 @@ class _Opened:
     """A sample waiting for its turn: its open files, or why there are none."""
 
     planned: PlannedSample
-    files: dict[bytes, int] = field(default_factory=dict)  # descriptors by path
+    files: dict[tuple[bytes, bytes], int] = field(default_factory=dict)  # descriptors by root and path
     problem: str | None = None
 
     def close(self) -> None:
@@ -45,7 +57,7 @@ class _Opened:
 
 
 def read_samples(
-    root: bytes,
+    roots: Roots,
     planned: Iterable[PlannedSample],
     fields: tuple[FieldSpec, ...],
     treatment: Treatment,
@@ -59,10 +71,10 @@ def read_samples(
     """
     wanted = tuple((field.name, field.kind) for field in fields)
     kinds = dict(wanted)
-    for opened in _open_ahead(root, planned):
+    for opened in _open_ahead(roots, planned):
         contents: dict[str, bytes] = {}
         try:
-            problem = _read(root, opened, contents)
+            problem = _read(roots, opened, contents)
         finally:
             opened.close()
         sample = opened.planned
@@ -81,7 +93,7 @@ def read_samples(
             yield sample, stored
 
 
-def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
+def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
     """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_Opened] = deque()
     try:
@@ -89,7 +101,7 @@ def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Open
             opened = _Opened(sample, problem=sample.problem)
             waiting.append(opened)
             if opened.problem is None:
-                _open(root, opened)
+                _open(roots, opened)
             if len(waiting) > _OPEN_AHEAD:
                 yield waiting.popleft()
         while waiting:
@@ -99,7 +111,7 @@ def _open_ahead(root: bytes, planned: Iterable[PlannedSample]) -> Iterator[_Open
             opened.close()
 
 
-def _open(root: bytes, opened: _Opened) -> None:
+def _open(roots: Roots, opened: _Opened) -> None:
     """Open every file of a sample, once, or record why it cannot be opened."""
     origins = opened.planned.origins
     nbytes = sum(origin.nbytes for origin in origins.values())
@@ -107,10 +119,12 @@ def _open(root: bytes, opened: _Opened) -> None:
         opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
         return
     for origin in origins.values():
-        if origin.path not in opened.files:
+        root = roots.of(origin)
+        place = (root, origin.path)
+        if place not in opened.files:
             path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
-                opened.files[origin.path], _ = open_descriptor(path)
+                opened.files[place], _ = open_descriptor(path)
             except FileNotFoundError as exc:
                 raise IntegrityError(f"{path}: was removed after the source was listed; {_CHANGED}") from exc
             except FormatError as exc:
@@ -118,19 +132,24 @@ def _open(root: bytes, opened: _Opened) -> None:
             except OSError as exc:
                 opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
                 return
-        os.posix_fadvise(opened.files[origin.path], origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
+        stored = stored_nbytes(origin.nbytes, origin.packing)
+        os.posix_fadvise(opened.files[place], origin.offset, stored, os.POSIX_FADV_WILLNEED)
 
 
 _CHANGED = "restore it, or delete the destination's .building folder and convert again"
 
 
-def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | None:
+def _read(roots: Roots, opened: _Opened, contents: dict[str, bytes]) -> str | None:
     """Put the readable contents of a sample's files into `contents`; return why some are missing. Raises IntegrityError."""
     if opened.problem is not None:
         return opened.problem
     for name, origin in opened.planned.origins.items():
+        root = roots.of(origin)
         try:
-            contents[name] = _read_stretch(opened.files[origin.path], origin, root)
+            data = _read_stretch(opened.files[root, origin.path], origin, root)
+            contents[name] = unpack(data, origin.nbytes, origin.packing)
+        except DecodeError as exc:
+            return f"field {name!r}: {exc}"
         except OSError as exc:
             return f"{_name(opened.planned, origin)}cannot be read: {exc.strerror}"
     return None
@@ -138,12 +157,12 @@ def _read(root: bytes, opened: _Opened, contents: dict[str, bytes]) -> str | Non
 
 def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
     """Return the bytes of a field. Raises IntegrityError if its file is not as planned."""
-    status = os.fstat(descriptor)
-    if (status.st_size, status.st_mtime_ns) != (origin.file_nbytes, origin.mtime_ns):
+    status, nbytes = os.fstat(descriptor), stored_nbytes(origin.nbytes, origin.packing)
+    if origin.file_nbytes not in (status.st_size, ANY_SIZE) or status.st_mtime_ns != origin.mtime_ns:
         raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
-    data = os.pread(descriptor, origin.nbytes, origin.offset)
-    while len(data) < origin.nbytes:  # network file systems may return less at a time
-        more = os.pread(descriptor, origin.nbytes - len(data), origin.offset + len(data))
+    data = os.pread(descriptor, nbytes, origin.offset)
+    while len(data) < nbytes:  # network file systems may return less at a time
+        more = os.pread(descriptor, nbytes - len(data), origin.offset + len(data))
         if not more:
             raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: became shorter during the read; {_CHANGED}")
         data += more

@@ -21,8 +21,8 @@ import msgspec
 
 from converters.examine import Treatment
 from converters.options import OnError
-from converters.planning import PlannedSample, PlannedShard
-from converters.samples import BadSample, read_samples
+from converters.planning import SPOOL_NAME, PlannedSample, PlannedShard
+from converters.samples import BadSample, Roots, read_samples
 from converters.writers import Target
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core import atomic, regular_files
@@ -83,6 +83,7 @@ def build_shard(
     name = shard.stem + target.suffix
     temporary = job.building / f"{name}.{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
     root = os.fsencode(job.root)
+    roots = Roots(root, os.fsencode(job.building / SPOOL_NAME))
     errors: list[SampleError] = []
     skipped: list[int] = []
     sizes: set[tuple[int, int]] = set()
@@ -91,7 +92,7 @@ def build_shard(
         writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
             since = bad_since = 0
-            for planned, result in read_samples(root, samples, job.fields, job.treatment, check=writer.check):
+            for planned, result in read_samples(roots, samples, job.fields, job.treatment, check=writer.check):
                 if isinstance(result, BadSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)

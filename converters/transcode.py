@@ -18,8 +18,11 @@ from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.core.errors import DecodeError
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from datapipe.codecs.decode import Decoder
 
+_MAX_WEBP_SIDE = 16383  # pixels
 _RESIZED_QUALITY = 90  # of JPEG for --encode keep with --resize
 
 
@@ -69,7 +72,10 @@ def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def encode_image(pixels: NDArray[np.uint8], encode: Encode) -> bytes:
-    """Encode (h, w, 3) uint8 RGB as "jpeg" (4:2:0), "png", or "raw", which is a version 1 .npy file."""
+    """Encode (h, w, 3) uint8 RGB as "jpeg" (4:2:0), "webp", "png", or "raw", which is a version 1 .npy file.
+
+    Raises DecodeError for an image that WebP cannot hold.
+    """
     sink = io.BytesIO()
     if encode.form == "raw":
         np.lib.format.write_array(sink, np.ascontiguousarray(pixels), version=(1, 0), allow_pickle=False)
@@ -79,6 +85,17 @@ def encode_image(pixels: NDArray[np.uint8], encode: Encode) -> bytes:
     image = Image.fromarray(pixels)
     if encode.form == "png":
         image.save(sink, "PNG")
+    elif encode.form == "webp":
+        _save_webp(image, sink, encode.quality)
     else:
         image.save(sink, "JPEG", quality=encode.quality or _RESIZED_QUALITY)
     return sink.getvalue()
+
+
+def _save_webp(image: Image.Image, sink: io.BytesIO, quality: int | None) -> None:
+    if max(image.size) > _MAX_WEBP_SIDE:
+        raise DecodeError(f"{image.height}x{image.width} pixels do not fit WebP, whose sides have at most {_MAX_WEBP_SIDE}")
+    if quality is None:
+        image.save(sink, "WEBP", lossless=True, quality=75)
+    else:
+        image.save(sink, "WEBP", quality=quality)

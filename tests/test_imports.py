@@ -58,6 +58,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "boto3": ("datapipe.stores",),
     "botocore": ("datapipe.stores",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
+    "lmdb": ("converters.sources.lmdb_listing",),
     "torchvision": ("datapipe.adapt",),
     "torchrec": ("datapipe.loader.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),

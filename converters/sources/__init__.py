@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from converters.options import ConvertOptions
+from converters.packing import PLAIN
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import ScanNotes
 
+ANY_SIZE = -1
 NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MODULES = {
     "image-folder": "converters.sources.image_folder",
@@ -27,17 +29,22 @@ _MODULES = {
     "coco": "converters.sources.coco",
     "tar": "converters.sources.tar",
     "npy": "converters.sources.npy",
+    "lmdb": "converters.sources.lmdb",
+    "archive": "converters.sources.archive",
+    **dict.fromkeys(("dataset", "hdf5", "parquet", "tfrecord", "arrow"), "converters.sources.index"),
 }
 
 
 class Origin(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
     """The range of a file that holds one field, and the file's size and time when it was listed."""
 
-    path: bytes  # relative to the source's root
+    path: bytes  # relative to the source's root, or to the conversion's spool
     offset: int  # bytes
-    nbytes: int
-    file_nbytes: int
+    nbytes: int  # of the field: those of the range, unless `packing` says otherwise
+    file_nbytes: int  # ANY_SIZE for a spooled file that was still being written
     mtime_ns: int
+    packing: str = PLAIN  # how the bytes of the range become those of the field; see `converters.packing`
+    is_spooled: bool = False  # the file is in the spool; its time is that of the source's file
 
     @classmethod
     def whole(cls, path: bytes, nbytes: int, mtime_ns: int) -> Origin:
@@ -46,7 +53,7 @@ class Origin(NamedTuple):  # made by the million, like samples: a dataclass take
 
     @property
     def is_whole(self) -> bool:
-        return not self.offset and self.nbytes == self.file_nbytes
+        return not self.offset and self.nbytes == self.file_nbytes and not self.packing and not self.is_spooled
 
 
 class ListedSample(NamedTuple):
@@ -82,8 +89,17 @@ class SourceFacts:
     labels: Mapping[int, int] | None = None  # listed label -> label; None: the listed ones are final
     empty_classes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what is unusual about it, though not wrong
+    made_from: Mapping[str, Any] | None = None  # for `dataset.json`: which dataset or archive this is; JSON-safe, no paths
     nothing: str = "no samples"  # message if there are no samples,
     remedy: str = "check the path of the source"  # and its remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where a scan may write."""
+
+    scratch: Path  # for files that are deleted at the end of the scan
+    spool: Path  # for what cannot be read at random, kept as long as the plan; created by whoever needs it
 
 
 class Source(Protocol):
@@ -93,10 +109,10 @@ class Source(Protocol):
     def root(self) -> Path:
         """The base of relative paths in the listing."""
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         """Yield the samples, in any order; memory does not grow with their number.
 
-        `notes` gets what is not a sample; `scratch` is a directory for files that are deleted at the end. Raises
+        `notes` gets what is not a sample. Raises
         MissingDataError, StorageError, FormatError or OptionError if nothing can be listed.
         """
 

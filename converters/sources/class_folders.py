@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, join
+from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, join
 from converters.sources.labels import LabelCensus, place_labels
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldSpec
@@ -62,7 +62,7 @@ class FolderSource:
         else:
             self._census = LabelCensus(options.class_map, is_named=True)
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._class_from is not ClassFrom.FOLDER:
             for file in walk(self.root, b"", notes, self._form.is_wanted):
                 yield self._listed(file, 0, *self._class_of(file))

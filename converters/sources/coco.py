@@ -11,19 +11,18 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from converters.boxes import is_finite
 from converters.database import open_scratch
 from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
+from converters.sources.archived_files import open_files, refuse_missing_root, root_of
 from converters.sources.fields import Choices, in_order
 from converters.sources.json_stream import array_elements
 from converters.sources.labels import place_labels
 from converters.sources.manifest import refuse_class_from
-from converters.sources.named_files import NamedFiles
-from converters.writers import IMAGE_FIELD
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
 from datapipe.containers.listing import ScanNotes
@@ -50,7 +49,8 @@ class CocoSource:
     def __init__(self, options: ConvertOptions) -> None:
         """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
         self._path = options.source
-        self.root = options.root or options.source.parent
+        self._place = options.root or options.source.parent
+        self.root = root_of(self._place)
         refuse_class_from(options)
         self._class_map = options.class_map
         self._members = [choice.name for choice in options.fields if choice.kind == "json"]
@@ -61,20 +61,22 @@ class CocoSource:
                 f"--resize with --field {wrong[0]}=json: the coordinates in it would no longer fit the image;"
                 " leave one of them out"
             )
-        self._files = NamedFiles(self.root, self._path)
+        refuse_missing_root(self._place)
         self._met: set[str] = set()  # members of annotations
         self._classes: tuple[str, ...] = ()
         self._label_of: dict[int, int] = {}  # by category id
         self._has_boxes = False
+        self._has_labels = False  # each image has one annotation, of a category and without a box
         self._num_crowds = self._num_strays = 0
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
-        with open_scratch(scratch, "coco") as connection:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        with open_scratch(space.scratch, "coco") as connection, open_files(self._place, self._path, space, notes) as self._files:
             connection.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, name TEXT, height INTEGER, width INTEGER)")
             connection.execute("CREATE TABLE annotations (image INTEGER, number INTEGER, value TEXT)")
             self._read(connection)
             self._check_members()
             connection.execute("CREATE INDEX by_image ON annotations (image, number)")
+            self._has_labels = self._are_labels(connection)
             strays = "SELECT count(*) FROM annotations WHERE image NOT IN (SELECT id FROM images)"
             self._num_strays = connection.execute(strays).fetchone()[0]
             rows = connection.execute(
@@ -82,7 +84,7 @@ class CocoSource:
             )
             for place, (head, group) in enumerate(groupby(rows, key=lambda row: _Image(*row[:4]))):
                 yield self._listed(place, head, [json.loads(row[4]) for row in group if row[4] is not None])
-        self._files.refuse_wrong_root()
+            self._files.refuse_wrong_root()
 
     def facts(self) -> SourceFacts:
         warnings = []
@@ -90,10 +92,12 @@ class CocoSource:
             warnings.append(f"{self._num_crowds} regions of crowds left out (iscrowd; --field iscrowd=json keeps them)")
         if self._num_strays:
             warnings.append(f"{self._num_strays} annotations of images that the file does not list left out")
+        if not self._has_boxes and not self._has_labels and "category_id" in self._met - {*self._members}:
+            warnings.append("categories left out: images have several, without boxes; --field category_id=json keeps them")
         members = [FieldSpec(field_name(name), FieldKind.JSON) for name in self._members]
         boxes = [BOXES_FIELD] if self._has_boxes else []
         return SourceFacts(
-            fields=in_order([IMAGE_FIELD, IMAGE_ID_FIELD, *boxes, *members]),
+            fields=in_order([IMAGE_FIELD, IMAGE_ID_FIELD, *boxes, *members, *([LABEL_FIELD] if self._has_labels else [])]),
             classes=self._classes or None,
             warnings=tuple(warnings),
             nothing="lists no images",
@@ -151,6 +155,13 @@ class CocoSource:
         labels, self._classes = place_labels(names, self._class_map, "categories")
         self._label_of = {number: labels[name] for number, name in categories}
 
+    def _are_labels(self, connection: sqlite3.Connection) -> bool:
+        """Return True if annotations are classes of images, as iNaturalist's: one an image, with a category and no box."""
+        if self._has_boxes or "category_id" not in self._met or not self._classes:
+            return False
+        several = "SELECT 1 FROM annotations GROUP BY image HAVING count(*) > 1 LIMIT 1"
+        return connection.execute(several).fetchone() is None
+
     def _check_members(self) -> None:
         unmet = [name for name in self._members if name not in self._met]
         if unmet:
@@ -186,10 +197,16 @@ class CocoSource:
         for member in self._members:
             listed = [annotation.get(member) for annotation in annotations]
             values[field_name(member)] = json.dumps(listed, ensure_ascii=False)
+        label = NO_LABEL
+        if self._has_labels:
+            category = annotations[0].get("category_id") if annotations else None
+            label = self._label_of.get(category, NO_LABEL) if isinstance(category, int) else NO_LABEL
+            if label == NO_LABEL:
+                problem = problem or f"its category {category!r:.30} is none of the file's categories"
         directory, file = divide(path or b"image %d" % image.id)
         origins: dict[str, Origin] = {} if origin is None else {IMAGE_FIELD.name: origin}
         size = None if image.height is None or image.width is None else (image.height, image.width)
-        return ListedSample(directory, file, place, origins=origins, values=values, size=size, problem=problem)
+        return ListedSample(directory, file, place, label, origins=origins, values=values, size=size, problem=problem)
 
     def _box(self, annotation: dict[str, Any]) -> tuple[list[float], str | None]:
         """Return ([x1, y1, x2, y2, label], problem) for COCO's [x, y, width, height]."""

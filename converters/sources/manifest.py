@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from converters.boxes import is_finite
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, divide
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
+from converters.sources.archived_files import open_files, refuse_missing_root, root_of
 from converters.sources.columns import Census, KeptColumn, assign
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest_rows import ManifestRow, is_json_lines, read_header, read_rows
-from converters.sources.named_files import NamedFiles
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
@@ -35,20 +34,22 @@ class ManifestSource:
         not clear.
         """
         self._path = options.source
-        self.root = options.root or options.source.parent
+        self._place = options.root or options.source.parent
+        self.root = root_of(self._place)
         refuse_class_from(options)
         self._is_typed = is_json_lines(self._path)
-        self._files = NamedFiles(self.root, self._path)
+        refuse_missing_root(self._place)
         self._columns = assign(str(self._path), self._take_census(), Choices(options.fields), is_typed=self._is_typed)
         self._census = LabelCensus(options.class_map)
         self._label = next((column for column in self._columns if column.is_label), None)
         if self._label is None and options.class_map is not None:
             raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; choose it by --field COLUMN=label")
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
-        for place, row in enumerate(read_rows(self._path)):
-            yield self._listed(place, row)
-        self._files.refuse_wrong_root()
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        with open_files(self._place, self._path, space, notes) as self._files:
+            for place, row in enumerate(read_rows(self._path)):
+                yield self._listed(place, row)
+            self._files.refuse_wrong_root()
 
     def facts(self) -> SourceFacts:
         return SourceFacts(

@@ -11,11 +11,10 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
 from converters.database import open_scratch
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, divide, join
+from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, divide, join
 from converters.sources.class_folders import class_name, refuse_class_map
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
@@ -60,8 +59,8 @@ class PairedFiles:
         else:
             self._census = LabelCensus(options.class_map, is_named=True)
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
-        with open_scratch(scratch, "pairs") as connection:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        with open_scratch(space.scratch, "pairs") as connection:
             connection.execute(f"CREATE TABLE files ({_COLUMNS}, other_stem BLOB)")
             connection.execute(f"CREATE TABLE paired ({_COLUMNS})")
             insert = f"INSERT INTO files VALUES ({', '.join('?' * 9)})"

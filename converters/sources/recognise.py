@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.archives import is_archive_name, split_archive_path
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER
 from converters.sources.json_stream import array_elements
+from converters.sources.lmdb import DATA_NAME
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
+from converters.sources.recognise_archives import archive_of_file, archives_of_folder
+from datapipe.containers import container_of
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
 from datapipe.core.errors import FormatError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
@@ -23,7 +28,9 @@ _MAX_FOLDERS = 20  # folders opened
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
 _TITLES = {
     "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
-    "tar": "WebDataset tars", "npy": "a folder of arrays",
+    "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
+    "dataset": "a converted dataset", "hdf5": "HDF5 files",
+    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files", "lmdb": "LMDB databases of images",
 }  # fmt: skip
 
 
@@ -45,7 +52,9 @@ class _Seen:
     num_images: int = 0
     num_images_deep: int = 0  # in folders
     num_arrays: int = 0
-    num_tars: int = 0  # in the folder itself
+    shards: dict[str, str] = dataclasses.field(default_factory=dict)  # suffixes of shards in the folder itself, by form
+    archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
+    deep: str = ""  # a folder of it that holds shards or a converted dataset
     beside: str = ""  # a file with the stem of an image
     lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names
     annotations: str = ""  # a JSON file that may be COCO's
@@ -65,21 +74,47 @@ def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | Non
 def recognise(options: ConvertOptions) -> Recognition:
     """Return the form of `options.source`. Raises as `resolved` does."""
     source = options.source
-    return _of_file(source) if source.is_file() else _of_folder(options)
+    if not source.exists() and glob.has_magic(str(source)):
+        return _of_pattern(str(source))
+    if source.is_file():
+        return _of_file(source)
+    if not source.exists() and split_archive_path(source) is not None:
+        return Recognition("archive", "it is a folder in an archive")
+    return _of_folder(options)
+
+
+def _of_pattern(pattern: str) -> Recognition:
+    """Return the form of the shards that a pattern matches, such as `train-*.parquet`."""
+    found = sorted({container_of(os.path.basename(name)) or "" for name in glob.glob(pattern)})
+    if len(found) != 1 or found[0] in ("", "tar"):
+        what = "nothing" if not found else f"files of {len(found)} kinds" if len(found) > 1 else "other files"
+        raise OptionError(
+            f"{pattern}: matches {what}; a pattern names Parquet, HDF5, TFRecord or Arrow files, such as 'train-*.parquet'"
+        )
+    return Recognition(found[0], "by the names that it matches")
 
 
 def _of_file(path: Path) -> Recognition:
     suffix = path.suffix.lower()
+    why = archive_of_file(path)
+    if why is not None:
+        return Recognition("archive", why)
+    if is_archive_name(os.fsencode(path.name)):
+        return Recognition("tar", f"its name ends with {suffix}")
     if suffix in CSV_SUFFIXES or suffix in JSON_SUFFIXES:
         return Recognition("manifest", f"its name ends with {suffix}")
-    if suffix == ".tar":
-        return Recognition("tar", "its name ends with .tar")
+    if suffix in (".mdb", ".lmdb"):
+        return Recognition("lmdb", f"its name ends with {suffix}")
+    container = container_of(path.name)
+    if container is not None:
+        return Recognition(container, f"its name ends with {suffix}")
     if suffix == ".json":
         if _is_coco(path):
             return Recognition("coco", "it has `images` and `annotations`")
         raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
     raise OptionError(
-        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar or COCO's .json, or choose --from"
+        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .h5, .parquet, .tfrecord, .arrow or"
+        " COCO's .json, or choose --from"
     )
 
 
@@ -95,15 +130,21 @@ def _of_folder(options: ConvertOptions) -> Recognition:
     folders = list_folders(source, otherwise=NO_FOLDER)
     if held_apart(source, folders) and options.class_from is not ClassFrom.NONE:
         return Recognition("image-folder", "it has class folders")  # its errors then explain the problem
+    if (source / MANIFEST_NAME).is_file():
+        return Recognition("dataset", f"it holds {MANIFEST_NAME}")
+    databases = [place for place in (b"", *folders) if (source / os.fsdecode(place) / DATA_NAME).is_file()]
+    if databases:
+        return Recognition("lmdb", f"it holds {os.path.join(os.fsdecode(databases[0]), DATA_NAME)}")
     seen = _look(source, folders)
-    if (source / MANIFEST_NAME).is_file() and not seen.num_tars:
-        raise OptionError(
-            f"{source}: a converted dataset, but not of tars; only those can be converted again; convert its source instead"
+    found = [Recognition(form, f"it holds {suffix} files") for form, suffix in seen.shards.items()]
+    if seen.archives:
+        why = archives_of_folder(source, sorted(seen.archives))
+        found.append(
+            Recognition("archive", why)
+            if why
+            else Recognition("tar", f"it holds {os.path.splitext(os.fsdecode(min(seen.archives)))[1]} files")
         )
-    found: list[Recognition] = []
     roles = role_folders(folders)
-    if seen.num_tars:
-        found.append(Recognition("tar", "it holds .tar files"))
     if len(roles) > 1 and options.class_from in (None, ClassFrom.NONE):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
         return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source)
@@ -122,6 +163,8 @@ def _of_folder(options: ConvertOptions) -> Recognition:
             f"{source}: holds images and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
             " --from image-folder to take the classes from the folders"
         )
+    if not found and seen.deep:
+        raise OptionError(f"{source}: its folder {seen.deep} holds shards: pass that folder, one set of them at a time")
     if not found and folders and not seen.lists and not seen.annotations:
         return Recognition("image-folder", "it has folders")  # empty folders: its errors name what is missing
     return _only(found, source, seen)
@@ -140,7 +183,7 @@ def _only(found: list[Recognition], source: Path, seen: _Seen | None = None) -> 
             f"{source}: a folder with {files[0]}: pass {source / files[0]} itself, and --root for the folder of its files"
         )
     raise OptionError(
-        f"{source}: no images, .npy or .tar files in it, nor in the folders in it; check the path, or say --from what it is"
+        f"{source}: no images, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is"
     )
 
 
@@ -189,8 +232,13 @@ def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
             others.append(name)
             if is_top and suffix.lower() == b".json" and not seen.annotations:
                 seen.annotations = os.fsdecode(name)
-        elif is_top and suffix.lower() == b".tar":
-            seen.num_tars += 1
+        elif is_top and is_archive_name(name):
+            seen.archives.append(name)
+        elif container := container_of(os.fsdecode(name)):
+            if is_top:
+                seen.shards.setdefault(container, os.fsdecode(suffix.lower()))
+            else:
+                seen.deep = seen.deep or os.fsdecode(folder)
         if is_top and name.lower() in _LISTS:
             seen.lists.append(os.fsdecode(name))
     masks = [

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.archives.unpacking import compression_of, unpack_tar
 from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts
+from converters.packing import PLAIN
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
@@ -48,6 +50,8 @@ class _Mapped:
     """A tar, and its size and time when it was opened."""
 
     data: mmap.mmap
+    path: bytes  # relative to the source's root, or to the spool
+    is_spooled: bool
     nbytes: int
     mtime_ns: int
 
@@ -72,11 +76,11 @@ class TarSource:
         self._fields: dict[str, FieldSpec | None] = {}  # by suffix
         self._census = LabelCensus(options.class_map)
 
-    def scan(self, notes: ScanNotes, scratch: Path) -> Iterator[ListedSample]:
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
         for name in self._names:
             path = os.path.join(os.fsencode(self.root), name)
-            tar = _open_map(path)
+            tar = _open_map(self.root, name, space)
             with contextlib.closing(tar.data):
                 groups = _groups(tar.data, os.fsdecode(path), notes)
                 while group := self._next(groups, name, path, notes):
@@ -131,7 +135,9 @@ class TarSource:
                 except UnicodeDecodeError:
                     problem = problem or f"its label {text[:20]!r} is not text"
             else:
-                origins[field.name] = Origin(name, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns)
+                origins[field.name] = Origin(
+                    tar.path, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns, PLAIN, tar.is_spooled
+                )
         return ListedSample(name, group.key, place, label, origins, problem=problem)
 
     def _field_of(self, suffix: str, member: Member, data: mmap.mmap | bytes) -> FieldSpec | None:
@@ -188,9 +194,13 @@ def _groups(data: mmap.mmap | bytes, where: str, notes: ScanNotes) -> Iterator[_
         yield _Group(current, members, current in done)
 
 
+def _is_tar(name: bytes) -> bool:
+    return name.lower().endswith(b".tar") or compression_of(name) is not None
+
+
 def _tars_in(source: Path) -> list[bytes]:
     try:
-        names = [name for name in os.listdir(os.fsencode(source)) if name.lower().endswith(b".tar") and not is_junk(name)]
+        names = [name for name in os.listdir(os.fsencode(source)) if _is_tar(name) and not is_junk(name)]
     except OSError as exc:
         raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
     if not names:
@@ -198,8 +208,12 @@ def _tars_in(source: Path) -> list[bytes]:
     return sorted(names)
 
 
-def _open_map(path: bytes) -> _Mapped:
+def _open_map(root: Path, name: bytes, space: Workspace) -> _Mapped:
     """Map a tar into memory; the caller closes it. Raises MissingDataError, StorageError or FormatError."""
+    compression, mtime_ns, spooled = compression_of(name), None, name
+    if compression is not None:
+        spooled, mtime_ns = unpack_tar(root, name, compression, space)
+    path = os.path.join(os.fsencode(root if compression is None else space.spool), spooled)
     where = os.fsdecode(path)
     try:
         with regular_files.open_file(path) as file:
@@ -212,7 +226,7 @@ def _open_map(path: bytes) -> _Mapped:
     except OSError as exc:
         raise StorageError(f"{where}: cannot be read ({exc.strerror}); check its permissions") from exc
     data.madvise(mmap.MADV_RANDOM)  # only headers are read: do not read the images ahead
-    return _Mapped(data, status.st_size, status.st_mtime_ns)
+    return _Mapped(data, spooled, compression is not None, status.st_size, status.st_mtime_ns if mtime_ns is None else mtime_ns)
 
 
 def open_source(options: ConvertOptions) -> TarSource:

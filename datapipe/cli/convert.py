@@ -21,6 +21,7 @@ from datapipe.stores.location import is_url, parse_location
 
 if TYPE_CHECKING:
     from converters import Advance, ConvertOptions, Preview, Report
+    from converters.report import Overview, SampleShown
 
 _EPILOG = """\
 example:
@@ -38,6 +39,15 @@ what SRC may be, with an example each (docs/convert.md has the details):
     datapipe convert instances.json shards/coco --to webdataset --root val2017
   tar: WebDataset tars, repacked with all their members
     datapipe convert old-shards shards/new --to hdf5
+  archive: images in a zip, a tar (.tar.gz, .tar.zst, ...), a tar of tars, or class tars
+    datapipe convert ILSVRC2012_img_train.tar shards/train --to webdataset
+    datapipe convert photos.zip/train shards/train --to webdataset
+  lmdb: a database whose values are images, as LSUN's
+    datapipe convert bedroom_train_lmdb shards/bedroom --to webdataset
+  parquet, hdf5, tfrecord, arrow: files of others that the loader can open
+    datapipe convert 'hub/train-*.parquet' shards/train --to webdataset
+  dataset: a set that convert made, to be stored otherwise
+    datapipe convert shards/train small --to webdataset --resize shorter:256
   npy: .npy files
     datapipe convert arrays shards/arrays --to tfrecord --class-from none
   table: CSV, JSON lines, many Parquet files, a .npy matrix: rows of numbers
@@ -76,7 +86,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
     )
     parser.add_argument("--resize", type=_resize, metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels")
-    parser.add_argument("--encode", default="keep", type=_encode, metavar="FORM", help="keep (default), jpeg:90, png or raw")
+    parser.add_argument(
+        "--encode",
+        default="keep",
+        type=_encode,
+        metavar="FORM",
+        help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
+    )
+    parser.add_argument(
+        "--strip-exif", action="store_true", help="take EXIF, XMP and comments out of images that keep their bytes"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores this process may use)")
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are written (0)")
@@ -99,7 +118,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe SRC and what is read from it."""
     group = parser.add_argument_group("what SRC is")
-    forms = ("auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "table")
+    forms = (
+        "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "table", "archive", "dataset", "hdf5", "parquet",
+        "tfrecord", "arrow", "lmdb",
+    )  # fmt: skip
     group.add_argument(
         "--from", dest="form", default="auto", choices=forms, help="auto (default) recognises the form, and prints it"
     )
@@ -141,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         _print_preview(preview, options, as_json=args.json)
     else:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
-        _print_report(report, as_json=args.json, shown_as=shown_as)
+        _print_report(report, as_json=args.json, shown_as=shown_as, has_warned=display.has_warned)
     return 0
 
 
@@ -168,6 +190,7 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         shard_nbytes=args.shard_size,
         resize=args.resize,
         encode=args.encode,
+        strip_exif=args.strip_exif,
         num_workers=args.workers,
         seed=None if args.no_shuffle else args.seed,
         split=args.split,
@@ -215,6 +238,7 @@ class _Display:
     def __init__(self, unit: str) -> None:
         self._unit = unit
         self._phase: Any = None
+        self.has_warned = False  # the warnings about the source have been said
         self._progress: Progress | None = None
 
     def __enter__(self) -> _Display:
@@ -224,6 +248,12 @@ class _Display:
         self._close()
 
     def __call__(self, advance: Advance, /) -> None:
+        if advance.overview is not None:
+            self._close()
+            self._phase = None
+            _say_overview(advance.overview)
+            self.has_warned = True
+            return
         if advance.phase is not self._phase:
             self._close()
             self._phase = advance.phase
@@ -238,7 +268,7 @@ class _Display:
             self._progress = None
 
 
-def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
+def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: bool) -> None:
     """Print the outcome; `shown_as`: the URL to print in place of the report's directory, if there is one."""
 
     def shown(path: Path) -> str:
@@ -249,7 +279,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str) -> None:
         text = json.dumps({**value, "num_errors": report.num_errors}, indent=1, default=str)
         print(text.replace(str(report.destination), shown_as) if shown_as else text)
         return
-    for warning in report.warnings:
+    for warning in () if has_warned else report.warnings:
         say(f"warning: {warning}", file=sys.stderr)
     if not report.is_finished:
         say(
@@ -288,11 +318,34 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
             f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
             f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
         )
-        for key, source in one.first:
-            say(f"  {key}  {source}")
-    say("fields: " + ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in preview.fields))
+        for sample in one.first:
+            say(f"  {_shown(sample)}")
+    say(f"fields: {_listed(preview.fields)}")
     needed = "unknown, as images are encoded again" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+
+
+def _say_overview(overview: Overview) -> None:
+    """Say what the source was taken for, before anything is written."""
+    say(
+        f"{overview.num_samples} samples{_of_classes(overview.num_classes)}, {overview.nbytes / 1e6:.1f} MB;"
+        f" fields: {_listed(overview.fields)}",
+        file=sys.stderr,
+    )
+    for warning in overview.warnings:
+        say(f"warning: {warning}", file=sys.stderr)
+
+
+def _listed(fields: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(name if name == kind else f"{name} ({kind})" for name, kind in fields)
+
+
+def _shown(sample: SampleShown) -> str:
+    name = "" if sample.class_name is None else f" ({sample.class_name})"
+    label = "" if sample.label is None else f"  label {sample.label}{name}"
+    fields = ", ".join(f"{field} {nbytes} B" for field, nbytes in sample.fields)
+    bad = "" if sample.problem is None else f"  bad: {sample.problem}"
+    return f"{sample.key}  {sample.source}{label}  {fields}{bad}"
 
 
 def _of_classes(num_classes: int | None) -> str:

@@ -17,7 +17,7 @@ from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import is_url, parse_location
 
-__all__ = ["open_index"]
+__all__ = ["container_of", "open_index"]
 
 
 def open_index(path: str | os.PathLike[str]) -> SampleIndex:

@@ -56,6 +56,7 @@ class Manifest:
     image_size: tuple[int, int] | None = None  # (height, width) if all images share one
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the conversion, as typed
     source_digest: str = ""  # of the source's listing: names, sizes, labels; "" if not recorded
+    made_from: dict[str, Any] | None = None  # the dataset or archive that it was converted from, where that was one
 
     @property
     def num_samples(self) -> int:
@@ -78,6 +79,8 @@ class Manifest:
         """Return the manifest as JSON-safe values."""
         value = dataclasses.asdict(self)
         value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
+        if self.made_from is None:
+            del value["made_from"]
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
 
     @classmethod
@@ -100,6 +103,7 @@ class Manifest:
             image_size=document.image_size,
             options=document.options,
             source_digest=document.source_digest,
+            made_from=document.made_from,
         )
         if manifest.num_samples != document.num_samples:
             claimed = document.num_samples
@@ -148,6 +152,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     image_size: tuple[_Side, _Side] | None
     options: dict[str, Any]
     source_digest: str = ""
+    made_from: dict[str, Any] | None = None
     checksum: _Digest = ""  # of the rest; "" if not recorded
 
 

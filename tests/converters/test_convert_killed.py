@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from index_trees import hugging_face
 from source_trees import pairs
 from trees import ROOT, cli_command, contents, make_tree, run_cli
 
@@ -26,13 +27,16 @@ pytestmark = pytest.mark.slow
     [("webdataset", (), 1, 1),  # before every change; the others, most of whose changes are the same, before some
      ("webdataset", ("split",), 1, 3), ("webdataset", ("overwrite",), 2, 3), ("webdataset", ("twice",), 3, 3),
      ("hdf5", (), 1, 2), ("hdf5", ("overwrite",), 1, 3), ("parquet", (), 2, 2), ("tfrecord", (), 1, 2),
-     ("webdataset", ("pairs",), 1, 4)],
+     ("webdataset", ("pairs",), 1, 4),
+     ("hdf5", ("hub",), 1, 4)],
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )  # fmt: skip
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:
     source = tmp_path / "source"
     if "pairs" in flags:  # whose scan keeps a database of its own
         pairs(source)
+    elif "hub" in flags:  # whose values are spooled
+        hugging_face(source)
     else:
         make_tree(source, num_classes=2, per_class=8)
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()

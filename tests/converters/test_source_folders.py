@@ -177,10 +177,11 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         (["k/a.jpg", "labels.csv"], r"holds images and labels\.csv: pass .* or say --from image-folder"),
         (["k/a.jpg", "k/a.txt"], r"may be several things, say which: --from pairs .*a\.txt.* or --from image-folder"),
         (["k/a.jpg", "x.tar"], r"--from tar \(it holds \.tar files\); or --from image-folder"),
-        (["notes.pdf"], r"no images, \.npy or \.tar files in it"),
+        (["notes.pdf"], r"no images, \.npy files or shards in it"),
         (["instances.json"], r"a folder with instances\.json: pass .*instances\.json itself, and --root"),
         (["manifest.jsonl"], r"a folder with manifest\.jsonl"),
-        (["dataset.json", "shard-000000.h5"], "a converted dataset, but not of tars"),
+        (["x.parquet", "y.h5"], r"--from hdf5 \(it holds \.h5 files\); or --from parquet|--from parquet .*; or --from hdf5"),
+        (["data/train-00000-of-00001.parquet"], r"its folder .*data holds shards: pass that folder"),
     ],
 )
 def test_what_cannot_be_told_is_refused_with_the_remedy(tmp_path: Path, names: list[str], said: str) -> None:

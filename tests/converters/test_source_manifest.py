@@ -296,7 +296,7 @@ def test_a_wrong_root_is_told_from_missing_files(tmp_path: Path, num: int) -> No
         MissingDataError, match=rf"none of the first {min(num, 20)} files is there; the first is 'x/0\.jpg'.*--root"
     ):
         converted(source, tmp_path / "out", on_error=OnError.SKIP)
-    with pytest.raises(MissingDataError, match="no such folder; check --root"):
+    with pytest.raises(MissingDataError, match="no such folder or archive; check --root"):
         converted(source, tmp_path / "out", root=tmp_path / "nothing")
 
 

@@ -38,7 +38,7 @@ def test_a_file_or_a_folder_in_the_order_of_names(tmp_path: Path) -> None:
     tar(tmp_path / "in" / "a.tar", jpegs("y"), form=tarfile.GNU_FORMAT)
     put(tmp_path / "in" / "b.idx", "x")
     put(tmp_path / "in" / "._b.tar", "x")
-    assert sources_of(converted(tmp_path / "in", tmp_path / "all")) == ["a.tar/y", "b.tar/z", "b.tar/a"]
+    assert sources_of(converted(tmp_path / "in", tmp_path / "all", form="tar")) == ["a.tar/y", "b.tar/z", "b.tar/a"]
     assert sources_of(converted(tmp_path / "in" / "b.tar", tmp_path / "one")) == ["b.tar/z", "b.tar/a"]
 
 
@@ -150,7 +150,7 @@ def test_names_never_become_paths(tmp_path: Path) -> None:
         archive.addfile(tarfile.TarInfo("plain name"))
         archive.addfile(tarfile.TarInfo("k/.DS_Store"))
     before = contents(tmp_path).keys()
-    out = converted(path, tmp_path / "out", on_error=OnError.QUARANTINE)
+    out = converted(path, tmp_path / "out", on_error=OnError.QUARANTINE, form="tar")
     assert sources_of(out) == ["x.tar/ok"]
     kept = {str(path.relative_to(out)) for path in (out / "quarantine").rglob("*") if path.is_file()}
     assert kept == {"quarantine/x.tar/_/_/up/a.image", "quarantine/x.tar/_/etc/b.image", "quarantine/x.tar/c/_/_/d.image"}
@@ -176,8 +176,8 @@ def test_a_cut_tar(tmp_path: Path) -> None:
     put(tmp_path / "in" / "a.tar", data[: data.index(b"c.jpg") + 700])
     tar(tmp_path / "in" / "b.tar", jpegs("d"))
     with pytest.raises(StorageError, match=r"a\.tar: member at byte \d+ reaches to .*it was cut; samples after that are missing"):
-        converted(tmp_path / "in", tmp_path / "out")
-    bad = skipping(tmp_path / "in", tmp_path / "out")
+        converted(tmp_path / "in", tmp_path / "out", form="tar")
+    bad = skipping(tmp_path / "in", tmp_path / "out", form="tar")
     assert list(bad) == ["a.tar"]
     assert sources_of(tmp_path / "out") == ["a.tar/a", "b.tar/d"]  # the sample before the cut may lack members
 

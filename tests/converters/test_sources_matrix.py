@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from source_trees import SOURCES, Made
+from archive_trees import ARCHIVE_SOURCES
+from index_trees import INDEX_SOURCES
+from source_trees import SOURCES as PLAIN_SOURCES
+from source_trees import Made
+from test_source_lmdb import lsun
 from trees import contents
 
 from converters import ConvertOptions, FieldChoice, Part, convert, recognise
@@ -19,11 +24,17 @@ from datapipe.index.manifest import read_manifest
 
 pytestmark = pytest.mark.slow
 
+SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES, "lmdb": lsun}
+
 
 @pytest.fixture(params=SOURCES)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     """Each source in turn."""
     return SOURCES[request.param](tmp_path / "source")
+
+
+# what lies beside the samples of a source
+_OTHERS = re.compile(r"\.(json|jsonl|csv|txt|idx|index\.arrow)$|_common_metadata$|lock\.mdb$|\.datapipe-index/")
 
 
 def options_of(
@@ -77,8 +88,9 @@ def test_a_source_that_changed_is_refused(made: Made, tmp_path: Path) -> None:
     """Resuming names what changed; once that is restored, it continues."""
     options, out = options_of(made, tmp_path / "out"), tmp_path / "out"
     convert(options_of(made, out, part=Part(1, 2)))
-    root = made.options.get("root", made.source if made.source.is_dir() else made.source.parent)
-    victim = sorted(path for path in root.rglob("*") if path.suffix in (".jpg", ".png", ".tar", ".npy"))[-1]
+    place = next(path for path in (made.source, *made.source.parents) if path.exists())
+    root = made.options.get("root", place if place.is_dir() else place.parent)
+    victim = sorted(path for path in root.rglob("*") if path.is_file() and not _OTHERS.search(str(path)))[-1]
     status = victim.stat()
     os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(IntegrityError, match=r"changed since the conversion began: .* was modified"):

@@ -51,12 +51,12 @@ class Member:
     nbytes: int
 
 
-def scan_members(data: ByteSource, where: str) -> Iterator[Member]:
+def scan_members(data: ByteSource, where: str, *, needs_end: bool = False) -> Iterator[Member]:
     """Yield the regular files of a tar, in order.
 
     `where` names the tar in errors. Raises FormatError if a header does not parse or a member
-    reaches beyond the end. Logs a tar without an end-of-archive marker: if it was cut between
-    two members it would look complete.
+    reaches beyond the end. A tar without an end-of-archive marker is logged, or with `needs_end` a FormatError: if it was cut
+    between two members it would look complete.
     """
     position, size = 0, len(data)
     long_name: bytes | None = None
@@ -66,6 +66,8 @@ def scan_members(data: ByteSource, where: str) -> Iterator[Member]:
         if len(header) < BLOCK:
             if header.strip(b"\0"):
                 raise FormatError(f"{where}: cut within a header at byte {position}; get the file again")
+            if needs_end:
+                raise FormatError(f"{where}: no end-of-archive marker, so it was probably cut; get the file again")
             logger.warning("%s: no end-of-archive marker; if it was cut, the samples after the cut are missing", where)
             return
         if header[0] == 0:

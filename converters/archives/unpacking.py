@@ -1,0 +1,94 @@
+"""Compressed tars: one stream that can only be read in order, so it is unpacked once, into the spool."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from converters.sources import Workspace
+from converters.spool import spooled
+from datapipe.core import regular_files
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
+
+_CHUNK_NBYTES = 1 << 20
+_MAX_RATIO = 200  # images hardly shrink; deflate reaches 1,032, of zeros
+_BELIEVED_NBYTES = 1 << 30  # that much is unpacked whatever the ratio
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, pa.ArrowException)
+_FORMS = {
+    b".tar.gz": "gzip", b".tgz": "gzip", b".tar.bz2": "bz2", b".tbz2": "bz2", b".tbz": "bz2", b".tar.xz": "xz", b".txz": "xz",
+    b".tar.zst": "zstd", b".tzst": "zstd", b".tar.lz4": "lz4",
+}  # fmt: skip
+
+
+def compression_of(name: bytes) -> str | None:
+    """Return how a tar of that name is compressed; None if it is no compressed tar."""
+    lowered = name.lower()
+    return next((form for suffix, form in _FORMS.items() if lowered.endswith(suffix)), None)
+
+
+def unpacked_chunks(path: Path, form: str) -> Iterator[bytes]:
+    """Yield the unpacked bytes. Raises FormatError for damage, or for a file that unpacks without end; OSError."""
+    with regular_files.open_file(path) as plain:
+        limit = max(_BELIEVED_NBYTES, _MAX_RATIO * path.stat().st_size)
+        try:
+            with closing(_opened(plain, form)) as stream:
+                total = 0
+                while chunk := stream.read(_CHUNK_NBYTES):
+                    total += len(chunk)
+                    if total > limit:
+                        raise FormatError(
+                            f"{path}: unpacks to more than {limit} bytes, {_MAX_RATIO} times its size: a bomb? Not read"
+                        )
+                    yield bytes(chunk)
+        except _DAMAGE as exc:
+            raise FormatError(
+                f"{path}: not {form}, cut off or damaged ({str(exc).strip() or exc!r}); get the file again"
+            ) from exc
+        except OSError as exc:
+            if exc.errno is not None:
+                raise
+            raise FormatError(f"{path}: not {form}, cut off or damaged ({exc}); get the file again") from exc
+
+
+def _opened(plain: Any, form: str) -> Any:
+    if form == "gzip":
+        return gzip.GzipFile(fileobj=plain, mode="rb")
+    if form == "bz2":
+        return bz2.BZ2File(plain)
+    if form == "xz":
+        return lzma.LZMAFile(plain)
+    return pa.CompressedInputStream(pa.PythonFile(plain, mode="r"), form)
+
+
+def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[bytes, int]:
+    """Unpack the tar `name` of `root` into the spool unless it is there; return (name in the spool, mtime in ns).
+
+    Raises MissingDataError, StorageError or FormatError.
+    """
+    path = root / Path(name.decode(errors="surrogateescape"))
+    try:
+        status = path.stat()
+        with spooled(space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns) as writer:
+            if not writer.is_complete:
+                for chunk in unpacked_chunks(path, form):
+                    writer.put(chunk)
+                if not writer.position:
+                    raise FormatError(f"{path}: unpacks to nothing: empty or cut off; get the file again")
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; check the path of the source") from exc
+    except (FormatError, StorageError):
+        raise
+    except OSError as exc:
+        raise StorageError(
+            exc.errno,
+            f"{path}: cannot be unpacked into {space.spool} ({exc.strerror}); free space there, or set TMPDIR for a dry run",
+        ) from exc
+    return writer.name, status.st_mtime_ns

@@ -1,0 +1,160 @@
+"""The images in archives: a zip, a tar (plain, compressed, of tars), or a folder of class tars; read where they are.
+
+Paths in the archive stand for those of a folder, so that an archive gives the samples, classes and ids of the folder that
+it was made of. A tar within an archive, and each archive of a folder of them, counts as a folder of its
+name without the suffix.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from converters.archives import ArchiveMember, is_archive_name, scan_archive, split_archive_path, stem_of_archive
+from converters.database import open_scratch
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources import ListedSample, SourceFacts, Workspace, divide
+from converters.sources.class_folders import class_name, refuse_class_map, refuse_field_choices
+from converters.sources.labels import LabelCensus
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name, is_junk
+from datapipe.core.errors import MissingDataError, OptionError, StorageError
+
+_NO_FOLDER = (
+    "lies in no folder of the archive that names its class; convert with --class-from none, or pass a .csv that lists files and"
+    " labels, with the archive as its --root"
+)
+_MAX_TOPS = 100_000  # names of top folders that are remembered
+
+
+class ArchiveSource:
+    """The images in an archive, or in the archives of a folder."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Raises MissingDataError or StorageError if there is no archive, OptionError for choices that are not possible."""
+        refuse_field_choices(options)
+        self._source = options.source
+        self._to = options.to
+        self._class_from = options.class_from or ClassFrom.FOLDER
+        self._census: LabelCensus | None = None
+        if self._class_from is ClassFrom.NONE:
+            refuse_class_map(options)
+        else:
+            self._census = LabelCensus(options.class_map, is_named=True)
+        self._is_folder = options.source.is_dir()
+        self._inner = b""
+        if self._is_folder:
+            self.root = options.source
+            self._names = _archives_in(options.source)
+        else:
+            split = split_archive_path(options.source)
+            if split is None:
+                raise MissingDataError(f"{options.source}: no such archive; check the path of the source")
+            self.root, self._inner = split[0].parent, split[1]
+            self._names = [os.fsencode(split[0].name)]
+        self._left_out = b""  # the folder that everything lies in
+
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        self._left_out = b"" if self._is_folder else _common_folder(name for name, _ in self._images(ScanNotes(), space))
+        tops: set[bytes] = set()
+        with open_scratch(space.scratch, "names") as connection:
+            connection.execute("CREATE TABLE names (name BLOB PRIMARY KEY) WITHOUT ROWID")
+            for name, member in self._images(notes, space):
+                path = name[len(self._left_out) + 1 :] if self._left_out else name
+                top, slash, _ = path.partition(b"/")
+                if slash and len(tops) < _MAX_TOPS:
+                    tops.add(top)
+                yield self._listed(path, member, is_first=_is_new(connection, path))
+        self._refuse_several_sets(tops)
+
+    def facts(self) -> SourceFacts:
+        warnings = []
+        if self._left_out and self._census is not None:
+            warnings.append(f"all images lie in {os.fsdecode(self._left_out)}/, which is left out of their names and classes")
+        return SourceFacts(
+            fields=(IMAGE_FIELD,) if self._census is None else (IMAGE_FIELD, LABEL_FIELD),
+            classes=None if self._census is None else self._census.classes(),
+            labels=None if self._census is None else self._census.labels(),
+            warnings=tuple(warnings),
+            made_from=self._made_from(),
+            nothing="no images in it",
+            remedy="images are recognised by suffix: .jpg, .jpeg, .png, ...; for other members of a tar pass --from tar",
+        )
+
+    def _made_from(self) -> dict[str, Any]:
+        names = [os.fsdecode(name).encode(errors="backslashreplace").decode() for name in self._names]
+        made_from: dict[str, Any] = {"container": "archive", "files": names[:: max(1, len(names) - 1)], "num_files": len(names)}
+        return made_from | ({"folder": os.fsdecode(self._inner)} if self._inner else {})
+
+    def _images(self, notes: ScanNotes, space: Workspace) -> Iterator[tuple[bytes, ArchiveMember]]:
+        """Yield the images with their paths below the folder that was asked for."""
+        for archive in self._names:
+            prefix = stem_of_archive(archive) + b"/" if self._is_folder else b""
+            for member in scan_archive(self.root, archive, space, notes):
+                name = member.name
+                if self._inner:
+                    if not name.startswith(self._inner + b"/"):
+                        continue
+                    name = name[len(self._inner) + 1 :]
+                if is_image_name(name):
+                    yield prefix + name, member
+                else:
+                    notes.num_ignored += 1
+
+    def _listed(self, path: bytes, member: ArchiveMember, *, is_first: bool) -> ListedSample:
+        directory, name = divide(path)
+        problem = member.problem or (None if is_first else "is in the archive twice, by the same name; remove one of them")
+        label = NO_LABEL
+        if self._census is not None:
+            folder = class_name(directory, self._class_from)
+            if folder is None:
+                problem = problem or _NO_FOLDER
+            else:
+                label = self._census.number(folder)
+        return ListedSample(directory, name, 0, label, {IMAGE_FIELD.name: member.origin}, problem=problem)
+
+    def _refuse_several_sets(self, tops: set[bytes]) -> None:
+        names = held_apart_names(map(os.fsdecode, tops))
+        if not names or self._class_from is ClassFrom.NONE or self._is_folder:
+            return
+        inner = "/".join(os.fsdecode(part) for part in (self._inner, self._left_out) if part)
+        archive = self.root / os.fsdecode(self._names[0]) / inner
+        commands = " and ".join(f"`datapipe convert {archive / name} DST/{name} --to {self._to}`" for name in names)
+        shown = " and ".join(f"{name}/" for name in names)
+        raise OptionError(f"{self._source}: holds {shown}, which are separate sets; run {commands}")
+
+
+def _common_folder(names: Iterator[bytes]) -> bytes:
+    """Return the folder that all files lie in, such that each still lies in one below it; b"" if there is none."""
+    common: list[bytes] | None = None
+    for name in names:
+        folders = name.split(b"/")[:-2]  # that of the file itself stays
+        if common is None:
+            common = folders
+        while common != folders[: len(common)]:
+            common.pop()
+        if not common:
+            return b""
+    return b"/".join(common or [])
+
+
+def _is_new(connection: sqlite3.Connection, name: bytes) -> bool:
+    return connection.execute("INSERT OR IGNORE INTO names VALUES (?)", (name,)).rowcount == 1
+
+
+def _archives_in(source: Path) -> list[bytes]:
+    try:
+        names = [name for name in os.listdir(os.fsencode(source)) if is_archive_name(name) and not is_junk(name)]
+    except OSError as exc:
+        raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
+    if not names:
+        raise MissingDataError(f"{source}: no archives; pass an archive, or the folder that holds them")
+    return sorted(names)
+
+
+def open_source(options: ConvertOptions) -> ArchiveSource:
+    """Open the source; see `ArchiveSource`."""
+    return ArchiveSource(options)

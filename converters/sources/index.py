@@ -1,0 +1,253 @@
+"""Whatever the loader opens: HDF5, Parquet, TFRecord and Arrow files of others, and the sets that `convert` made.
+
+Samples are those of the index in the order of their ids, with the fields and labels that a loader would have. Fields that lie in
+bytes are read where they are; those that must be decoded a row group at a time are spooled while they are listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from converters.options import ConvertOptions
+from converters.packing import PLAIN, joined, prefixed, summed_crc32c
+from converters.sources import ANY_SIZE, ListedSample, Origin, SourceFacts, Workspace, divide
+from converters.sources.fields import Choices, in_order
+from converters.sources.labels import LabelCensus
+from converters.sources.manifest import refuse_class_from
+from converters.spool import SpoolWriter, spooled
+from converters.writers import LABEL_FIELD, NO_LABEL
+from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
+from datapipe.containers import open_index
+from datapipe.containers.listing import ScanNotes
+from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.row_groups import RowGroups
+from datapipe.index.entries import Extents
+from datapipe.index.manifest import Manifest
+
+_SAMPLES_AT_ONCE = 4096
+_CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
+_LABEL_KINDS = (FieldKind.TEXT, FieldKind.JSON, FieldKind.ARRAY)
+
+
+class IndexSource:
+    """The samples of an index."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Open the index, which is made now if somebody else wrote the data.
+
+        Raises what `open_index` raises, and OptionError for choices of fields that are not possible.
+        """
+        refuse_class_from(options)
+        self._index = open_index(options.source)
+        self._manifest = self._index.manifest
+        self.root = self._index.data_directory
+        self._is_ours = not self._index.is_foreign
+        if self._is_ours:
+            _refuse_other_sizes(self.root, self._manifest)
+        names = {spec.name for spec in self._manifest.fields}
+        self._kinds, self._label_field = _chosen(self._manifest.fields, options, self._index.where)
+        self._has_label = LABEL_FIELD.name in names and self._label_field is None and not _is_dropped(options)
+        self._census = LabelCensus(options.class_map) if options.class_map or self._label_field else None
+        if options.class_map and not self._has_label and self._label_field is None:
+            raise OptionError(
+                f"--class-map {options.class_map}: {self._index.where} has no label; choose it by --field NAME=label"
+            )
+
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        with _Reading(self.root, space, num_fields=len(self._wanted())) as reading:
+            for start in range(0, len(self._index), _SAMPLES_AT_ONCE):
+                ids = self._index.ids(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._index)), dtype=np.int64))
+                found = {name: self._index.look_up(ids, name) for name in self._wanted()}
+                extents = {name: entries.extents for name, entries in found.items()}
+                labels = next(iter(found.values())).labels.tolist()
+                for row, number in enumerate(ids.tolist()):
+                    yield self._listed(start + row, number, row, extents, labels[row], reading)
+
+    def facts(self) -> SourceFacts:
+        fields = [FieldSpec(name, kind) for name, kind in self._kinds.items()]
+        has_label = self._has_label or self._label_field is not None
+        if self._census is None:
+            classes, labels = self._manifest.classes if self._has_label else None, None
+        else:
+            classes, labels = self._census.classes(), self._census.labels()
+        if classes is None and self._has_boxes():
+            classes = self._manifest.classes
+        return SourceFacts(
+            fields=in_order([*fields, *([LABEL_FIELD] if has_label else [])]),
+            classes=classes,
+            labels=labels,
+            made_from=self._made_from(),
+        )
+
+    def _has_boxes(self) -> bool:
+        return FieldKind.BOXES in self._kinds.values()
+
+    def _wanted(self) -> list[str]:
+        return [*self._kinds, *([self._label_field] if self._label_field and self._label_field not in self._kinds else [])]
+
+    def _listed(
+        self, place: int, number: int, row: int, extents: Mapping[str, Extents], label: int, reading: _Reading
+    ) -> ListedSample:
+        origins: dict[str, Origin] = {}
+        problem: str | None = None
+        for name in self._kinds:
+            try:
+                origins[name] = reading.origin(extents[name], row)
+            except (DecodeError, IntegrityError) as exc:
+                problem = problem or f"field {name!r}: {exc}"
+        if self._label_field is not None:
+            try:
+                label = self._number(reading.value(extents[self._label_field], row))
+            except (DecodeError, IntegrityError) as exc:
+                label, problem = NO_LABEL, problem or f"field {self._label_field!r}: {exc}"
+        elif not self._has_label:
+            label = NO_LABEL
+        elif self._census is not None and label != NO_LABEL:
+            label = self._census.number(self._manifest.classes[label] if self._manifest.classes else str(label))
+        described = self._index.describe(number)
+        if described.source:
+            directory, file = divide(os.fsencode(described.source))
+        else:
+            directory, file = os.fsencode(os.path.basename(described.path)), described.key
+        return ListedSample(directory, file, place, label, origins, problem=problem)
+
+    def _number(self, data: bytes) -> int:
+        """Return the census's number of a label that is a text, a whole number, or an array of one. Raises DecodeError."""
+        assert self._label_field is not None
+        assert self._census is not None
+        kind = next(spec.kind for spec in self._manifest.fields if spec.name == self._label_field)
+        value = value_of(kind, data)
+        if kind is FieldKind.ARRAY:
+            value = value.item() if value.size == 1 else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str) or not value:
+            raise DecodeError(f"is {value!r:.40}, not a class")
+        return self._census.number(value)
+
+    def _made_from(self) -> dict[str, Any]:
+        """Return what this dataset is, without paths: the same wherever it lies."""
+        manifest = self._manifest
+        made_from: dict[str, Any] = {
+            "container": manifest.container,
+            "num_samples": manifest.num_samples,
+            "files": [shard.name for shard in manifest.shards[:: max(1, len(manifest.shards) - 1)]],  # the first and the last
+            "num_files": len(manifest.shards),
+        }
+        if self._is_ours:
+            made_from |= {
+                "fingerprint": manifest.fingerprint,
+                "options": manifest.options,
+                "source_digest": manifest.source_digest,
+                "made_from": manifest.made_from,
+            }
+        return made_from
+
+
+class _Reading:
+    """Looks up where the fields of samples lie, and spools those that are addressed by rows.
+
+    Leaving its block completes the spooled file that is being written; an exception gives it up.
+    """
+
+    def __init__(self, root: Path, space: Workspace, *, num_fields: int) -> None:
+        self._root = root
+        self._space = space
+        self._stats: dict[str, os.stat_result] = {}
+        self._spooling = contextlib.ExitStack()
+        self._spool: tuple[str, SpoolWriter] | None = None  # of one shard at a time, as ids ascend
+        self._files = LocalFiles(row_groups=RowGroups(min_groups=num_fields))
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self._files.close()
+        self._spooling.__exit__(kind, exc, traceback)
+
+    def value(self, extents: Extents, row: int) -> bytes:
+        """Return the bytes of a field. Raises DecodeError or IntegrityError for a value that cannot be read."""
+        return self._files.read(extents, row)
+
+    def origin(self, extents: Extents, row: int) -> Origin:
+        """Return where a field lies. Raises as `value` does where it is addressed by rows."""
+        path = extents.paths[row]
+        status = self._status(path)
+        name = os.fsencode(os.path.relpath(path, self._root))
+        if extents.row_groups is not None and extents.row_groups[row] is not None:
+            data = self.value(extents, row)
+            writer = self._writer(path, name, status)
+            offset = writer.put(data)
+            return Origin(writer.name, offset, len(data), ANY_SIZE, status.st_mtime_ns, summed_crc32c(crc32c(data)), True)
+        prefix = extents.prefixes[row] if extents.prefixes is not None else b""
+        checked = summed_crc32c(int(extents.crc32c[row])) if extents.has_crc[row] else PLAIN
+        nbytes = int(extents.nbytes[row]) + len(prefix)
+        packing = joined(checked, prefixed(prefix))
+        return Origin(name, int(extents.offset[row]), nbytes, status.st_size, status.st_mtime_ns, packing)
+
+    def _writer(self, path: str, name: bytes, status: os.stat_result) -> SpoolWriter:
+        if self._spool is None or self._spool[0] != path:
+            self._spooling.close()  # completes that of the shard before
+            opened = spooled(self._space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns)
+            self._spool = path, self._spooling.enter_context(opened)
+        return self._spool[1]
+
+    def _status(self, path: str) -> os.stat_result:
+        if path not in self._stats:
+            self._stats[path] = os.stat(path)
+        return self._stats[path]
+
+
+def _chosen(fields: tuple[FieldSpec, ...], options: ConvertOptions, where: str) -> tuple[dict[str, FieldKind], str | None]:
+    """Return the kinds of the fields to keep, by name, and the field that the user chose as the label."""
+    choices = Choices(options.fields)
+    kinds: dict[str, FieldKind] = {}
+    label: str | None = None
+    for spec in fields:
+        choice = choices.take(spec.name)
+        if choice is not None:
+            Choices.refuse_kind(spec.name, choice, ("label", "none") if spec.kind is FieldKind.LABEL else _CHOICES)
+        if spec.kind is FieldKind.LABEL or choice == "none":
+            continue
+        if choice != "label":
+            kinds[spec.name] = FieldKind(choice) if choice else spec.kind
+            continue
+        if spec.kind not in _LABEL_KINDS:
+            raise OptionError(f"--field {spec.name}=label: it holds {spec.kind.value}, not classes; leave it out")
+        if label is not None:
+            raise OptionError(f"--field: {label!r} and {spec.name!r} are both labels; a sample has one")
+        label = spec.name
+    choices.refuse_unmet(where, (spec.name for spec in fields))
+    if not kinds:
+        raise OptionError(f"{where}: no field is left; keep one with --field")
+    return kinds, label
+
+
+def _refuse_other_sizes(root: Path, manifest: Manifest) -> None:
+    """Raise MissingDataError or IntegrityError if a shard of a converted set is gone or has another size than written."""
+    for shard in manifest.shards:
+        path = root / shard.name
+        try:
+            nbytes = path.stat().st_size
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{path}: no such shard; `datapipe verify` names what else is missing") from exc
+        if nbytes != shard.nbytes:
+            raise IntegrityError(f"{path}: has {nbytes} bytes, its manifest says {shard.nbytes}; get the file again")
+
+
+def _is_dropped(options: ConvertOptions) -> bool:
+    return any(choice.name == LABEL_FIELD.name and choice.kind == "none" for choice in options.fields)
+
+
+def open_source(options: ConvertOptions) -> IndexSource:
+    """Open the source; see `IndexSource`."""
+    return IndexSource(options)

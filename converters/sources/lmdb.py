@@ -1,0 +1,137 @@
+"""LMDB databases of encoded images, as LSUN's: every value is an image, its key the name; read where it lies in the file.
+
+Either one database (a folder with `data.mdb`, or a file), or a folder of them, whose names are the classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from converters.options import ClassFrom, ConvertOptions
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join
+from converters.sources.class_folders import refuse_class_map, refuse_field_choices
+from converters.sources.labels import LabelCensus
+from converters.sources.lmdb_listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from datapipe.codecs.probe import encoding_of
+from datapipe.containers.listing import ScanNotes
+from datapipe.core import regular_files
+from datapipe.core.errors import DependencyError, FormatError, MissingDataError, OptionError
+
+DATA_NAME = "data.mdb"
+_HEAD_NBYTES = 256
+
+
+class LmdbSource:
+    """The entries of a database, or of the databases of a folder."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        """Raises MissingDataError if there is no database, OptionError for choices that are not possible."""
+        refuse_field_choices(options)
+        source = options.source
+        self.root, self._names = _databases(source)
+        has_classes = len(self._names) > 1 or self._names[0].count("/") > 0
+        allowed = (ClassFrom.NONE, *((ClassFrom.FOLDER,) if has_classes else ()))
+        if options.class_from is not None and options.class_from not in allowed:
+            raise OptionError(f"--class-from {options.class_from.value}: of {source}, at most the database names a class")
+        self._census: LabelCensus | None = None
+        if has_classes and options.class_from is not ClassFrom.NONE:
+            self._census = LabelCensus(options.class_map, is_named=True)
+        else:
+            refuse_class_map(options)
+
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        place = 0
+        for name in self._names:
+            label = NO_LABEL if self._census is None else self._census.number(os.path.dirname(name))
+            path = os.fsencode(name)
+            with regular_files.open_file(self.root / name) as file:
+                status = os.fstat(file.fileno())
+                for key, offset, nbytes in _entries(self.root / name):
+                    if not place:
+                        _refuse_other_values(self.root / name, key, os.pread(file.fileno(), min(nbytes, _HEAD_NBYTES), offset))
+                    directory, stem = divide(join(os.path.dirname(path), _printed(key)))
+                    origin = Origin(path, offset, nbytes, status.st_size, status.st_mtime_ns)
+                    yield ListedSample(directory, stem, place, label, {IMAGE_FIELD.name: origin})
+                    place += 1
+
+    def facts(self) -> SourceFacts:
+        return SourceFacts(
+            fields=(IMAGE_FIELD,) if self._census is None else (IMAGE_FIELD, LABEL_FIELD),
+            classes=None if self._census is None else self._census.classes(),
+            labels=None if self._census is None else self._census.labels(),
+            made_from={"container": "lmdb", "files": self._names[:: max(1, len(self._names) - 1)], "num_files": len(self._names)},
+            nothing="no entries",
+            remedy="the values of a database are the images",
+        )
+
+
+def _databases(source: Path) -> tuple[Path, list[str]]:
+    """Return the root and the data files, relative to it."""
+    if source.is_file():
+        return source.parent, [source.name]
+    if (source / DATA_NAME).is_file():
+        return source, [DATA_NAME]
+    names = sorted(f"{name}/{DATA_NAME}" for name in (os.listdir(source) if source.is_dir() else ()))
+    names = [name for name in names if (source / name).is_file()]
+    if not names:
+        raise MissingDataError(f"{source}: no LMDB database: expected {DATA_NAME} in it, or in folders of it")
+    return source, names
+
+
+def _entries(path: Path) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (key, offset, bytes) of every entry, as a process of its own lists them. Raises FormatError or DependencyError."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-m", "converters.sources.lmdb_listing", os.fspath(path.absolute())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            yield from _records(process.stdout)
+            said = process.stderr.read().decode(errors="replace").strip()
+            status = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    why = said.splitlines()[-1] if said else f"status {status}"
+    if status == NO_LIBRARY:
+        raise DependencyError(f"{path}: LMDB databases need the library lmdb: pip install 'gpu-datapipe[lmdb]'")
+    if status == CUT_OFF:
+        raise FormatError(f"{path}: the file ends before its last page: it was cut off; get it again")
+    if status == NO_DATABASE:
+        raise FormatError(f"{path}: not an LMDB database, or damaged ({why}); get it again")
+    if status:
+        raise FormatError(f"{path}: damaged, reading it failed ({why}); get it again")
+
+
+def _records(stream: IO[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    while len(head := stream.read(RECORD.size)) == RECORD.size:
+        offset, nbytes, len_key = RECORD.unpack(head)
+        key = stream.read(len_key)
+        if len(key) == len_key:
+            yield key, offset, nbytes
+
+
+def _printed(key: bytes) -> bytes:
+    """Return a key as a name: in hex if it is not plain text."""
+    is_plain = key.isascii() and key.decode().isprintable() and key.strip(b"/.") != b""
+    return key if is_plain else key.hex().encode()
+
+
+def _refuse_other_values(path: Path, key: bytes, head: bytes) -> None:
+    if encoding_of(head) is None:
+        raise FormatError(
+            f"{path}: the value of {_printed(key).decode()!r:.60} is no encoded image (it begins with {head[:8]!r}); databases of"
+            " pickles, Datum messages or several fields are not read: write the images as files, or a manifest"
+        )
+
+
+def open_source(options: ConvertOptions) -> LmdbSource:
+    """Open the source; see `LmdbSource`."""
+    return LmdbSource(options)

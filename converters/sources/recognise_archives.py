@@ -1,0 +1,104 @@
+"""Tell tars of WebDataset from those that hold a folder or class tars, by a look at the first members."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from converters.archives import is_archive_name, stem_of_archive
+from converters.archives.unpacking import compression_of, unpacked_chunks
+from datapipe.containers.listing import is_image_name, is_junk
+from datapipe.containers.mapped import mapped
+from datapipe.containers.tar.scanner import scan_members, split_name
+from datapipe.core.byte_source import ByteSource
+from datapipe.core.errors import DatapipeError, FormatError
+
+_MAX_MEMBERS = 300  # looked at in each archive
+_MAX_TARS = 3
+_HEAD_NBYTES = 8 << 20  # of a compressed tar
+_NUMBERED = re.compile(rb"(.*?)(\d+)((?:[-_.]?of[-_.]?\d+)?)")
+
+
+def archive_of_file(path: Path) -> str | None:
+    """Return why a file is an archive of a folder, in words; None for WebDataset's tars and what is no archive.
+
+    A tar that cannot be read is left to whoever reads it.
+    """
+    name = os.fsencode(path.name)
+    if name.lower().endswith(b".zip"):
+        return "its name ends with .zip"
+    if not is_archive_name(name):
+        return None
+    names = _first_members(path)
+    tars = [member for member in names if is_archive_name(member)]
+    if tars:
+        return f"it holds archives, such as {os.fsdecode(tars[0])}"
+    if _are_images_alone(names) and any(b"/" in member.removeprefix(b"./") for member in names):
+        return "it holds images in folders"
+    return None
+
+
+def archives_of_folder(source: Path, names: list[bytes]) -> str | None:
+    """Return why the archives `names` of a folder are class tars or archives of folders, in words; None for WebDataset's tars."""
+    zips = [name for name in names if name.lower().endswith(b".zip")]
+    if zips:
+        return f"it holds zips, such as {os.fsdecode(zips[0])}"
+    if len(names) < 2 or _are_numbered(names):
+        return None
+    for name in names[:_MAX_TARS]:
+        members = _first_members(source / os.fsdecode(name))
+        if not _are_images_alone(members):
+            return None
+    return f"it holds tars of images alone, such as {os.fsdecode(names[0])}, so their names are the classes"
+
+
+def _are_images_alone(members: list[bytes]) -> bool:
+    """Return True if most members are images, none with another member of its key, as samples of WebDataset have."""
+    images = [name for name in members if is_image_name(name)]
+    keys = {split[0] for split in map(split_name, members) if split is not None}
+    return len(images) * 2 > len(members) and len(keys) == len({name for name in members if split_name(name) is not None})
+
+
+def _are_numbered(names: list[bytes]) -> bool:
+    """Return True for names such as shard-000000.tar, shard-000001.tar: parts of one set, not classes."""
+    found = [_NUMBERED.fullmatch(stem_of_archive(name)) for name in names]
+    if not all(found):
+        return False
+    stems = {(match[1], match[3]) for match in found if match}
+    numbers = sorted(int(match[2]) for match in found if match)
+    return len(stems) == 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _first_members(path: Path) -> list[bytes]:
+    """Return the names of the first members of a tar that are no system files; fewer where it does not parse."""
+    names: list[bytes] = []
+    try:
+        compression = compression_of(os.fsencode(path.name))
+        if compression is not None:
+            head = bytearray()
+            for chunk in unpacked_chunks(path, compression):
+                head += chunk
+                if len(head) >= _HEAD_NBYTES:
+                    break
+            _take(names, bytes(head))
+        else:
+            with mapped(path, "a tar") as data:
+                _take(names, data)
+    except (DatapipeError, OSError):
+        return names  # whoever reads it says what is wrong with it
+    return names
+
+
+def _is_hidden(name: bytes) -> bool:
+    return any(is_junk(part) for part in name.split(b"/") if part not in (b"", b".", b".."))
+
+
+def _take(names: list[bytes], data: ByteSource) -> None:
+    members: Iterator[bytes] = (member.name for member in scan_members(data, ""))
+    try:
+        names.extend(name for name in itertools.islice(members, _MAX_MEMBERS) if not _is_hidden(name))
+    except FormatError:
+        return  # the rest was not looked at, or is damaged
