@@ -7,6 +7,7 @@ batch is gathered.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ class WindowStore(Generic[W]):
             pass
         window.done.wait()
         if window.error is not None:
-            raise window.error.with_traceback(None)
+            raise _copied(window.error)
 
     @property
     def num_windows(self) -> int:
@@ -189,3 +190,14 @@ class WindowStore(Generic[W]):
         chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
         for array in window.arrays:
             array[rows] = array[chosen]
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Return a copy of the error of a window, to be raised for one of the batches that need it.
+
+    What is raised gets a traceback, which holds the iterator; the window would keep it, and with it threads, for good.
+    """
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # an exception of the user's that is not made from its `args`
+        return RuntimeError(f"{type(error).__name__}: {error}")
