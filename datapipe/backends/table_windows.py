@@ -7,7 +7,6 @@ batch is gathered.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.errors import DecodeError, IntegrityError, copied
 from datapipe.order.draws import key64, mix64
 from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
@@ -132,7 +131,7 @@ class WindowStore(Generic[W]):
             pass
         window.done.wait()
         if window.error is not None:
-            raise _copied(window.error)
+            raise copied(window.error)
 
     @property
     def num_windows(self) -> int:
@@ -190,14 +189,3 @@ class WindowStore(Generic[W]):
         chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
         for array in window.arrays:
             array[rows] = array[chosen]
-
-
-def _copied(error: BaseException) -> BaseException:
-    """Return a copy of the error of a window, to be raised for one of the batches that need it.
-
-    What is raised gets a traceback, which holds the iterator; the window would keep it, and with it threads, for good.
-    """
-    try:
-        return copy.copy(error).with_traceback(None)
-    except Exception:  # an exception of the user's that is not made from its `args`
-        return RuntimeError(f"{type(error).__name__}: {error}")

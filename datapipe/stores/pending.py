@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 
+from datapipe.core.errors import copied
 from datapipe.stores.location import Location
 
 _LOOK_S = 1.0  # Ctrl-C in a thread that has just acquired the lock may leave the others blocked, so they retry
@@ -86,5 +87,5 @@ class PendingBytes:
             if self._lock.acquire(timeout=_LOOK_S):
                 self._lock.release()  # for other waiting threads
         if self._error is not None:
-            raise self._error
+            raise copied(self._error)
         return self._data
