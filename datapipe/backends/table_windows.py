@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.errors import DecodeError, IntegrityError, copied
 from datapipe.order.draws import key64, mix64
 from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
@@ -161,7 +161,7 @@ class WindowStore(Generic[W]):
             pass
         window.done.wait()
         if window.error is not None:
-            raise window.error.with_traceback(None)
+            raise copied(window.error)
 
     @property
     def num_windows(self) -> int:

@@ -7,6 +7,7 @@ without a traceback.
 
 from __future__ import annotations
 
+import copy
 import os
 
 from datapipe.core.printable import printable
@@ -72,3 +73,15 @@ class DependencyError(DatapipeError, ImportError):
 
 class BackendError(DatapipeError, RuntimeError):
     """A decoding library failed on a batch, because of its own state or of a bad sample."""
+
+
+def copied(error: BaseException) -> BaseException:
+    """Return a copy of an error that is kept, to be raised in its place, perhaps several times.
+
+    What is raised gets a traceback, whose frames hold the iterator of whoever asked. Where the error is kept for as long as that
+    iterator's threads live, they would never end.
+    """
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # a class whose objects are not made from their `args`
+        return RuntimeError(f"{type(error).__name__}: {error}")

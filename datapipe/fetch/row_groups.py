@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from datapipe.containers.rows import read_rows
+from datapipe.core.errors import copied
 from datapipe.index.row_groups import RowGroup, Rows
 
 MAX_NBYTES = 256 << 20
@@ -74,7 +74,7 @@ class RowGroups:
                     break
             reading.done.wait()
             if reading.error is not None:
-                raise copy.copy(reading.error) from reading.error
+                raise copied(reading.error)
             if reading.rows is not None:
                 with self._lock:
                     if (kept := self._kept.get(group)) is not None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 
+from datapipe.core.errors import copied
 from datapipe.stores.location import Location
 from datapipe.stores.waits import waiting
 
@@ -89,5 +90,5 @@ class PendingBytes:
                     if self._lock.acquire(timeout=_LOOK_S):
                         self._lock.release()  # for other waiting threads
         if self._error is not None:
-            raise self._error
+            raise copied(self._error)
         return self._data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,15 @@ from datapipe.loader.choice import BackendRequest, Choice, Evidence
 
 @pytest.fixture(autouse=True)
 def _no_iterator_of_others() -> None:
-    """Collect iterators that a test before this one left open in the traceback of an exception that it caught."""
+    """Collect iterators that a test before this one left open in the traceback of an exception that it caught.
+
+    Their threads may be in the middle of a read.
+    """
     if own_threads():
         gc.collect()
+        end_s = time.monotonic() + 10
+        while own_threads() and time.monotonic() < end_s:
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

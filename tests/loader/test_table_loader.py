@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -301,6 +302,16 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
         if step % 16 == 15:
             most = max(most, windows_in_memory() - held_before)
     assert 0 < most <= 3 * 4 + loader.options.depth + 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pass_that_an_error_ends_leaves_no_threads_and_no_memory(tmp_path: Path, num_workers: int) -> None:
+    before, held_before = threading.active_count(), windows_in_memory()
+    pq.write_table(pa.table({"x": pa.array([*range(500), None], pa.int64())}), tmp_path / "t.parquet")
+    with pytest.raises(dp.OptionError, match="column 'x' has 1 nulls"):
+        list(dp.TableLoader(tmp_path / "t.parquet", 10, columns=["x"], num_workers=num_workers))
+    assert windows_in_memory() == held_before
+    assert threading.active_count() == before
 
 
 def test_two_passes_at_once(table: Path) -> None:
