@@ -25,7 +25,7 @@ def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[s
     lines = [f"workers   {_workers(loader)}"]
     if recipe is None and isinstance(loader.dataset, torch.utils.data.IterableDataset):
         lines += [
-            f"decoder   what the code of {dataset} uses: images of an IterableDataset are not deferred",
+            f"decoder   that of {dataset}'s code: images of an IterableDataset are not deferred",
             f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",
         ]
     elif deferral is not None:

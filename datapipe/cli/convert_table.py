@@ -67,7 +67,7 @@ def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> 
 
     options = _options(args)
     if args.form != FORM:
-        say(f"{options.source}: taken for a table (--from table)", file=sys.stderr)
+        say(f"{options.source}: recognised as a table (--from table)", file=sys.stderr)
     if args.dry_run:
         preview = conversion.preview_table(options, show)
         return lambda: _print_preview(preview, options, as_json=args.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,17 @@ _GROUPS_PER_RANK = 4
 
 
 def samples_or_table(path: str) -> SampleIndex | TableIndex:
-    """The samples at `path`, or the table where there are none. Raises what `open_index` raises where there is neither."""
+    """Return the index of the samples at `path`, else of the table there. Raises as `open_index` does if there is neither."""
     from datapipe.containers import open_index
     from datapipe.containers.tables.files import open_table
     from datapipe.core.errors import DatapipeError, FormatError
+    from datapipe.index.manifest import MANIFEST_NAME
 
     try:
         return open_index(path)
     except FormatError:
+        if os.path.lexists(os.path.join(path, MANIFEST_NAME)):  # a converted dataset that is damaged
+            raise
         try:
             index = open_table(path)
         except DatapipeError:

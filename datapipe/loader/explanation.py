@@ -133,7 +133,7 @@ def store_lines(facts: StoreFacts, *, ranks: int, in_windows: bool, has_shards: 
         return [*lines, f"{'':<10}shards of others are not kept; converted ones could be, by datapipe.Remote(cache_dir=...)"]
     if facts.cached is None:
         once = "each shard would be one stream an epoch" if in_windows else "what fits is asked for in the first epoch alone"
-        return [*lines, f"{'':<10}no shards are kept: remote=datapipe.Remote(cache_dir=...) keeps them; {once}"]
+        return [*lines, f"{'':<10}shards are not cached: remote=datapipe.Remote(cache_dir=...) caches them; {once}"]
     num_there, num_all, hits, misses = facts.cached
     kept = hits / max(1, hits + misses)
     lines.append(

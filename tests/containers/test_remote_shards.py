@@ -18,7 +18,7 @@ from datapipe.containers.remote_shards import expanded
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
 from datapipe.stores.random_access import RemoteBytes
-from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_obstore, needs_moto]
 TOP = f"s3://{BUCKET}"
@@ -154,7 +154,8 @@ def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tars", "grouped"])
 def test_a_bad_network_while_indexing_changes_nothing(store: FaultyStore, sets: dict[str, Path], name: str) -> None:
     store.weather.faults = [
-        Fault("truncate", share=0.3, times=8), Fault("reset", share=0.3, times=8), Fault("status", share=0.3, times=8),
+        PlantedFault("truncate", share=0.3, times=8), PlantedFault("reset", share=0.3, times=8),
+        PlantedFault("status", share=0.3, times=8),
     ]  # fmt: skip
     loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS)
     assert same(copies(loader), copies(dp.DataLoader(str(sets[name]), **OPTIONS)))
@@ -166,7 +167,7 @@ def test_a_store_that_stays_away_is_no_damage(store: FaultyStore) -> None:
         loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
         next(iter(loader))
         loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
-        store.weather.faults = [Fault("status", status=503, path=suffix)]
+        store.weather.faults = [PlantedFault("status", status=503, path=suffix)]
         with pytest.raises(dp.StorageError, match="no success in"):
             copies(loader)
         assert loader.bad_samples == []

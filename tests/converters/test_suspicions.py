@@ -41,7 +41,7 @@ def test_the_program_says_them(tmp_path: Path) -> None:
     done = run_cli("convert", source, tmp_path / "out", "--to", "webdataset")
     lines = done.stderr.splitlines()
     assert done.returncode == 0
-    assert lines[0].startswith(f"{source}: taken for WebDataset tars")
+    assert lines[0].startswith(f"{source}: recognised as WebDataset tars")
     assert lines[1].startswith("2 samples, 0.0 MB; fields: image")
     assert lines[2].startswith("warning: samples have no label")
     assert done.stderr.count("warning: samples have no label") == 1

@@ -347,7 +347,7 @@ def test_what_the_loader_says_of_csv_is_what_works(tmp_path: Path, capsys: pytes
     command = str(refused.value).partition("datapipe ")[2].replace("DST", str(out)).split()
     assert main(command) == 0
     told = capsys.readouterr()
-    assert "taken for a table" in told.err
+    assert "recognised as a table" in told.err
     assert "50 rows in 1 file" in told.out
     loader = dp.TableLoader(out, 10, True, label="label", device="cpu")
     assert sorted(row for x, _ in loader for row in x[:, 0].tolist()) == list(range(50))
@@ -357,7 +357,7 @@ def test_what_the_loader_says_of_csv_is_what_works(tmp_path: Path, capsys: pytes
 def test_a_csv_that_lists_images_is_still_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "t.csv", "file,label\nmissing.jpg,0\n")
     main(["convert", str(source), str(tmp_path / "out"), "--to", "parquet"])
-    assert "taken for a manifest" in capsys.readouterr().err
+    assert "recognised as a manifest" in capsys.readouterr().err
 
 
 def test_options_of_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_other_datasets_are_refused_saying_what_to_pass(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "said"), [
-    ("s3://bucket/x.tar", "names a file or a pattern; only converted datasets"),
+    ("ftp://bucket/x.tar", "ftp:// is not read"),
     ("x-{000..003}.tar", r"a pattern, such as x-\*.tar"), ("", "is empty"),
 ])  # fmt: skip
 def test_other_ways_to_name_data_are_told_apart(path: str, said: str) -> None:

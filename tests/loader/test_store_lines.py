@@ -34,7 +34,7 @@ def test_requests_over_all_ranks_against_what_s3_allows() -> None:
 
 
 def test_bytes_under_way() -> None:
-    assert "60 under way now for 4.8 MB, 120 for 268.4 MB at most, latency of 95% below 80 ms" in told()
+    assert "60 in flight now for 4.8 MB, 120 for 268.4 MB at most, latency of 95% below 80 ms" in told()
 
 
 def test_what_a_cache_or_windows_would_bring() -> None:

@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lists": ({"columns": ["tags"]}, "lists='jagged', or pad them"),
     "lists beside numbers": ({"columns": ["row", "tags"], "lists": "jagged"}, "give lists a group of their own"),
     "padding of numbers": ({"columns": ["row"], "transform": dp.Columns({"row": PadList(2)})}, "PadList takes lists of numbers"),
-    "ids of lists": ({"columns": ["tags"], "transform": dp.Columns({"tags": dp.Columns.HashBucket(9)})}, "makes no ids"),
+    "ids of lists": ({"columns": ["tags"], "transform": dp.Columns({"tags": dp.Columns.HashBucket(9)})}, "cannot make ids"),
     "another form": ({"columns": ["tags"], "lists": "nested"}, "choose 'jagged'"),
     "a cache": ({"columns": ["tags"], "lists": "jagged", "cache": "disk"}, "rows of one size"),
 }

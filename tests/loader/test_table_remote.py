@@ -12,7 +12,7 @@ from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 from table_values import table_of, write_table
 
 import datapipe as dp
-from datapipe.testing.faulty_store import Fault, FaultyStore
+from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = needs_moto
 URL = f"s3://{BUCKET}/table"
@@ -79,9 +79,9 @@ def test_few_requests_and_only_the_wanted_columns(store: FaultyStore, table: Pat
 
 def test_a_bad_network_changes_nothing(store: FaultyStore, table: Path) -> None:
     store.weather.faults = [
-        Fault("truncate", share=0.3, times=8),
-        Fault("reset", share=0.3, times=8),
-        Fault("status", share=0.3, times=8),
+        PlantedFault("truncate", share=0.3, times=8),
+        PlantedFault("reset", share=0.3, times=8),
+        PlantedFault("status", share=0.3, times=8),
     ]
     assert rows_of(dp.TableLoader(URL, **OPTIONS)) == rows_of(dp.TableLoader(table, **OPTIONS))
     assert sum(fault.done for fault in store.weather.faults) > 10
@@ -92,7 +92,7 @@ def test_a_store_that_stays_away_is_an_error_under_every_policy(store: FaultySto
 
     loader = dp.TableLoader(URL, **OPTIONS, on_error="skip")
     monkeypatch.setattr(requests(), "timeout_s", 0.3)
-    store.weather.faults = [Fault("status", status=503, path=".parquet")]
+    store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
     with pytest.raises(dp.StorageError, match="no success in"):
         rows_of(loader)
     assert loader.bad_samples == []

@@ -23,6 +23,7 @@ from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.manifest import refuse_unfinished
+from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
@@ -118,8 +119,12 @@ def _of_path(text: str) -> list[str]:
 
 
 def _is_shown(path: Path, root: Path) -> bool:
-    """Return True for a data file: no part of its name below the root is hidden or begins with `_`, like Spark's own files."""
-    return path.is_file() and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+    """Return True for a data file: no sidecar, and no part of its name below the root is hidden or begins with `_`."""
+    return (
+        path.is_file()
+        and not path.name.endswith(SIDECAR_SUFFIX)
+        and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+    )
 
 
 def _no_table(path: str) -> FormatError:

@@ -148,7 +148,7 @@ def warn_of_large_shards(directory: CacheDirectory, shards: list[CachedShard]) -
     smallest = min((shard.nbytes for shard in shards), default=0)
     if smallest > directory.capacity:
         logger.warning(
-            "%s: a cache of %d bytes has no room for a shard of %d; nothing is kept: pass a larger cache_nbytes",
+            "%s: a cache of %d bytes is too small for a shard of %d; nothing is kept: pass a larger cache_nbytes",
             directory.path,
             directory.capacity,
             smallest,
