@@ -10,9 +10,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from crc32c import crc32c
@@ -77,14 +78,8 @@ def verify(
         Problem(str(directory / name), "not part of the dataset; move it away") for name in strange_files(directory, sets)
     ]
     meter = ByteMeter(on_bytes)
-    with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
-        jobs = [pool.submit(check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
-        try:
-            for job in jobs:
-                problems += job.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    checks = [partial(check_shard, found, shard, meter) for found in sets for shard in found.manifest.shards]
+    problems += run_checks(checks, num_workers)
     for found in sets:
         problems += _check_errors(found)
     return VerifyReport(
@@ -107,6 +102,20 @@ def _verify_table(directory: Path, started: float, meter: ByteMeter) -> VerifyRe
         problems += _check_bytes(directory / file.name, info, None, meter)
     elapsed_s = time.monotonic() - started
     return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems))
+
+
+def run_checks(checks: Iterable[Callable[[], list[Problem]]], num_workers: int | None) -> list[Problem]:
+    """Run the checks in threads, as many as the usable cores for None; return what they find, in the order of the checks."""
+    problems: list[Problem] = []
+    with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
+        jobs = [pool.submit(check) for check in checks]
+        try:
+            for job in jobs:
+                problems += job.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return problems
 
 
 def _problem(path: Path, exc: FormatError) -> Problem:

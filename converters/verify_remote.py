@@ -5,12 +5,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from converters.inventory import FoundSet, stem_of, target_of
-from converters.verify import ByteMeter, Problem, VerifyReport, check_shard
-from datapipe.core.cores import num_usable_cores
+from converters.verify import ByteMeter, Problem, VerifyReport, check_shard, run_checks
 from datapipe.core.errors import MissingDataError
 from datapipe.index.manifest import Manifest, ShardInfo
 from datapipe.index.remote_set import open_set
@@ -29,15 +28,8 @@ def verify_remote(
     """
     started = time.monotonic()
     manifest, _ = open_set(location)
-    meter, problems = ByteMeter(on_bytes), []
-    with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
-        jobs = [pool.submit(_check, manifest, location, shard, meter) for shard in manifest.shards]
-        try:
-            for job in jobs:
-                problems += job.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    meter = ByteMeter(on_bytes)
+    problems = run_checks([partial(_check, manifest, location, shard, meter) for shard in manifest.shards], num_workers)
     return VerifyReport(
         num_samples=manifest.num_samples,
         num_shards=len(manifest.shards),

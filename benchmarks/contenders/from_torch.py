@@ -34,6 +34,12 @@ def make(task: Task, *, taken_over: bool = True, chain: str = "imagenet", datase
         data = FolderDataset(root, transform)
     else:
         data = importlib.import_module("torchvision.datasets").ImageFolder(root, transform)
+    loader = loader_over(data, task, taken_over=taken_over)
+    return endlessly(lambda: (images for images, _ in loader))
+
+
+def loader_over(data: Any, task: Task, *, taken_over: bool) -> Any:
+    """torch's loader as scripts make it; with `taken_over`, one line more."""
     loader: Any = DataLoader(
         data,
         batch_size=task.batch_size,
@@ -42,9 +48,7 @@ def make(task: Task, *, taken_over: bool = True, chain: str = "imagenet", datase
         num_workers=task.num_threads,
         persistent_workers=True,
     )
-    if taken_over:
-        loader = datapipe.from_torch(loader, device="cpu")
-    return endlessly(lambda: (images for images, _ in loader))
+    return datapipe.from_torch(loader, device="cpu") if taken_over else loader
 
 
 def watermark(image: Any) -> Any:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-import datapipe
 from benchmarks.contenders import endlessly
+from benchmarks.contenders.from_torch import loader_over
 from benchmarks.contenders.torchvision_transforms import import_torchvision, transforms_of
 from benchmarks.task import CROP, IMAGENET_MEAN, IMAGENET_STD, Task
 
@@ -30,16 +30,8 @@ def make(task: Task, *, kind: str, taken_over: bool) -> Iterator[Sized]:
     torch.manual_seed(task.seed)
     import_torchvision()
     root = Path(task.data) / "folder"
-    loader: Any = DataLoader(
-        _timm(root) if kind == "timm" else OwnDataset(root, kind),
-        batch_size=task.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=task.num_threads,
-        persistent_workers=True,
-    )
-    if taken_over:
-        loader = datapipe.from_torch(loader, device="cpu")
+    data = _timm(root) if kind == "timm" else OwnDataset(root, kind)
+    loader = loader_over(data, task, taken_over=taken_over)
     return endlessly(lambda: (images[0] if isinstance(images, list) else images for images, _ in loader))
 
 

@@ -22,7 +22,7 @@ from datapipe.transforms.lowering import flatten
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """What a loader reads and does, and the arguments with which datapipe does the same."""
+    """A torch loader's files and transforms, and the arguments with which datapipe does the same."""
 
     index: AnyIndex
     recipe: Recipe

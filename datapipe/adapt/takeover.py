@@ -28,10 +28,10 @@ from datapipe.datasets import Original, Unseen
 from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.choice import Backend, resolve_device
-from datapipe.loader.options import OnError
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sampler_checksum import SamplerChecksum
+from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import SeedSource, seed_source
 from datapipe.loader.sources import SampledSource
 from datapipe.order.plan import Plan, Tail

@@ -64,7 +64,7 @@ def lists_of(
 
 
 def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], group: TableGroup) -> Write:
-    """What writes rows of a feature into a column of a matrix."""
+    """Return the function that writes rows of a feature into a column of a matrix."""
     array = arrays[feature.column.name]
     if feature.chain is None:
         return _plain(feature, dtype, values_of(array, feature.column), group)
@@ -111,7 +111,7 @@ def _check_range(feature: MatrixColumn, dtype: str, values: ColumnValues, group:
 
 
 def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> OptionError:
-    """What to say of nulls that a dtype has no value for."""
+    """Return the error for nulls in a column whose dtype has no value for them."""
     known = group.file.nulls.get(name)
     count = f"{num_nulls} nulls in row group {group.number}" if known is None else f"{known} nulls"
     return OptionError(

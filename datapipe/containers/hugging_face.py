@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the metadata says about the columns."""
+    """The columns of images and the names of classes, from the metadata of a file."""
 
     images: frozenset[str] = frozenset()
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by column of labels, their names

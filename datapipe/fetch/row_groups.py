@@ -74,7 +74,7 @@ class RowGroups:
                     break
             reading.done.wait()
             if reading.error is not None:
-                raise copied(reading.error)
+                raise copied(reading.error) from reading.error
             if reading.rows is not None:
                 with self._lock:
                     if (kept := self._kept.get(group)) is not None:

@@ -172,8 +172,8 @@ class SampleIndex:
 
     def labels(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return (n,) the label of every sample in dataset order, or of these; reads every sidecar that has one of them."""
+        self._sidecars.refuse_claims()
         if ids is None:
-            self._sidecars.refuse_claims()
             ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
         labels = np.empty(len(ids), np.int64)

@@ -26,6 +26,10 @@ class Selection:
     def __init__(self, whole: WholeIndex, ids: NDArray[np.int64]) -> None:
         self.whole = whole
         self._ids = ids
+        self._groupings: dict[frozenset[str], RowGrouping | None] = {}
+
+    def __reduce__(self) -> tuple[type[Selection], tuple[WholeIndex, NDArray[np.int64]]]:
+        return Selection, (self.whole, self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -70,7 +74,10 @@ class Selection:
 
     def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
         """Return the row groups that an order should keep together, as those of the whole come in this order."""
-        return self.whole.row_grouping(fields, self._ids)
+        wanted = frozenset(fields)
+        if wanted not in self._groupings:
+            self._groupings[wanted] = self.whole.row_grouping(wanted, self._ids)
+        return self._groupings[wanted]
 
     def stored_at(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (m,) the number of the shard that each sample is stored in, and its row there; not for lists of files."""

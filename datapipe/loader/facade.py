@@ -29,12 +29,13 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import LoaderOptions, OnError, Output, Shuffle
+from datapipe.loader.options import LoaderOptions, Output, Shuffle
 from datapipe.loader.ordering import open_source, shard_uses
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sampler_checksum import SamplerChecksum
+from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sizes import check_sizes
 from datapipe.loader.sources import PickSource

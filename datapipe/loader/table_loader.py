@@ -25,11 +25,11 @@ from datapipe.loader.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.kept_rows import KeptRows, cache_directory
 from datapipe.loader.object_pool import ObjectPool
-from datapipe.loader.options import OnError
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.row_batches import RowMaker
+from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
 from datapipe.loader.state import LoaderState

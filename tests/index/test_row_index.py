@@ -147,3 +147,6 @@ def test_no_sidecar_is_opened_where_nothing_can_be_addressed_by_rows(tmp_path: P
     index = make_index(tmp_path / "parquet", [rows_of([0, 4, 9])] * 3)
     assert index.row_grouping(["image"]) is index.row_grouping({"image"})
     assert len(opened) == 3, "once, however often it is asked for"
+    some = index.select(np.array([1, 2, 20]))
+    assert some.row_grouping(["image"]) is some.row_grouping({"image"})
+    assert len(opened) == 6, "of a selection too: every pass asks for it"

@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Deferred:
-    """What a stand-in holds in place of pixels."""
+    """The recorded steps of an image, held in place of its pixels."""
 
     __slots__ = ("fetch", "node", "sample")
     readonly = 0
@@ -62,7 +62,7 @@ class Deferred:
 
 
 class DeferredPixels:
-    """What `load()` of a stand-in returns: materialises when a pixel is read or set."""
+    """The pixel access that `load()` of a stand-in returns; computes the pixels when one is read or set."""
 
     __slots__ = ("_image",)
 

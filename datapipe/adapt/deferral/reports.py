@@ -38,7 +38,7 @@ class Delivered:
 
 
 class FetchReport(NamedTuple):
-    """What a fetch leaves for the collation that follows in the same thread."""
+    """The outcome of a fetch, for the collation that follows in the same thread."""
 
     operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0

@@ -11,7 +11,7 @@ from datapipe.core.errors import OptionError
 
 
 class OurLoader(Protocol):
-    """What hosts use of a `datapipe.DataLoader`, and of the results of `from_torch` and `prefetch`."""
+    """The attributes of our loaders, and of the results of `from_torch` and `prefetch`, that hosts use."""
 
     @property
     def batch_size(self) -> int | None: ...

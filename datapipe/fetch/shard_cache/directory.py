@@ -129,7 +129,7 @@ class CacheDirectory:
     def open_shard(self, name: str, nbytes: int) -> int | None:
         """Return a descriptor of a shard, owned by the caller, which keeps it from being evicted; None if it does not exist."""
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = self._open(name)
         except OSError:
             return None
         try:
@@ -236,10 +236,13 @@ class CacheDirectory:
                 times[name] = max(status.st_atime_ns, status.st_mtime_ns)
         return sorted(times, key=times.__getitem__)
 
+    def _open(self, name: str) -> int:
+        return os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
     def _evict(self, name: str) -> bool:
         """Remove a file whose lock is free. Returns whether it was."""
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = self._open(name)
         except OSError:
             return False
         try:
