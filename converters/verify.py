@@ -68,7 +68,7 @@ def verify(
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory")
     if (directory / TABLE_NAME).is_file():
-        return _verify_table(directory, started, ByteMeter(on_bytes))
+        return _verify_table(directory, started, ByteMeter(on_bytes), num_workers)
     if not holds_dataset(directory):
         read_manifest(directory)  # says what is missing
     sets = find_sets(directory)
@@ -91,15 +91,14 @@ def verify(
     )
 
 
-def _verify_table(directory: Path, started: float, meter: ByteMeter) -> VerifyReport:
+def _verify_table(directory: Path, started: float, meter: ByteMeter, num_workers: int | None) -> VerifyReport:
     """Check a converted table: the bytes of its files, and no extra ones."""
     document = read_table_document(directory)
     known = {TABLE_NAME, ERRORS_NAME, *(file.name for file in document.files)}
     strange = sorted(name for name in os.listdir(directory) if name not in known)
     problems = [Problem(str(directory / name), "not part of the table; move it away") for name in strange]
-    for file in document.files:
-        info = ShardInfo(file.name, file.num_rows, file.nbytes, 0, file.num_rows, file.sha256)
-        problems += _check_bytes(directory / file.name, info, None, meter)
+    infos = [ShardInfo(file.name, file.num_rows, file.nbytes, 0, file.num_rows, file.sha256) for file in document.files]
+    problems += run_checks([partial(_check_bytes, directory / info.name, info, None, meter) for info in infos], num_workers)
     elapsed_s = time.monotonic() - started
     return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems))
 

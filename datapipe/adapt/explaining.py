@@ -23,20 +23,17 @@ def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[s
     """
     dataset = type(loader.dataset).__qualname__
     lines = [f"workers   {_workers(loader)}"]
-    if recipe is None and isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        lines += [
-            f"decoder   that of {dataset}'s code: images of an IterableDataset are not deferred",
-            f"recipe    none by datapipe; all transforms by the code of {dataset}, in {_place(loader)}",
-        ]
-    elif deferral is not None:
+    is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    if deferral is not None and not is_stream:
         lines += [
             f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
             "Pillow for the rest",
             *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral)],
         ]
     elif recipe is None:
+        why = "images of an IterableDataset are not deferred" if is_stream else "datapipe does not see its files"
         lines += [
-            f"decoder   that of {dataset}'s code: datapipe does not see its files",
+            f"decoder   that of {dataset}'s code: {why}",
             f"recipe    {dataset}'s code runs all transforms, in {_place(loader)}",
         ]
     else:

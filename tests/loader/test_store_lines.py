@@ -38,7 +38,7 @@ def test_bytes_under_way() -> None:
 
 
 def test_what_a_cache_or_windows_would_bring() -> None:
-    assert "keeps them; what fits is asked for in the first epoch alone" in told()
+    assert "caches them; what fits is asked for in the first epoch alone" in told()
     assert "each shard would be one stream an epoch" in told(in_windows=True)
     cached: dict[str, Any] = {"cached": (30, 100, 600, 1400), "cache_place": "/local", "missing_nbytes": 17_000_000_000}
     full = told(**cached)

@@ -233,7 +233,7 @@ def test_a_stream_is_not_deferred_and_explain_says_so(paths: list[str], capsys: 
     ours = list(loader)
     torch.manual_seed(2)
     assert same([[batch] for batch in ours], [[batch] for batch in DataLoader(Stream(paths), 4)])
-    assert "what the code of Stream uses: images of an IterableDataset are not deferred" in told(loader, capsys)
+    assert "that of Stream's code: images of an IterableDataset are not deferred" in told(loader, capsys)
 
 
 def test_deferral_is_switched_off(paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
