@@ -29,6 +29,7 @@ GPU_PYTHON ?= $(BIN)/python
 GPU_ARGS ?=
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
+CUDF ?= pylibcudf-cu13==26.10.2 rmm-cu13==26.10.0
 
 # Tests start some hundred processes; without bytecode each of them would compile the packages again.
 test test-fast: export PYTHONDONTWRITEBYTECODE :=
@@ -107,7 +108,7 @@ constraints:
 	rm -rf $(VENV)-constraints
 	$(MAKE) --no-print-directory VENV=$(VENV)-constraints $(VENV)-constraints/.made
 	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev]' '$(TORCH)'
-	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) --no-deps '$(TORCHVISION)'
+	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) --no-deps '$(TORCHVISION)' $(CUDF)
 	@{ echo '# What CI runs, pinned by `make constraints`. Local builds such as +cpu satisfy a pin.'; \
 	   $(VENV)-constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } >constraints.txt
 	rm -rf $(VENV)-constraints
@@ -127,9 +128,10 @@ $(VENV)/.installed-demo: $(VENV)/.made $(NEEDS)
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[nvimgcodec]'
 	@touch $@
 
-# torchvision is the reference of the transforms' tests. Without its dependencies it goes with any build of torch.
+# torchvision is the reference of the transforms' tests. Without its dependencies it goes with any build of torch. pylibcudf
+# and rmm describe their signatures, which a stand-in is held to; without CUDA they cannot be imported.
 $(VENV)/.installed-dev: $(VENV)/.made $(NEEDS)
 	@echo 'Installing datapipe and its test tools into $(VENV) ...'
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
-	@$(PIP) install $(PIP_ARGS) -c constraints.txt --no-deps torchvision
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt --no-deps torchvision pylibcudf-cu13 rmm-cu13
 	@touch $@ $(VENV)/.installed-demo

@@ -43,6 +43,7 @@ class Stream:
     """A queue. `pace`: how likely it is to be the one that runs."""
 
     def __init__(self, fake: FakeDevice, pace: float) -> None:
+        self.cuda_stream = id(self)  # its address
         self.operations: deque[Callable[[], object] | Event] = deque()  # an event is waited for
         self.pace = pace
         self._fake = fake
@@ -133,6 +134,10 @@ class FakeDevice:
             self.tick()
             return made
 
+    def adopt(self, memory: Any) -> torch.Tensor:
+        assert isinstance(memory.placed, DeviceTensor)
+        return memory.placed
+
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         assert isinstance(tensor, DeviceTensor)
         tensor.memory.others.add(stream)
@@ -158,6 +163,12 @@ class FakeDevice:
             source, target = values.clone(), made.content
             self.launch(lambda: target.copy_(source))
             return made
+
+    def place(self, values: NDArray[np.uint8], stream: int) -> DeviceTensor:
+        """Memory of another library, which fills it on the stream with this address."""
+        (home,) = (one for one in self._streams if one.cuda_stream == stream)
+        with self.under(home):
+            return self.put(torch.from_numpy(values))
 
     def read(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Let the current stream read a tensor; the result can be called for after `drain`."""

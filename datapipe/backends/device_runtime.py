@@ -60,6 +60,12 @@ class DeviceRuntime(Protocol):
         completed the copy.
         """
 
+    def adopt(self, memory: Any) -> torch.Tensor:
+        """Return a uint8 tensor over device memory of another library, which the tensor keeps.
+
+        `memory`: has `__cuda_array_interface__`. Nothing is copied, and no stream waits for what fills the memory.
+        """
+
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Prevent reuse of the tensor's memory, once freed, until the stream has completed the work queued before that moment."""
 
@@ -146,6 +152,9 @@ class CudaRuntime:
     def copy_in(self, host: torch.Tensor) -> torch.Tensor:
         made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self._device)
         return made.copy_(host, non_blocking=True)
+
+    def adopt(self, memory: Any) -> torch.Tensor:
+        return torch.as_tensor(memory, device=self._device).view(torch.uint8)
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         tensor.record_stream(stream)

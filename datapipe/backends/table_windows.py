@@ -58,7 +58,7 @@ class LoadedWindow:
 
     window: ShuffleWindow
     step: int  # the first step that needs it
-    arrays: list[NDArray[Any]]  # (rows, width) of each matrix
+    arrays: Any  # memory of (rows, width) for each matrix, as `lease` gave it
     pending: list[Piece]
     num_left: int  # pieces not filled yet
     done: threading.Event = field(default_factory=threading.Event)
@@ -80,9 +80,10 @@ class LoadedWindow:
 class WindowStore(Generic[W]):
     """The windows of one pass. Thread-safe.
 
-    `lease(num_rows)`: memory for a window. `fill(worker, piece, arrays)`: reads a piece into rows of the arrays; DecodeError and
-    IntegrityError from it make the piece bad, other errors are the window's. `on_bad(window, piece, error)`: called for it.
-    `on_error`: "raise", "skip" or "replace" bad pieces.
+    `lease(num_rows)`: memory for a window. `fill(worker, window, pieces)`: reads pieces into their rows; DecodeError and
+    IntegrityError from it make a piece bad, other errors are the window's. `replace(window, rows, others)`: overwrites rows of a
+    full window with others of it. `on_bad(window, piece, error)`: called for a bad piece. `on_error`: "raise", "skip" or
+    "replace" bad pieces. `pieces_at_once`: given to one call of `fill`, at most; where that fails, each is tried alone.
     """
 
     def __init__(
@@ -91,17 +92,21 @@ class WindowStore(Generic[W]):
         *,
         seed: int,
         first_step: int,
-        lease: Callable[[int], list[NDArray[Any]]],
-        fill: Callable[[W, LoadedWindow, Piece], None],
+        lease: Callable[[int], Any],
+        fill: Callable[[W, LoadedWindow, Sequence[Piece]], None],
+        replace: Callable[[LoadedWindow, Ints, Ints], None],
         on_bad: Callable[[LoadedWindow, Piece, Bad], None],
         on_error: str,
         num_lists: int = 0,
+        pieces_at_once: int = 1,
     ) -> None:
         self._order = order
         self._num_lists = num_lists
         self._seed = seed
         self._lease = lease
         self._fill = fill
+        self._replace = replace
+        self._at_once = pieces_at_once
         self._on_bad = on_bad
         self._on_error = on_error
         self._lock = threading.Lock()
@@ -127,37 +132,46 @@ class WindowStore(Generic[W]):
                 del self._windows[window]
         return mine, others
 
-    def fill_one(self, window: LoadedWindow, worker: W) -> bool:
-        """Fill one remaining piece of the window. Returns whether there was one."""
+    def fill_some(self, window: LoadedWindow, worker: W) -> bool:
+        """Fill one remaining piece of the window, or several at once. Returns whether there was one."""
         with self._lock:
-            if not window.pending:
-                return False
-            piece = window.pending.pop(0)
+            pieces = window.pending[: self._at_once]
+            del window.pending[: self._at_once]
+        if not pieces:
+            return False
         try:
-            self._fill(worker, window, piece)
-        except (DecodeError, IntegrityError) as exc:
-            self._spoil(window, piece, exc)
-        except Exception as exc:
-            window.error = exc
-        except BaseException:  # Ctrl-C: another thread fills the piece
+            self._fill_all(window, worker, pieces)
+        except BaseException:  # Ctrl-C: another thread fills the pieces
             with self._lock:
-                window.pending.insert(0, piece)
+                window.pending[:0] = pieces
             raise
-        self._filled(window)
+        self._filled(window, len(pieces))
         return True
 
+    def _fill_all(self, window: LoadedWindow, worker: W, pieces: Sequence[Piece]) -> None:
+        try:
+            self._fill(worker, window, pieces)
+        except Exception as exc:
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._fill_all(window, worker, [piece])
+            elif isinstance(exc, (DecodeError, IntegrityError)):
+                self._spoil(window, pieces[0], exc)
+            else:
+                window.error = exc
+
     def fill_ahead(self, window: ShuffleWindow, worker: W) -> None:
-        """Fill one remaining piece of a window that is still needed.
+        """Fill a remaining piece, or several at once, of a window that is still needed.
 
         The window is named, not referenced: queued work must not keep dropped windows in memory.
         """
         loaded = self._windows.get(window)
         if loaded is not None:
-            self.fill_one(loaded, worker)
+            self.fill_some(loaded, worker)
 
     def ensure(self, window: LoadedWindow, worker: W) -> None:
         """Return once the window is in memory. Raises what its row groups raised."""
-        while self.fill_one(window, worker):
+        while self.fill_some(window, worker):
             pass
         window.done.wait()
         if window.error is not None:
@@ -187,9 +201,9 @@ class WindowStore(Generic[W]):
             window.error = exc
         window.bad_pieces.append(piece)
 
-    def _filled(self, window: LoadedWindow) -> None:
+    def _filled(self, window: LoadedWindow, num_pieces: int) -> None:
         with self._lock:
-            window.num_left -= 1
+            window.num_left -= num_pieces
             is_last = window.num_left == 0
         if is_last:
             try:
@@ -220,6 +234,6 @@ class WindowStore(Generic[W]):
         rows, where = np.flatnonzero(bad), window.window
         key = key64(self._seed, where.epoch, where.lane, where.number, 0x7265706C)
         chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
-        lists = [] if window.lists is None else [*window.lists.starts, *window.lists.lengths]
-        for array in [*window.arrays, *lists]:
+        self._replace(window, rows, chosen)
+        for array in [] if window.lists is None else [*window.lists.starts, *window.lists.lengths]:
             array[rows] = array[chosen]

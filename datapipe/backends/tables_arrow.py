@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
 from datapipe.columns.lists import flat_lists, item_of
-from datapipe.columns.values import ColumnValues, values_of
+from datapipe.columns.values import ColumnValues, nulls_error, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import TableGroup
 
@@ -108,13 +108,3 @@ def _check_range(feature: MatrixColumn, dtype: str, values: ColumnValues, group:
         raise OptionError(
             f"{group}: column {feature.name!r} holds {low} to {high}, which {dtype} does not; ask for a wider dtype in dtypes="
         )
-
-
-def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> OptionError:
-    """Return the error for nulls in a column whose dtype has no value for them."""
-    known = group.file.nulls.get(name)
-    count = f"{num_nulls} nulls in row group {group.number}" if known is None else f"{known} nulls"
-    return OptionError(
-        f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them (dp.Columns.FillMissing), "
-        "leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
-    )

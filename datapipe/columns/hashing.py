@@ -19,14 +19,14 @@ Words = NDArray[np.uint64]
 
 _WORD = 8  # bytes
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_SEED = np.uint64(0x243F6A8885A308D3)
+SEED = np.uint64(0x243F6A8885A308D3)
 
 
 def keys_of_numbers(values: NDArray[Any]) -> Words:
     """Return (n,) keys, a bijection of int64 values. Floating values are distinguished by their bits, -0.0 being 0.0."""
     if values.dtype.kind == "f":
-        return mix64((values.astype(np.float64) + 0.0).view(np.uint64) ^ _SEED)
-    return mix64(values.astype(np.int64).view(np.uint64) ^ _SEED)
+        return mix64((values.astype(np.float64) + 0.0).view(np.uint64) ^ SEED)
+    return mix64(values.astype(np.int64).view(np.uint64) ^ SEED)
 
 
 def keys_of_texts(texts: pa.Array) -> Words:
@@ -47,7 +47,7 @@ def keys_of_texts(texts: pa.Array) -> Words:
     raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     padded = np.concatenate([raw[edges[0] : edges[-1]], np.zeros(_WORD, np.uint8)])
     starts, lengths = edges[:-1] - edges[0], np.diff(edges)
-    hashes = mix64(lengths.astype(np.uint64) ^ _SEED)
+    hashes = mix64(lengths.astype(np.uint64) ^ SEED)
     words = np.lib.stride_tricks.as_strided(padded.view(np.uint8), (len(padded) - _WORD + 1, _WORD), (1, 1))
     for place in range(0, int(lengths.max()), _WORD):
         active = np.flatnonzero(lengths > place)
@@ -89,6 +89,13 @@ class IdTable:
             places = np.where(np.isin(lost, candidates[~won], assume_unique=True), places, (places + 1) & mask)
             left = lost
         return cls(slots, ids)
+
+    def sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return the keys as signed numbers, in ascending order, and their ids."""
+        used = self.ids >= 0
+        keys, ids = self.slots[used].view(np.int64), self.ids[used]
+        order = np.argsort(keys)
+        return keys[order], ids[order]
 
     def find(self, keys: Words, *, otherwise: int) -> NDArray[np.int32]:
         """Return (n,) int32 ids; `otherwise` for keys that are not in the table."""

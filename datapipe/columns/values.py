@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError
-from datapipe.index.tables import TableColumn
+from datapipe.core.errors import DecodeError, OptionError
+from datapipe.index.tables import TableColumn, TableGroup
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -89,3 +89,13 @@ def _bits(array: pa.Array, buffer: Any) -> NDArray[np.bool_]:
     first, shift = divmod(array.offset, 8)
     packed = np.frombuffer(buffer, np.uint8, count=-(-(shift + len(array)) // 8), offset=first)
     return np.unpackbits(packed, bitorder="little")[shift : shift + len(array)].view(np.bool_)
+
+
+def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> OptionError:
+    """Return the error for nulls in a column whose dtype has no value for them."""
+    known = group.file.nulls.get(name)
+    count = f"{num_nulls} nulls in row group {group.number}" if known is None else f"{known} nulls"
+    return OptionError(
+        f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them (dp.Columns.FillMissing), "
+        "leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
+    )

@@ -11,8 +11,9 @@ import numpy as np
 
 from datapipe.backends.row_gather import RowGather
 from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.loader.host_table_parts import HostTableParts
 from datapipe.loader.object_pool import ObjectPool
-from datapipe.loader.table_batches import RowBatch, TableParts
+from datapipe.loader.table_batches import RowBatch
 from datapipe.loader.table_options import TableOptions
 from datapipe.order.plan import BatchSpan, Plan
 
@@ -21,7 +22,7 @@ from datapipe.order.plan import BatchSpan, Plan
 class RowMaker:
     """Makes the batches of one pass over row-major datasets. Thread-safe. See `making.Maker`."""
 
-    parts: TableParts
+    parts: HostTableParts
     plan: Plan
     rows: RowGather
     dali: None = None

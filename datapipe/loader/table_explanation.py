@@ -8,6 +8,7 @@ from datapipe.loader.table_loader import TableLoader, sharing_problem
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, WindowedRows
 
 _ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+_CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and gathered on the GPU, by "
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
@@ -24,14 +25,21 @@ def table_explanation(loader: TableLoader) -> list[str]:
         f"seed      {loader.describe_seed()}",
         *(_matrix(matrix.name, matrix.width, matrix.dtype, is_vector=matrix.is_vector) for matrix in layout.matrices),
         f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
-        ("backend   rows mapped and gathered on " if index.is_row_major else _ARROW)
-        + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
+        _backend(loader) + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
     ]
     if on_gpu:
+        lines.insert(-1, f"choice    {loader.choice().backend}: {loader.choice().reason}")
+    if on_gpu and not loader.choice().uses_cudf:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ranks = plan.rank.world_size
     lines.append(f"steps     {plan.num_steps} of {plan.batch_size} rows on each of {ranks} ranks, tail={options.tail.value}")
     return lines
+
+
+def _backend(loader: TableLoader) -> str:
+    if loader.dataset.index.is_row_major:
+        return "backend   rows mapped and gathered on "
+    return _CUDF if loader.choice().uses_cudf else _ARROW
 
 
 def _matrix(name: str, width: int, dtype: str, *, is_vector: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -9,22 +10,20 @@ from typing import Any, Literal
 
 import torch
 
-from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.row_gather import Dataset, RowGather
-from datapipe.backends.slabs import SlabPool
 from datapipe.columns.layout import Columns, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
-from datapipe.containers.tables.rows import GroupReader, check_unchanged
+from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.checks import callable_or_none, real_number, whole_number
 from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
-from datapipe.index.tables import ColumnKind, TableGroup, TableIndex
+from datapipe.index.tables import TableGroup, TableIndex
 from datapipe.loader.choice import resolve_device
+from datapipe.loader.device_table_parts import DeviceTableParts
+from datapipe.loader.host_table_parts import HostTableParts
 from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
 from datapipe.loader.kept_rows import KeptRows, cache_directory
-from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample, BadSampleLog
 from datapipe.loader.ranks import resolve_rank
@@ -33,13 +32,13 @@ from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
 from datapipe.loader.state import LoaderState
-from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
+from datapipe.loader.table_assembly import device_parts, host_parts
+from datapipe.loader.table_batches import TableMaker
+from datapipe.loader.table_choice import TABLE_BACKENDS, TableBackend, TableChoice, choose_table_backend, measured_rates
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.order.plan import Plan, Rank, Tail
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
-
-TableBackend = Literal["auto", "tables_arrow"]
 
 
 class TableDataset:
@@ -83,6 +82,8 @@ class TableLoader:
     on_error: "raise" if a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
       rows that are shuffled with them; see `bad_samples`.
     device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
+    backend: "tables_arrow" reads on CPU threads; "tables_cudf" decodes, packs and gathers on the GPU; "auto" measures both for a
+      GPU, once per machine and table, and takes Arrow for the CPU and for what cuDF cannot serve (`choice()` says why).
     seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as for `DataLoader`.
 
     Lengths, epochs, ranks, states and iterators are those of `DataLoader`. A batch belongs to whoever holds it. Raises
@@ -119,8 +120,8 @@ class TableLoader:
         world_size: int | None = None,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
-        if backend not in ("auto", "tables_arrow"):
-            raise OptionError(f"backend is {backend!r:.60}; choose auto or tables_arrow")
+        if backend not in TABLE_BACKENDS:
+            raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
         self.options = TableOptions(
             batch_size=whole_number(batch_size, "batch_size"),
             shuffle=bool(shuffle),
@@ -150,7 +151,9 @@ class TableLoader:
         self._epochs = Epochs()
         self._observer: Observer = null_observer
         self._rank: Rank | None = None
-        self._parts: TableParts | None = None
+        self._backend = backend
+        self._choice: TableChoice | None = None
+        self._parts: HostTableParts | DeviceTableParts | None = None
         self._rows: RowGather | None = None
         self._latest: Plan | None = None
         self.origin = ""
@@ -261,6 +264,7 @@ class TableLoader:
             warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
         parts, upcoming = self._shared_parts(), self._epochs.upcoming
         if self.dataset.index.is_row_major or (self._kept is not None and upcoming.epoch):
+            assert isinstance(parts, HostTableParts)  # cuDF serves neither
             return RowMaker(parts, plan, self._mapped_rows(parts)), SpanSource(plan)
         if self._kept is not None:
             self._kept.open_for_writing()
@@ -268,36 +272,58 @@ class TableLoader:
         assert not isinstance(runs, ShuffledRows)
         return TableMaker(parts, plan, runs, seed, plan.step_at(upcoming)), SpanSource(plan)
 
-    def _shared_parts(self) -> TableParts:
+    def _shared_parts(self) -> HostTableParts | DeviceTableParts:
         """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
         if self._parts is None:
-            options, layout = self.options, self.layout
-            runtime = cuda_runtime(self.device) if self.device.type == "cuda" else None
-
-            def open_batch_pool(nbytes: int) -> SlabPool:
-                if runtime is not None:
-                    return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
-                return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
-
-            def open_window_pool(nbytes: int) -> SlabPool:
-                return SlabPool(nbytes, max_free=2 * max(1, options.window_nbytes // max(1, nbytes)))
-
-            names = [column.name for column in layout.columns]
-            texts = [column.name for column in layout.columns if column.kind is ColumnKind.TEXT]
-            self._parts = TableParts(
-                index=self.dataset.index,
-                layout=layout,
-                options=options,
-                bad_samples=self._bad_samples,
-                observer=self._observer,
-                batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
-                windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
-                workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
-                uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
-                enter_thread=None if runtime is None else runtime.enter_thread,
-                kept=self._kept,
-            )
+            index, layout, options, log = self.dataset.index, self.layout, self.options, self._bad_samples
+            if self.choice().uses_cudf:
+                self._parts = device_parts(
+                    self.device, index=index, layout=layout, options=options, bad_samples=log, observer=self._observer
+                )
+            else:
+                self._parts = host_parts(
+                    self.device,
+                    index=index,
+                    layout=layout,
+                    options=options,
+                    bad_samples=log,
+                    observer=self._observer,
+                    kept=self._kept,
+                )
         return self._parts
+
+    def choice(self) -> TableChoice:
+        """Return the backend that serves this loader, and why. The first call may measure."""
+        if self._choice is None:
+            self._choice = choose_table_backend(
+                self._backend,
+                self.device,
+                index=self.dataset.index,
+                layout=self.layout,
+                has_cache=self._kept is not None,
+                rates=self._rates,
+            )
+        return self._choice
+
+    def _rates(self) -> dict[str, float]:
+        """Measure the backends on this table, alone on this rank."""
+        index, options = self.dataset.index, self.options
+        about = {
+            "layout": self.layout.fingerprint,
+            "num_rows": 2 ** round(math.log2(len(index))),  # so that another part of the same data gives the same key
+            "rows_per_group": 2 ** round(math.log2(max(1, len(index) // index.num_groups))),
+            "batch_size": options.batch_size,
+            "shuffle": options.shuffle,
+            "window_nbytes": options.window_nbytes,
+            "num_workers": options.num_workers,
+        }
+        changes = {"rank": 0, "world_size": 1, "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
+        changes |= {"batch_size": min(options.batch_size, len(index)), "batch_transform": None, "worker_init_fn": None}
+
+        def open_loader(backend: TableBackend) -> TableLoader:
+            return TableLoader(**{**self._arguments, **changes, "backend": backend})
+
+        return measured_rates(open_loader, device=self.device, circumstances=about)
 
     def _open_kept(self, cache: str | os.PathLike[str] | None) -> KeptRows | None:
         if cache is None:
@@ -312,7 +338,7 @@ class TableLoader:
             raise OptionError("cache: the table is row-major, and mapped already; leave it out")
         return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
 
-    def _mapped_rows(self, parts: TableParts) -> RowGather:
+    def _mapped_rows(self, parts: HostTableParts) -> RowGather:
         """The rows of a row-major file, or those that were kept."""
         from datapipe.containers.hdf5.row_major import open_rows
 

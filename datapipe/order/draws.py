@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _TO_UNIT = 1.0 / (1 << 53)
 
@@ -27,9 +27,9 @@ _TO_UNIT = 1.0 / (1 << 53)
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply a bijection of 64-bit words whose every output bit depends on every input bit."""
     z = values ^ (values >> _S30)
-    z *= _MIX_1
+    z *= MIX_1
     z ^= z >> _S27
-    z *= _MIX_2
+    z *= MIX_2
     z ^= z >> _S31
     return z
 

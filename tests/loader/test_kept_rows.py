@@ -12,7 +12,7 @@ from table_values import write_table
 
 import datapipe as dp
 from datapipe.core.errors import OptionError
-from datapipe.loader.table_batches import TableParts
+from datapipe.loader.host_table_parts import HostTableParts
 from datapipe.order.row_order import ShuffledRows
 
 NUM = 1000
@@ -50,8 +50,8 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
         return counted
 
-    monkeypatch.setattr(TableParts, "fill", counting(TableParts.fill, lambda arguments: _rows(arguments[2])))
-    monkeypatch.setattr(TableParts, "keep", counting(TableParts.keep, lambda arguments: arguments))
+    monkeypatch.setattr(HostTableParts, "fill", counting(HostTableParts.fill, lambda arguments: _rows(*arguments[2])))
+    monkeypatch.setattr(HostTableParts, "keep", counting(HostTableParts.keep, lambda arguments: arguments))
     return found
 
 

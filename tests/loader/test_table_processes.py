@@ -104,7 +104,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    monkeypatch.setattr("datapipe.loader.table_loader.cuda_runtime", lambda _: device)
+    monkeypatch.setattr("datapipe.loader.table_assembly.cuda_runtime", lambda _: device)
     yield device
     device.drain()
     assert device.forbidden == []
@@ -121,7 +121,7 @@ def test_batches_on_the_device_are_the_cpus(table: Path, fake: FakeDevice, monke
         "tail": tail,
     }
     read = []
-    for batch in dp.TableLoader(table, device="cuda", num_workers=2, **options):
+    for batch in dp.TableLoader(table, device="cuda", backend="tables_arrow", num_workers=2, **options):
         seen = {id(tensor): fake.read(tensor) for tensor in tensors_of(batch)}
         read.append((batch, seen))
     fake.drain()

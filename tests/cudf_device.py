@@ -1,0 +1,43 @@
+"""A fake GPU with a stand-in for cuDF, in the place of CUDA, for loaders of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from fake_device import FakeDevice
+
+from datapipe.backends.pytree import map_nest, tensors_of
+from datapipe.backends.tables_cudf.library import library
+from datapipe.testing.cudf_stand_in import stand_in
+
+
+@contextmanager
+def fake_gpu(seed: int = 7, *, kind: type[FakeDevice] = FakeDevice, **options: Any) -> Iterator[FakeDevice]:
+    """A device that runs late, on which loaders of tables deliver. Checks at the end that nobody waited for it."""
+    fake = kind(seed, **options)
+    library.cache_clear()
+    with pytest.MonkeyPatch.context() as patch, stand_in(fake):
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 4)
+        patch.setattr(torch.cuda, "current_device", lambda: 2)
+        patch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
+        patch.setattr("datapipe.loader.table_assembly.cuda_runtime", lambda _: fake)
+        yield fake
+        fake.drain()
+        fake.pending.reap()
+        assert fake.forbidden == []
+    library.cache_clear()
+
+
+def on_host(fake: FakeDevice, batch: Any) -> Callable[[], Any]:
+    """Let the consumer's stream read a batch; the result, to be called after `drain`, is the batch in host memory."""
+    seen = {id(tensor): fake.read(tensor) for tensor in tensors_of(batch)}
+
+    def look(tensor: Any) -> Any:
+        return seen[id(tensor)]()
+
+    return lambda: map_nest(batch, look, look)
