@@ -69,6 +69,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.containers
 	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.large_table
 	$(BIN)/python -m benchmarks.remote
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.million

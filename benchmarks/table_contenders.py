@@ -18,9 +18,9 @@ Spent = tuple[float, float]  # ns per row, by the clock and of CPU time
 Measure = Callable[[Path], Spent]  # of a file
 
 
-def write_table(path: Path, num_rows: int) -> None:
+def write_table(path: Path, num_rows: int, *, seed: int = 0) -> None:
     """13 floating columns, 26 of ids of different sizes, and a label: snappy, row groups of 131,072 rows."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     writer = None
     for start in range(0, num_rows, GROUP_ROWS):
         num = min(GROUP_ROWS, num_rows - start)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import table_contenders, tables
+from benchmarks import large_table, table_contenders, tables
 
 
 def test_bars_name_contenders_and_are_judged() -> None:
@@ -28,3 +28,12 @@ def test_contenders_run(tmp_path: Path, name: str) -> None:
     clock, cpu = table_contenders.CONTENDERS[name](tmp_path / "t.parquet")
     assert clock > 0
     assert cpu >= 0
+
+
+def test_a_large_table_is_trained_on_once(tmp_path: Path) -> None:
+    large_table.write(tmp_path, 20_000)
+    found = large_table.train(tmp_path, 1000)
+    assert len(found["memory_mb"]) == 10
+    told = large_table.as_line({"settings": {"num_rows": 20_000}, **found})
+    assert "20000 rows at" in told
+    assert told.endswith("flat" if found["is_flat"] else "NOT FLAT")

@@ -1,35 +1,37 @@
 #!/usr/bin/env bash
 # One call on a GPU machine without network: `OUT=DIRECTORY bash benchmarks/gpu/call.sh STAGE ...`, in the repository.
 #
-# Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz) where that is not done yet, and runs the stages in turn. Results lie in $OUT, up to date
-# after every measurement, in at most eight files. What earlier calls found, which later stages build on, is taken from
-# .gpu/results and from the machine itself. Set COMMIT where git cannot say it, LIMIT_S for the whole call,
-# GPU_ARGS for further arguments of benchmarks.gpu.
+# Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz; .gpu/tables.tar.xz for the stage `tables`, which comes in a call of its
+# own) where that is not done yet, and runs the stages in turn. Results lie in $OUT, up to date after every measurement, in at most
+# eight files. What earlier calls found, which later stages build on, is taken from .gpu/results and from the machine itself.
+# Set COMMIT where git cannot say it, LIMIT_S for the whole call, GPU_ARGS for further arguments of benchmarks.gpu.
 set -u
 work=${WORK:-/tmp/datapipe-gpu}
 out=${OUT:-$work/out}
 python=${PYTHON:-python3}
-payload=${PAYLOAD:-.gpu/payload.tar.xz}
+kind=payload imports=crc32c,datapipe,nvidia.dali.fn,simplejpeg
+[ "$*" = tables ] && kind=tables imports=crc32c,datapipe,pylibcudf
+payload=${PAYLOAD:-.gpu/$kind.tar.xz}
 limit_s=${LIMIT_S:-585}
 
 mkdir -p "$work/results" "$out"
-if [ -f "$payload" ] && [ ! -d "$work/payload/site" ]; then
+if [ -f "$payload" ] && [ ! -d "$work/$kind/site" ]; then
     rm -rf "$work/unpacking"
-    "$python" -W ignore -m tarfile -e "$payload" "$work/unpacking" && mv "$work/unpacking" "$work/payload" || exit 2
+    "$python" -W ignore -m tarfile -e "$payload" "$work/unpacking" && mv "$work/unpacking" "$work/$kind" || exit 2
 fi
 arguments=(--out "$out" --commit "${COMMIT:-}" --quiet)
-if [ -d "$work/payload/site" ]; then
-    export PYTHONPATH="$work/payload/site${PYTHONPATH:+:$PYTHONPATH}"
+if [ -d "$work/$kind/site" ]; then
+    export PYTHONPATH="$work/$kind/site${PYTHONPATH:+:$PYTHONPATH}"
     # The carried nvJPEG, and not an older one of the machine's CUDA toolkit.
-    export LD_LIBRARY_PATH="$work/payload/site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-    arguments+=(--spare "$work/payload/nvimgcodec-0.8")
+    export LD_LIBRARY_PATH="$work/$kind/site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    arguments+=(--spare "$work/$kind/nvimgcodec-0.8")
 fi
 export PYTHONUNBUFFERED=1
 # A payload for another Python is better found out now than by every job of every stage.
-"$python" -c 'import crc32c, datapipe, nvidia.dali.fn, simplejpeg' 2>&1 | tee "$out/log.txt"
+"$python" -c "import $imports" 2>&1 | tee "$out/log.txt"
 [ "${PIPESTATUS[0]}" -eq 0 ] || exit 2
 for earlier in .gpu/results/gpu-*.json "$work"/results/gpu-*.json; do
-    [ -f "$earlier" ] && cp "$earlier" "$out/"
+    [ "$kind" = payload ] && [ -f "$earlier" ] && [ "${earlier##*/}" != gpu-tables.json ] && cp "$earlier" "$out/"
 done
 
 status=0

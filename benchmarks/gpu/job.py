@@ -31,7 +31,8 @@ from benchmarks.gpu.settings import Check
 _MARK = "RESULT "
 _LOG_TAIL = 2000  # characters
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
-_IMPORTS = ("torch", "datapipe.loader", "nvidia.dali.fn", "benchmarks.gpu.rates", "benchmarks.gpu.train_job")
+_JOBS = ("benchmarks.gpu.rates", "benchmarks.gpu.train_job", "benchmarks.gpu.tables_job")
+_IMPORTS = ("torch", "datapipe.loader", "nvidia.dali.fn", *_JOBS)
 
 
 @dataclass(frozen=True, slots=True)

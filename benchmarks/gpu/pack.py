@@ -1,10 +1,10 @@
-"""Gather what a bare GPU machine lacks in one file small enough to be carried: `python -m benchmarks.gpu.pack`.
+"""Gather what a bare GPU machine lacks in a file small enough to be carried: `python -m benchmarks.gpu.pack [images|tables]`.
 
 The machine is taken to have PyTorch for CUDA 13, torchvision, numpy, pyarrow, h5py, filelock, tqdm, Pillow and
 nvidia-ml-py, and no network. Wheels are downloaded here for its Python, unpacked beside each other, freed of what is not
-needed there (tests, headers, other Pythons, codecs of other forms than JPEG, device code of other GPUs), and packed:
-`.gpu/payload.tar.xz`, with `site/` for PYTHONPATH and `nvimgcodec-0.8/`, another nvImageCodec to be asked by itself.
-To unpack there, with nothing but Python:
+needed there (tests, headers, other Pythons, codecs of other forms than JPEG, device code of other GPUs), and packed. The stages
+of images need `.gpu/payload.tar.xz`, with `site/` for PYTHONPATH and `nvimgcodec-0.8/`, another nvImageCodec to be asked by
+itself; the stage `tables` needs `.gpu/tables.tar.xz`, with cuDF in `site/`. To unpack there, with nothing but Python:
 
     python3 -m tarfile -e .gpu/payload.tar.xz DIRECTORY
 
@@ -25,17 +25,27 @@ from pathlib import Path
 from benchmarks.environment import ROOT
 from benchmarks.gpu.device_code import blank_others
 
+_OURS = ("simplejpeg", "crc32c", "platformdirs", "msgspec")  # what datapipe imports and the machine lacks
 # Downloads go without dependency resolution, so every wheel is named. Folder of the payload -> wheels.
-WHEELS: dict[str, tuple[str, ...]] = {
+IMAGES: dict[str, tuple[str, ...]] = {
     # DALI's CUDA 13 build and what it imports: nvtx and libcst are for its dynamic mode alone, nvCOMP for `inflate`.
     "site": (
         "nvidia-dali-cuda130==2.4.0", "nvidia-nvimgcodec-cu13>=0.9,<0.10", "nvidia-nvjpeg>=13.2.3,<14", "astunparse",
-        "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", "simplejpeg", "crc32c", "platformdirs",
+        "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", *_OURS,
     ),
     # DALI 2.4 refuses nvImageCodec before 0.9. Whether this one decodes regions where 0.9 does not is worth knowing.
     "nvimgcodec-0.8": ("nvidia-nvimgcodec-cu13==0.8.0.22",),
 }  # fmt: skip
-NAME = "payload.tar.xz"
+# pylibcudf and what it loads, but for nvJitLink and cuFile, which come with torch for CUDA 13. cudf itself needs numba.
+TABLES: dict[str, tuple[str, ...]] = {
+    "site": (
+        "pylibcudf-cu13==26.10.*", "libcudf-cu13==26.10.*", "rmm-cu13==26.10.*", "librmm-cu13==26.10.*",
+        "libkvikio-cu13==26.10.*", "rapids-logger==0.3.*",
+        "nvidia-libnvcomp-cu13==5.3.0.16", "cuda-bindings<14", "cuda-pathfinder<2", "nvtx",
+        *_OURS,
+    ),
+}  # fmt: skip
+SETS = {"images": ("payload.tar.xz", IMAGES), "tables": ("tables.tar.xz", TABLES)}
 MIB = 1 << 20
 
 _DROPPED_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".inl", ".pyx", ".pxd", ".pxi", ".pyi", ".cc")
@@ -44,7 +54,8 @@ _DROPPED_NAMES = ("Acknowledgements.txt",)
 # Parts of packages that nothing here imports or loads, by the beginning of their path.
 _DROPPED = (
     "nvidia/nvimgcodec/tools", "nvidia/nvimgcodec/extensions/libnvjpeg2k", "nvidia/nvimgcodec/extensions/libnvtiff",
-    "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "bin/",
+    "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "nvidia/libnvcomp/bin",
+    "bin/",
 )  # fmt: skip
 _WITH_DEVICE_CODE = 500_000  # bytes; smaller libraries hold none worth the trouble
 _PLATFORMS = (
@@ -60,7 +71,8 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         tree = Path(scratch, "payload")
-        for folder, names in WHEELS.items():
+        name, wheels_of = SETS[arguments.set]
+        for folder, names in wheels_of.items():
             wheels = download(names, arguments.python, Path(scratch, f"wheels-{folder}"))
             for wheel in wheels:
                 shutil.unpack_archive(wheel, tree / folder, "zip")
@@ -71,7 +83,7 @@ def main() -> None:
                 f"{folder}: {', '.join(_shortly(wheel) for wheel in wheels)}; {dropped / MIB:.0f} MiB dropped, "
                 f"{nbytes / MIB:.0f} MiB left, of which {blanked / MIB:.0f} MiB other GPUs' code, now zeros"
             )
-        archive = pack(tree, arguments.out / NAME, filters=arguments.xz.split())
+        archive = pack(tree, arguments.out / name, filters=arguments.xz.split())
     size = archive.stat().st_size
     print(
         f"{archive}: {size / MIB:.2f} MiB ({size} bytes) of at most {arguments.limit_mib} MiB; {time.monotonic() - started:.0f} s"
@@ -143,6 +155,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.pack", description="What a bare GPU machine lacks, in a file."
     )
+    parser.add_argument("set", nargs="?", choices=list(SETS), default="images", help="for the stages of images, or for `tables`")
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the payload")
     parser.add_argument("--python", default="3.12", help="Python of the GPU machine")
     parser.add_argument("--arch", type=int, default=90, help="compute capability to keep: 80 for A100, 90 for H100 and H200")

@@ -228,6 +228,23 @@ def _further(found: list[Found]) -> list[str]:
     return lines + _sweep([entry for entry in found if entry.get("phase") == "cores"]) + _train(found)
 
 
+def _tables(found: list[Found]) -> list[str]:
+    lines = [
+        f"  {entry['what']}: {entry['num_rows']} rows, {entry['num_different']} values differ, floats by "
+        f"{entry['worst_relative_difference']:.1e} at worst"
+        for entry in found
+        if entry["question"] == "parity"
+    ]
+    rates = [[entry["what"], entry["round"], f"{entry['rows_per_s']:.3g}"] for entry in found if entry["question"] == "rate"]
+    lines += rows(["rows", "round", "rows/s"], rates) if rates else []
+    body = [
+        [entry["what"], entry["round"], f"{entry['rows_per_s']:.3g}", f"{entry['step_ms']:.2f}", f"{entry['idle_share']:.2%}"]
+        for entry in found
+        if entry["question"] == "train"
+    ]
+    return lines + (rows(["network, fed by", "round", "rows/s", "step ms", "idle for data"], body) if body else [])
+
+
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:300] if lines else ""
@@ -241,4 +258,5 @@ _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
     "survive": _survive,
     "overlap": _overlap,
     "further": _further,
+    "tables": _tables,
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.utils.data
 
+from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
@@ -45,11 +46,15 @@ def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[s
     return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
 
 
-def lines_about_rows(rows: TensorRows) -> list[str]:
-    """Return the lines about tensors in memory."""
-    shapes = ", ".join(f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.tensors)
+def lines_about_rows(rows: TensorRows | HubRows) -> list[str]:
+    """Return the lines about tensors in memory, or columns of numbers."""
+    if isinstance(rows, HubRows):
+        what = "columns: " + ", ".join(f"{name} {column.dtype}" for name, column in rows.columns.items())
+    else:
+        shapes = (f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.tensors)
+        what = "tensors in memory: " + ", ".join(shapes)
     return [
-        f"data      {len(rows)} rows of tensors in memory: {shapes}",
+        f"data      {len(rows)} rows of {what}",
         "workers   none: whole batches are gathered in the training process, which is cheaper than receiving them from a worker",
     ]
 

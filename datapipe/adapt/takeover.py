@@ -18,10 +18,11 @@ from datapipe.adapt.converted import converted_index
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
+from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
-from datapipe.adapt.tensor_rows import picked_rows, tensor_rows
+from datapipe.adapt.tensor_rows import picked_rows, rows_of
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen
@@ -63,7 +64,8 @@ def from_torch(
       images, maps them by such transforms, and batches.
     - Such a dataset with transforms of your own among them, or a collate_fn for samples that are not tensors: torch's workers, in
       which datapipe decodes and runs the transforms that come before.
-    - A `TensorDataset`, or a `Subset` of one: whole batches gathered from its tensors, in the training process.
+    - A `TensorDataset`, a Hugging Face dataset of numbers, or a `Subset` of one: whole batches gathered from its tensors or
+      columns, in the training process.
     - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens with Pillow are decoded,
       cropped and resized together when a worker's fetch ends, by datapipe's engine; Pillow computes as before what is not
       recorded.
@@ -151,12 +153,13 @@ def _kept(
         how = f"datapipe reads its files, in torch's workers, since {found.in_workers}"
         kept.origin = _origin(loader, how)
         return kept
-    rows = None if has_collate_fn(loader) or loader.batch_sampler is None else tensor_rows(loader.dataset)
+    rows = None if has_collate_fn(loader) or loader.batch_sampler is None else rows_of(loader.dataset)
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
-        kept.origin = _origin(loader, "datapipe gathers whole batches from its tensors")
+        what = "columns" if isinstance(rows, HubRows) else "tensors"
+        kept.origin = _origin(loader, f"datapipe gathers whole batches from its {what}")
         return kept
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return _unchanged(loader, found.reason, shares=shares)

@@ -1,4 +1,4 @@
-"""Gather whole batches from the tensors of a `TensorDataset` instead of reading it row by row."""
+"""Gather whole batches from data in memory instead of reading it row by row: the tensors of a `TensorDataset`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
+from datapipe.adapt.hub_rows import HubRows, hub_rows
 from datapipe.order.plan import Picks
 
 _NUMPYS = frozenset(
@@ -49,8 +50,11 @@ def _gathered(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, rows.to(tensor.device))
 
 
-def tensor_rows(dataset: object) -> TensorRows | None:
-    """Return the rows of a `TensorDataset`, or of a `Subset` of one at any depth; None for all else, subclasses included."""
+def rows_of(dataset: object) -> TensorRows | HubRows | None:
+    """Return the rows of a `TensorDataset` or a Hugging Face dataset of numbers, or of a `Subset` of one at any depth.
+
+    None for all else, subclasses included.
+    """
     places: torch.Tensor | None = None
     while type(dataset) is Subset:
         chosen = _places_of(dataset.indices, dataset.dataset)
@@ -58,6 +62,9 @@ def tensor_rows(dataset: object) -> TensorRows | None:
             return None
         places = chosen if places is None else chosen.index_select(0, places)
         dataset = dataset.dataset
+    found = hub_rows(dataset, None if places is None else places.numpy())
+    if found is not None:
+        return found
     if type(dataset) is not TensorDataset or not dataset.tensors:
         return None
     if not all(type(tensor) is torch.Tensor and tensor.layout is torch.strided for tensor in dataset.tensors):
@@ -82,13 +89,13 @@ def _places_of(indices: object, dataset: Any) -> torch.Tensor | None:
     return torch.from_numpy(places)
 
 
-def identity_collate(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+def identity_collate(batch: Any) -> Any:
     """Return the batch unchanged. The `collate_fn` for batches that come finished."""
     return batch
 
 
 def picked_rows(picks: Picks, seed: int) -> NDArray[np.int64]:
-    """Return the positions of a batch, as the key of `TensorRows`."""
+    """Return the positions of a batch, as the key of `TensorRows` and `HubRows`."""
     return picks.positions
 
 

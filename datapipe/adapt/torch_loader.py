@@ -22,6 +22,7 @@ from datapipe.adapt.deferral.dataset import DeferringDataset
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
 from datapipe.adapt.explaining import lines_about, lines_about_rows
+from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.loaders import TorchDataLoader, rebuilt_loader
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
@@ -179,7 +180,7 @@ class TorchLoader:
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._checksum)
-        changes = WHOLE_BATCHES if isinstance(dataset, TensorRows) else {}
+        changes = WHOLE_BATCHES if isinstance(dataset, (TensorRows, HubRows)) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
@@ -204,7 +205,7 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: a place that can be saved needs batches in order; leave it out")
-        gathers = isinstance(self._dataset, TensorRows) and name in WHOLE_BATCHES
+        gathers = isinstance(self._dataset, (TensorRows, HubRows)) and name in WHOLE_BATCHES
         if gathers and name == "collate_fn":
             raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
         setattr(self._inner, name, value)  # torch refuses what may not change
@@ -258,7 +259,7 @@ class TorchLoader:
         """The lines of `explain`: which part runs where."""
         recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
-        if isinstance(self._dataset, TensorRows):
+        if isinstance(self._dataset, (TensorRows, HubRows)):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
         return [*seed, *lines_about(self._inner, recipe, deferral)]

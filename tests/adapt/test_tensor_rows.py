@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset, random_split
 
 import datapipe as dp
-from datapipe.adapt.tensor_rows import TensorRows, tensor_rows
+from datapipe.adapt.tensor_rows import TensorRows, rows_of
 
 NUM = 103
 X = torch.arange(NUM * 6, dtype=torch.float32).view(NUM, 3, 2)
@@ -122,7 +122,7 @@ class Noisy(TensorDataset):
     ids=["subclass", "lists", "out of range", "sparse"],
 )
 def test_what_does_more_is_left_to_torch(data: Any) -> None:
-    assert tensor_rows(data) is None
+    assert rows_of(data) is None
 
 
 def test_a_subclass_and_a_collate_fn_keep_their_code() -> None:

@@ -1,0 +1,96 @@
+"""The host in the place of a GPU, with a stand-in for cuDF: the lines of the stage `tables` run without either."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.backends.device_runtime import KeepAlive
+from datapipe.backends.slabs import SlabPool
+from datapipe.backends.tables_cudf.library import library
+from datapipe.loader.table_choice import TableChoice
+from datapipe.loader.table_loader import TableLoader
+from datapipe.testing.cudf_stand_in import stand_in
+
+
+class HostStream:
+    """The host's own order."""
+
+    cuda_stream = 0
+
+
+class HostRuntime:
+    """`DeviceRuntime` on the host: everything is done when it is asked for."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.pending = KeepAlive(self)
+        self._stream = HostStream()
+
+    def new_stream(self) -> HostStream:
+        return HostStream()
+
+    def current_stream(self) -> HostStream:
+        return self._stream
+
+    def enter_thread(self) -> None:
+        pass
+
+    def under(self, stream: Any) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def record_event(self, stream: Any) -> object:
+        return object()
+
+    def wait_event(self, stream: Any, event: Any) -> None:
+        pass
+
+    def is_done(self, event: Any) -> bool:
+        return True
+
+    def copy_in(self, host: torch.Tensor) -> torch.Tensor:
+        return host.clone()
+
+    def adopt(self, memory: Any) -> torch.Tensor:
+        placed: torch.Tensor = memory.placed
+        return placed
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        pass
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
+        return SlabPool(nbytes, max_free=max_free)
+
+    def place(self, values: NDArray[np.uint8], stream: int) -> torch.Tensor:
+        """Memory of the stand-in."""
+        return torch.from_numpy(values)
+
+
+@contextlib.contextmanager
+def dry_cudf() -> Iterator[None]:
+    """Let loaders with backend="tables_cudf" and device="cpu" run on the host."""
+    runtime = HostRuntime()
+    choose = TableLoader.choice
+
+    def choice(loader: TableLoader) -> TableChoice:
+        return TableChoice(True, "a dry run") if loader._backend == "tables_cudf" else choose(loader)
+
+    library.cache_clear()
+    with (
+        stand_in(runtime),
+        mock.patch("datapipe.loader.table_assembly.cuda_runtime", return_value=runtime),
+        mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
+        mock.patch.object(TableLoader, "choice", choice),
+    ):
+        yield
+    library.cache_clear()
