@@ -49,7 +49,7 @@ def call(work: Path, out: Path, home: Path, *stages: str) -> subprocess.Complete
         env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
     )
 
 

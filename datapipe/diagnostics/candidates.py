@@ -43,7 +43,7 @@ class Trials:
     where: str = ""  # the dataset's root
     batch_size: int | None = None  # of the loader's batches, whichever component makes them
     reads_shards: bool = False  # the dataset already streams from shards
-    deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread", or "reason"; None: no Dataset of the script's own
+    deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread"; or "reason"; or "rows"; None: no own Dataset
 
 
 @dataclass(slots=True)
@@ -191,6 +191,9 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
 
 def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
     """Add `from_torch` over a Dataset of the script's own, whose code goes on running in torch's workers."""
+    if "rows" in tried:
+        _add_rows(result, loader, workload, tried["rows"])
+        return
     name = "datapipe.from_torch, the Dataset as it is"
     if "ratio" not in tried:
         result.left_out[name] = str(tried["reason"])
@@ -200,6 +203,22 @@ def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, t
     change = Change(production_factor=factor, production_spread=tried["spread"])
     result.remedies.append(Remedy(name, change, _taken_over(loader, note="images are decoded together after the Dataset's code")))
     result.applied[name] = Applied(loader.site, from_torch=True)
+
+
+def _add_rows(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
+    """Add whole batches gathered from memory, in the training process, by a Dataset that reads a table row by row."""
+    name = "datapipe.from_torch, whole batches from memory"
+    stall, cpu = production_parts(workload)
+    factor = float(cpu.mean() * tried["ratio"] / (stall.mean() + cpu.mean()))
+    setup = Setup(0, 1, Delivery.ROUND_ROBIN, workload.setup.num_cores)
+    change = Change(setup, production_factor=max(factor, 1e-9), production_spread=tried["spread"])
+    if tried["code"]:
+        note = "rows are gathered a batch at a time; dp.TableLoader does so from Parquet files that do not fit into memory"
+        how = Instruction((Snippet("python", tried["code"]),), _place(loader), note)
+    else:
+        how = _taken_over(loader, note="rows are gathered a batch at a time")
+        result.applied[name] = Applied(loader.site, from_torch=True)
+    result.remedies.append(Remedy(name, change, how))
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:

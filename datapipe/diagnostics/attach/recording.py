@@ -127,8 +127,10 @@ class Recording:
             return
         try:
             from datapipe.diagnostics.trials.deferral import try_deferral
+            from datapipe.diagnostics.trials.rows import try_rows
 
-            self._sources[key]["deferral"] = try_deferral(held[key], seconds=self._tries_deferral_s)
+            rows = try_rows(held[key], seconds=self._tries_deferral_s)
+            self._sources[key]["deferral"] = rows or try_deferral(held[key], seconds=self._tries_deferral_s)
         except Exception as exc:
             complain("deferred decoding could not be tried", exc)
 

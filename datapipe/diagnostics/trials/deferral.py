@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,19 @@ def try_deferral(loader: Any, *, seconds: float) -> dict[str, Any]:
     """
     if "PIL.Image" not in sys.modules:
         return {"reason": f"{type(loader.dataset).__qualname__} opens no images by Pillow"}
+    return forked(lambda: _measured(loader, seconds=seconds), seconds=seconds)
+
+
+def forked(measure: Callable[[], dict[str, Any]], *, seconds: float) -> dict[str, Any]:
+    """Return what `measure` returns in a fork of this process, or {"reason": why it is not known}.
+
+    Waits for the child for at most `seconds` and some more.
+    """
     receiving, sending = os.pipe()
     child = os.fork()
     if not child:
         os.close(receiving)
-        _run_child(loader, seconds, sending)
+        _run_child(measure, sending)
     os.close(sending)
     try:
         told = _read(receiving, until_s=time.monotonic() + seconds + _GRACE_S)
@@ -69,7 +78,7 @@ def try_deferral(loader: Any, *, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _run_child(loader: Any, seconds: float, sending: int) -> None:
+def _run_child(measure: Callable[[], dict[str, Any]], sending: int) -> None:
     found: dict[str, Any] = {"reason": "the process in which it was tried died"}
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -77,7 +86,7 @@ def _run_child(loader: Any, seconds: float, sending: int) -> None:
             os.dup2(null, descriptor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = _measured(loader, seconds=seconds)
+            found = measure()
     except BaseException as exc:
         found = {"reason": f"its code failed when it was tried ({type(exc).__name__}: {exc})"[:300]}
     finally:
