@@ -16,7 +16,7 @@ from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
 _SAMPLE_OVERHEAD = 512  # bytes per sample in the index
 _FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding
-_MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
+MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
 
 
 def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
@@ -123,7 +123,7 @@ def refuse_changed_options(plan: ConversionPlan, options: ConvertOptions, destin
     changed = [
         f"{name} was {plan.options.get(name)!r}, now {asked[name]!r}"
         for name in asked
-        if name not in _MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
+        if name not in MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
     ]
     if changed:
         raise OptionError(
