@@ -9,7 +9,7 @@ from pathlib import Path
 from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
 from converters.listing_store import ListingSummary
-from converters.options import ConvertOptions, OnError
+from converters.options import ConvertOptions, OnError, Place
 from converters.planning import ConversionPlan, PlannedShard
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
@@ -72,7 +72,7 @@ def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOpti
     return changed
 
 
-def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Path) -> str:
+def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Place) -> str:
     """Return which properties of a finished dataset and its source were found unchanged.
 
     Raises IntegrityError if a shard is missing or truncated, or if the source changed.
@@ -102,7 +102,8 @@ def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
         return
     if plan.problems:
         source, reason = plan.problems[0]
-        where = options.source.parent if source.partition("/")[0] == options.source.name else options.source
+        at_parent = isinstance(options.source, Path) and source.partition("/")[0] == options.source.name
+        where = options.source.parent if at_parent and isinstance(options.source, Path) else options.source
         raise StorageError(
             f"{where}/{source}: {reason} ({len(plan.problems)} such places in all);"
             " repair, or leave them out with --on-error skip"

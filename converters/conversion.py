@@ -62,6 +62,7 @@ from converters.writers import TARGETS
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
+from datapipe.stores.location import Location
 
 _PLAN_LOCK = "plan.lock"
 _NUM_SHOWN = 10  # samples in a preview
@@ -287,8 +288,9 @@ class _Conversion:
     def _job(self, plan: ConversionPlan) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
-        root = self.source.root.absolute()
-        return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
+        root = self.source.root
+        root = root if isinstance(root, Location) else root.absolute()
+        return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes)
 
     def _refuse_full_disk(self, plan: ConversionPlan, missing: list[PlannedShard]) -> None:
         if self.delivery is not None:  # so many are on the disk at once

@@ -159,7 +159,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
     treatment = job.treatment
     return {
         "building": os.fspath(job.building),
-        "root": os.fspath(job.root),
+        "root": job.root,
         "target": job.target,
         "check": treatment.check.value,
         "resize": None if treatment.resize is None else str(treatment.resize),
@@ -177,7 +177,7 @@ def job_from_json(value: dict[str, Any]) -> ShardJob:
     treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]), value["strips_exif"])
     return ShardJob(
         building=Path(value["building"]),
-        root=Path(value["root"]),
+        root=value["root"],
         target=value["target"],
         treatment=treatment,
         on_error=OnError(value["on_error"]),
