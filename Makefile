@@ -3,7 +3,7 @@
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
 #   make test    the test suite    make test-fast   without what is slow: two minutes on two cores
 #   make lint    ruff, format    make types      mypy --strict
-#   make bench   all benchmarks and the README's table (hours: close other programs)
+#   make bench   all benchmarks, docs/benchmarks.md and the README's picture (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
 #   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute or two)
 #   make fuzz    a million damaged files of every format that others write (an hour; FUZZ_ARGS="--inputs 10000" for fewer)
