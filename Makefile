@@ -2,6 +2,7 @@
 #
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
 #   make test    the test suite    make test-fast   without what is slow: two minutes on two cores
+#   make docs    the documentation as a site in site/; a broken link, anchor or piece of code fails
 #   make lint    ruff, format    make types      mypy --strict
 #   make bench   all benchmarks, docs/benchmarks.md and the README's picture (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
@@ -36,9 +37,9 @@ test test-fast: export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench dev
+EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench docs dev
 
-.PHONY: demo test test-fast lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
+.PHONY: demo test test-fast docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
@@ -48,6 +49,9 @@ test: $(VENV)/.installed-dev
 
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -106,7 +110,7 @@ resolve: $(VENV)/.made
 constraints:
 	rm -rf $(VENV)-constraints
 	$(MAKE) --no-print-directory VENV=$(VENV)-constraints $(VENV)-constraints/.made
-	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev]' '$(TORCH)'
+	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev,docs]' '$(TORCH)'
 	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) --no-deps '$(TORCHVISION)'
 	@{ echo '# What CI runs, pinned by `make constraints`. Local builds such as +cpu satisfy a pin.'; \
 	   $(VENV)-constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } >constraints.txt
@@ -133,3 +137,8 @@ $(VENV)/.installed-dev: $(VENV)/.made $(NEEDS)
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt --no-deps torchvision
 	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: $(VENV)/.made $(NEEDS)
+	@echo 'Installing the tools of the documentation into $(VENV) ...'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[docs]'
+	@touch $@

@@ -118,7 +118,8 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
-    parts = f"{facts['shards']:,} " + ("index parts" if facts["container"] == "folder" else "shards")
+    part = "index part" if facts["container"] == "folder" else "shard"
+    parts = f"{facts['shards']:,} {part}" + ("s" if facts["shards"] != 1 else "")
     lines = [
         f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
         f"  fields   {fields}",
