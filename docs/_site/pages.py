@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 _ALWAYS = ("CHANGELOG.md",)
 _LINK = re.compile(r"(?<!!)(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
+_NAMED = re.compile(r"\[([\w./-]+\.md)\]\(([^)\s:#]+)")  # [loader.md](loader.md), which the site calls by its title
 _CODE = re.compile(r"^```python[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _AND_SO_ON = re.compile(r",\s*\.\.\.\)")  # further arguments, which Python refuses after named ones
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
@@ -56,7 +57,14 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
         target = path.removeprefix("docs/") if path.startswith("docs/") else site_path(path)
         return match[1] + os.path.relpath(target, posixpath.dirname(here) or ".") + match[3]
 
-    return _LINK.sub(turned, markdown)
+    return _LINK.sub(turned, _NAMED.sub(lambda match: f"[{title_of(origin, match)}]({match[2]}", markdown))
+
+
+def title_of(origin: str, match: re.Match[str]) -> str:
+    """Return the first heading of a page that is linked to by the name of its file, or that name."""
+    path = ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(origin), match[2]))
+    first = path.read_text().partition("\n")[0] if path.is_file() else ""
+    return first.removeprefix("# ") if first.startswith("# ") else match[1]
 
 
 def check_code(origin: str, markdown: str) -> None:
