@@ -18,7 +18,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-_ALWAYS = ("CHANGELOG.md",)
+_ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md")
 _LINK = re.compile(r"(?<!!)(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 _NAMED = re.compile(r"\[([\w./-]+\.md)\]\(([^)\s:#]+)")  # [loader.md](loader.md), which the site calls by its title
 _CODE = re.compile(r"^```python[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
