@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -55,3 +56,29 @@ def test_each_direct_dependency_is_pinned() -> None:
     names = {re.split(r"[\[<>=]", one)[0] for one in wanted} - {"gpu-datapipe"}
     pinned = {name.lower().replace("_", "-") for name in PINS}
     assert {name.lower().replace("_", "-") for name in names} <= pinned
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda path: path.name)
+def test_containers_install_what_there_is_and_run_without_rights(path: Path) -> None:
+    """Lines are instructions, what is copied exists and is not ignored, and extras have the torch that `make resolve` tries."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    words = [line.split() for line in lines]
+    assert words[0][0] == "FROM"
+    assert {word[0] for word in words} == {"FROM", "RUN", "ENV", "COPY", "USER", "WORKDIR", "HEALTHCHECK", "ENTRYPOINT"}
+    assert lines.index("USER datapipe") > max(number for number, word in enumerate(words) if word[0] == "RUN")
+    assert '"datapipe", "doctor"' in next(line for line in lines if line.startswith("HEALTHCHECK"))
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for word in words:
+        if word[0] == "COPY":
+            for source in word[1:-1]:
+                assert (ROOT / source).exists()
+                assert source.split("/")[0] in allowed
+    extras = {extra for found in re.findall(r"/src\[([\w,-]+)\]", path.read_text()) for extra in found.split(",")}
+    assert extras <= PROJECT["optional-dependencies"].keys()
+    is_cuda_12 = path.suffix == ".cu12"
+    assert ("torch<2.11" in path.read_text()) is is_cuda_12 is any(extra.endswith("cu12") for extra in extras)
+
+
+def test_the_development_container_is_set_up_by_make() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"].startswith("make setup")
