@@ -12,10 +12,10 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parents[2]
 _ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md")
@@ -28,6 +28,8 @@ _LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add a page for the command line, and one for each file of the repository that is linked to, directly or not."""
+    from mkdocs.structure.files import File
+
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
     waiting = [("docs/" + file.src_uri, file.content_string) for file in files.documentation_pages()]
     waiting += [(path, (ROOT / path).read_text()) for path in _ALWAYS]
@@ -47,8 +49,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     """Turn links to files of the repository into links to their pages. Raises PluginError for code that cannot be right."""
     here = page.file.src_uri
     origin = repository_path(here)
-    if origin.startswith("docs/"):
-        check_code(origin, markdown)
+    faults = faults_of_code(markdown) if origin.startswith("docs/") else []
+    if faults:
+        from mkdocs.exceptions import PluginError
+
+        raise PluginError("\n".join(f"{origin}, line {line}: {fault}" for line, fault in faults))
 
     def turned(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), match[2]))
@@ -67,21 +72,24 @@ def title_of(origin: str, match: re.Match[str]) -> str:
     return first.removeprefix("# ") if first.startswith("# ") else match[1]
 
 
-def check_code(origin: str, markdown: str) -> None:
-    """Raise PluginError for a piece of Python that does not parse, or that uses a name which datapipe does not have."""
+def faults_of_code(markdown: str) -> list[tuple[int, str]]:
+    """Return (line, fault) for pieces of Python that do not parse, or that use a name which datapipe does not have."""
     import datapipe
 
+    faults = []
     for match in _CODE.finditer(markdown):
         line = markdown.count("\n", 0, match.start()) + 1
         try:
             tree = ast.parse(_AND_SO_ON.sub(")", match[1]))
         except SyntaxError as exc:
-            raise PluginError(f"{origin}, line {line + (exc.lineno or 0)}: the code does not parse: {exc.msg}") from exc
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("dp", "datapipe"):
-                known = node.attr in datapipe.__all__ or (ROOT / "datapipe" / node.attr).is_dir()
-                if not known:
-                    raise PluginError(f"{origin}, line {line + node.lineno}: datapipe has no public name {node.attr!r}")
+            faults.append((line + (exc.lineno or 0), f"the code does not parse: {exc.msg}"))
+            continue
+        used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+        for node in used:
+            is_known = node.attr in datapipe.__all__ or (ROOT / "datapipe" / node.attr).is_dir()
+            if node.value.id in ("dp", "datapipe") and not is_known:
+                faults.append((line + node.lineno, f"datapipe has no public name {node.attr!r}"))
+    return faults
 
 
 def linked(origin: str, text: str) -> Iterator[str]:
