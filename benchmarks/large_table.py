@@ -5,8 +5,8 @@
 
 A generated narrow table: four float32 columns, an int32 id of a hundred thousand and a label, in row groups of 131,072 rows. A
 model with an embedding takes an epoch of shuffled batches of 65,536. Memory is that of the whole process beyond what it was
-before the first batch, at each tenth of the epoch. It is flat if the last tenth holds no more than the second one, within 5% of the
-windows' budget: a loader that kept rows, places or permutations of all rows would grow with each tenth.
+before the first batch, at each tenth of the epoch. It is flat if the last tenth holds no more than the second one, within 5% of
+the windows' budget: a loader that kept rows, places or permutations of all rows would grow with each tenth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Try whole batches from memory in place of a Dataset that reads its rows one by one: from tensors, arrays or a data frame.
 
 The Dataset's own code is run in a fork of the script's process, as nobody else can run it. The table is found among its
-attributes: those of as many rows as it has samples, whose values at some rows are the numbers of the samples there, no more and no fewer.
+attributes: those of as many rows as it has samples, whose values at some rows are the numbers of the samples there, no more and
+no fewer.
 """
 
 from __future__ import annotations
