@@ -1,4 +1,4 @@
-"""Values in another type, value by value where some do not fit."""
+"""Cast values to another type, and find those that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_VALUE = pa.array(["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"])  # 
 
 
 def as_type(array: pa.Array, kind: Any, *, stop_at_first: bool = False) -> tuple[pa.Array, NDArray[np.bool_] | None]:
-    """The values in a type, and (n,) bool: which ones do not fit, None where all do. Those are null.
+    """Return the values in a type, and (n,) bool, True for those that do not fit, which are null; None if all fit.
 
     In text, spaces around a value and a leading plus count for nothing, and words such as NA are null where numbers are wanted.
     `stop_at_first`: only whether all fit matters; the values are good only if they do.
@@ -43,7 +43,7 @@ def _tidied(array: pa.Array) -> pa.Array:
 
 
 def _cast_parts(array: pa.Array, kind: Any, start: int, parts: list[pa.Array], bad: NDArray[np.bool_]) -> None:
-    """Cast halves, down to the single values that do not fit."""
+    """Cast by halves, down to the single values that do not fit."""
     try:
         parts.append(array.cast(kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

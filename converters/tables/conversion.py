@@ -1,4 +1,4 @@
-"""A whole conversion of a table: make or resume the plan, write what is missing, put the result in its place."""
+"""Convert a whole table: make or resume the plan, write what is missing, put the result in its place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLAN_NAME, _FINAL_NAME, _REMOVED_NAME = "plan.json", "final.json", "old-removed
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """How a conversion ended."""
+    """The outcome of a conversion."""
 
     destination: Path
     num_rows: int
@@ -51,7 +51,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class TablePreview:
-    """What a conversion would do."""
+    """The result of a dry run."""
 
     num_rows: int
     num_bad: int
@@ -62,7 +62,7 @@ class TablePreview:
 
 @dataclass(frozen=True, slots=True)
 class TableDocument:
-    """`table.json`: what a converted table is made of."""
+    """The contents of `table.json`: the sources, types and options of a converted table."""
 
     version: int
     options: dict[str, Any]
@@ -183,7 +183,7 @@ def _changed(had: dict[str, Any], options: TableConversion, *, but: tuple[str, .
 
 
 def _digest(source: RowSource) -> str:
-    """Tells apart sources by the names, without directories, and the sizes of their files."""
+    """Return a hash that differs for sources whose files have other names, without directories, or sizes."""
     words = [(os.path.basename(file.name), file.nbytes) for file in source.files]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 

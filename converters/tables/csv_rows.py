@@ -1,4 +1,4 @@
-"""CSV and TSV: values as text, whose types a full scan finds."""
+"""Read CSV and TSV files. Values come as text; a full scan finds their types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 class CsvSource:
-    """CSV files whose rows follow each other; see `RowSource`.
+    """CSV files, read one after the other; see `RowSource`.
 
     `names`: of the columns, where files have no header row. Raises FormatError where headers differ or name a column twice.
     """
@@ -98,7 +98,7 @@ def _one(array: Any) -> pa.Array:
 
 
 def _without_bad_letters(table: pa.Table, bad: list[BadRow]) -> tuple[pa.Table, list[BadRow]]:
-    """The rows whose values are UTF-8, as text, and the others among the bad ones."""
+    """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
     gone = {one.number for one in bad}
     kept_numbers = [number for number in range(table.num_rows + len(gone)) if number not in gone]
     wrong: dict[int, str] = {}

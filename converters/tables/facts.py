@@ -1,4 +1,4 @@
-"""The type of a column, found by looking at all of its values: facts of blocks, joined in any order."""
+"""Find the type of a column from all of its values: facts of blocks are merged in any order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the values of a column. `kind`: null where there is none yet."""
+    """What is known about the values of a column. `kind`: null if there is no value yet."""
 
     kind: Any  # pa.DataType
     num_rows: int = 0
@@ -30,7 +30,7 @@ class Facts:
     nbytes: int = 0  # of texts and lists
 
     def joined(self, other: Facts, name: str, *, is_text: bool) -> Facts:
-        """Of both. Values that go in no common column are text where they came as text; otherwise FormatError is raised."""
+        """Return the facts of both. Values without a common type are text if they came as text. Else raises FormatError."""
         try:
             kind = joined(self.kind, other.kind, name)
             if pa.types.is_floating(kind) and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > _EXACT:
@@ -50,7 +50,7 @@ class Facts:
         )
 
     def target(self) -> Any:
-        """The type in which the column is written: the smallest integer that holds it, 32-bit floats where there is no value."""
+        """Return the type in which the column is written: the smallest integer that holds it, float32 if there is no value."""
         if pa.types.is_null(self.kind):
             return pa.string() if self.nbytes else pa.float32()
         if pa.types.is_integer(self.kind):
@@ -62,7 +62,7 @@ class Facts:
 
 
 def facts_of(array: pa.Array, *, is_text: bool) -> Facts:
-    """What the values of a block say. `is_text`: they are text, of which the tightest type is looked for."""
+    """Return the facts of a block of values. `is_text`: they are text, for which the tightest type is sought."""
     kind = array.type
     if is_text and pa.types.is_string(kind):
         typed = _recognised(array)
@@ -81,12 +81,12 @@ def facts_of(array: pa.Array, *, is_text: bool) -> Facts:
 
 
 def row_nbytes(kind: Any, facts: Facts) -> float:
-    """Bytes of a row of the column in memory."""
+    """Return the bytes of a row of the column in memory."""
     return float(_width(kind) or facts.nbytes / max(1, facts.num_rows))
 
 
 def _width(kind: Any) -> int:
-    """Bytes of a value; 0 where values differ in size."""
+    """Return the bytes of a value; 0 if values differ in size."""
     try:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:
@@ -94,7 +94,7 @@ def _width(kind: Any) -> int:
 
 
 def joined(one: Any, other: Any, name: str) -> Any:
-    """The type that holds values of both. Raises FormatError where there is none."""
+    """Return the type that holds values of both. Raises FormatError if there is none."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -124,7 +124,7 @@ _GUESSES = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.timestamp("us"
 
 
 def _recognised(array: pa.Array) -> pa.Array:
-    """Text as the tightest type that all of it is; the text itself where it is none."""
+    """Return the text parsed as the tightest type that fits all of it; the text itself if none does."""
     if array.null_count == len(array):
         return array
     probe = array.drop_null()[:_PROBED]

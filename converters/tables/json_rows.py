@@ -1,4 +1,4 @@
-"""JSON lines: an object in each line, whose members are columns; members of members are called `a.b`."""
+"""Read JSON lines: the members of the object in each line are columns; members of members are called `a.b`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datapipe.core.errors import FormatError
 
 
 class JsonSource:
-    """Files of JSON lines; see `RowSource`. A member that an object lacks is null."""
+    """JSON lines files; see `RowSource`. A member that an object lacks is null."""
 
     is_text = False
 
@@ -60,7 +60,7 @@ def _read(lines: Sequence[bytes], types: Mapping[str, pa.DataType]) -> pa.Table:
 
 
 def _nested(types: Mapping[str, pa.DataType]) -> pa.Schema | None:
-    """The schema whose flattened columns have these types. Numbers are parsed as such, and cast afterwards."""
+    """Return the schema whose flattened columns have these types. Numbers are parsed first and cast afterwards."""
     tree: dict[str, Any] = {}
     for name, kind in types.items():
         *above, last = name.split(".")
@@ -82,7 +82,7 @@ def _flat(table: pa.Table) -> dict[str, Any]:
 
 
 def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: list[BadRow]) -> bool:
-    """Whether a line is an object whose members have the types asked for; otherwise it is added to `bad`."""
+    """Return True if a line is an object whose members have the requested types; otherwise add it to `bad`."""
     try:
         value = json.loads(line)
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The options of a conversion of a table, checked once."""
+"""Check the options of a conversion of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_SHARD_NBYTES = 1 << 30  # rows of a shard are sorted in memory
 
 @dataclass(frozen=True, slots=True)
 class TableConversion:
-    """What is converted, into what. `to`: "parquet", or "hdf5" for one row-major file that is shuffled in full."""
+    """The source, the target and the options. `to`: "parquet", or "hdf5" for one row-major file that is shuffled in full."""
 
     source: Path  # a file, a directory or a glob pattern
     destination: Path
@@ -59,7 +59,7 @@ class TableConversion:
             raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
 
     def as_typed(self) -> dict[str, Any]:
-        """The options on which the written bytes depend, JSON-safe."""
+        """Return the options on which the written bytes depend, JSON-safe."""
         return {
             "to": self.to,
             "schema": dict(self.schema),

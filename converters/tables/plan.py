@@ -1,4 +1,4 @@
-"""The plan of a conversion of a table: one pass over the source that counts rows, finds types and names bad rows."""
+"""Plan the conversion of a table: one pass over the source counts rows, finds types and names bad rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RUN_NBYTES = 64 << 20  # rows that one thread reads and sorts at once
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What will be written: all that a second run needs to do the same."""
+    """What will be written: everything that a resumed run needs to write the same bytes."""
 
     options: dict[str, Any]
     files: list[tuple[str, int, int]]  # name, bytes, mtime in ns
@@ -50,16 +50,16 @@ class TablePlan:
 
     @property
     def first_rows(self) -> NDArray[np.int64]:
-        """(blocks + 1,) the row at which each block begins, and the number of rows."""
+        """Return (blocks + 1,) the row at which each block begins, and the number of rows."""
         return np.cumsum([0, *(block[3] for block in self.blocks)])
 
     @property
     def shard_starts(self) -> list[int]:
-        """The places at which shards begin, and the number of rows."""
+        """Return the places at which shards begin, and the number of rows."""
         return [*range(0, self.num_rows, self.rows_per_shard), self.num_rows]
 
     def runs(self) -> list[list[int]]:
-        """Numbers of blocks that are read together."""
+        """Return the numbers of blocks that are read together."""
         found: list[list[int]] = []
         num_rows = 0
         for number, (_, _, _, rows) in enumerate(self.blocks):
@@ -139,7 +139,7 @@ def make_plan(
 
 
 def rows_of(block: Block, schema: Any, options: TableConversion, source: RowSource) -> Any:
-    """The good rows of a block as a table of the schema. The same rows as the scan found."""
+    """Return the good rows of a block as a table of the schema: the same rows that the scan found."""
     types = {field.name: field.type for field in schema}
     parsed = typed_rows(source.parse(block, types if not source.is_text else {}), options.schema, source)
     arrays = []
@@ -156,7 +156,7 @@ def rows_of(block: Block, schema: Any, options: TableConversion, source: RowSour
 
 
 def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> Parsed:
-    """Columns whose types the user named in those types; rows whose values do not fit are bad."""
+    """Cast columns to the types that the user named; rows whose values do not fit are bad."""
     types = types_of(schema, parsed.columns)
     columns, wrong = dict(parsed.columns), dict[int, str]()
     for name, kind in types.items():
@@ -184,7 +184,7 @@ def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> 
 
 
 def _declared(options: TableConversion, source: RowSource) -> dict[str, Any]:
-    """The named types that a parser needs to know: of JSON members whose names are no patterns."""
+    """Return the named types that a parser needs to know: those of JSON members whose names are no patterns."""
     return {} if source.is_text else types_of(options.schema, [name for name in options.schema if not set(name) & set("*?[")])
 
 
@@ -227,7 +227,7 @@ def _line_of(source: RowSource, block: Block, bad: BadRow, before: int) -> bytes
 
 
 def first_change(plan: TablePlan, files: Sequence[tuple[str, int, int]]) -> str | None:
-    """What differs between the files of a plan and those there are now; None where nothing does."""
+    """Return how the files differ from those of the plan; None if they do not."""
     for (name, nbytes, mtime), (now, now_nbytes, now_mtime) in zip(plan.files, files, strict=False):
         if name != now:
             return f"{now} is new or {name} is gone"

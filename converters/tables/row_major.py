@@ -1,4 +1,4 @@
-"""Writing a table's rows as one row-major file, which loaders map and shuffle in full.
+"""Write a table's rows as one row-major file, which loaders map and shuffle in full.
 
 Rows stay in the order of the source: any order is as good to read. Blocks are written where they belong, so that those that an
 earlier run wrote are not written again.
@@ -75,7 +75,7 @@ def write_rows(
 
 
 def matrices_of(plan: TablePlan) -> list[RowMatrix]:
-    """Which columns lie side by side: those of one dtype, where integers of at most 32 bits share the widest of them.
+    """Return which columns lie side by side: those of one dtype; integers of at most 32 bits share the widest of them.
 
     Raises OptionError for columns of which there is no number in every row.
     """
@@ -112,7 +112,7 @@ def _write(table: pa.Table, matrix: RowMatrix, target: Any) -> None:
 
 
 def _fingerprint(plan: TablePlan) -> str:
-    """Tells apart tables: of the names and sizes of their sources, their types and options."""
+    """Return a hash of the names and sizes of the sources, the types and the options."""
     files = [(os.path.basename(name), nbytes) for name, nbytes, _ in plan.files]
     words = [files, plan.schema, plan.num_rows, {name: plan.options[name] for name in ("schema", "names", "delimiter")}]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""What all sources of tables give: blocks of rows, parsed to Arrow arrays, with the rows that do not parse."""
+"""The interface of all sources of tables: blocks of rows, parsed to Arrow arrays, with the rows that do not parse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is left out. `number`: its place among the rows of its block, bad ones included; None: the whole block."""
+    """A row that is left out. `number`: its place in its block, bad rows included; None: the whole block."""
 
     number: int | None
     reason: str
@@ -61,17 +61,17 @@ class RowSource(Protocol):
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """The files it consists of, in order."""
+        """Return the files of the source, in order."""
 
     @property
     def is_text(self) -> bool:
-        """Whether values come as text, whose types are found by reading all of them."""
+        """Return True if values come as text, whose types are found by reading all of them."""
 
     def blocks(self) -> Iterator[Block]:
-        """All rows in order, cut into blocks."""
+        """Yield all rows in order, in blocks."""
 
     def parse(self, block: Block, types: Mapping[str, pa.DataType]) -> Parsed:
-        """The rows of a block. `types`: of columns where they are known; the values may come in others."""
+        """Return the rows of a block. `types`: the known types of columns; values may come in others."""
 
 
 def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:
@@ -91,7 +91,7 @@ def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: in
 
 
 def plain(array: Any) -> pa.Array:
-    """One array of the values of an array or chunked array, dictionaries decoded."""
+    """Return one array of the values of an array or chunked array, with dictionaries decoded."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
         if isinstance(array, pa.ChunkedArray):

@@ -1,4 +1,4 @@
-"""The types that a user names: a JSON file of column names or patterns and types, `{"I*": "float32", "url": "string"}`."""
+"""Read the types that a user names: a JSON file of column names or patterns and types, `{"I*": "float32", "url": "string"}`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LISTS = {f"list<{name}>": pa.list_(kind) for name, kind in _TYPES.items() if na
 
 
 def read_schema(path: Path) -> dict[str, str]:
-    """Type names by column or pattern, in the file's order. Raises FormatError and MissingDataError."""
+    """Return type names by column or pattern, in the file's order. Raises FormatError and MissingDataError."""
     try:
         found = json.loads(read_bytes(path))
     except FileNotFoundError as exc:
@@ -41,7 +41,7 @@ def read_schema(path: Path) -> dict[str, str]:
 
 
 def type_called(name: str | None, where: str) -> Any:
-    """Arrow's type of a name. Raises FormatError for an unknown one."""
+    """Return Arrow's type of this name. Raises FormatError for an unknown name."""
     known = {**_TYPES, **_LISTS}
     if name not in known:
         raise FormatError(f"{where}: no type {name!r:.40}; the types are {', '.join(_TYPES)}, list<...> of numbers, and none")
@@ -49,13 +49,13 @@ def type_called(name: str | None, where: str) -> Any:
 
 
 def types_of(schema: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
-    """The types of those columns that the schema names, by the first pattern that matches."""
+    """Return the types of the columns that the schema names, by the first pattern that matches."""
     found = {name: _type_name(schema, name) for name in names}
     return {name: type_called(kind, name) for name, kind in found.items() if kind not in (None, NONE)}
 
 
 def is_left_out(schema: Mapping[str, str], name: str) -> bool:
-    """Whether the schema says that a column is not written."""
+    """Return True if the schema leaves the column out."""
     return _type_name(schema, name) == NONE
 
 

@@ -1,4 +1,4 @@
-"""What a table is converted from: CSV, JSON lines, Parquet and Arrow files, `.npy` matrices."""
+"""Open the source of a conversion: CSV, JSON lines, Parquet and Arrow files, `.npy` matrices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PART = re.compile(r"^(.*?)[-_.]\d+$")
 
 
 def open_rows(source: str | os.PathLike[str], *, delimiter: str | None = None, names: Sequence[str] = ()) -> RowSource:
-    """The table at `source`: a file, a directory or a glob pattern of files of one form.
+    """Open the table at `source`: a file, a directory or a glob pattern of files of one form.
 
     `names`: of the columns of CSV without a header. Raises MissingDataError where nothing is there, FormatError for files of
     several forms or of none, and what the form raises.
@@ -56,7 +56,7 @@ def open_rows(source: str | os.PathLike[str], *, delimiter: str | None = None, n
 
 
 def is_table(path: Path) -> bool:
-    """Whether a source is a table by its look: files of rows that hold no images, nor name files beside them."""
+    """Return True if a source looks like a table: files of rows that neither hold images nor name files."""
     try:
         files = _files(os.fspath(path))
     except (MissingDataError, FormatError):

@@ -1,4 +1,4 @@
-"""Text files cut into blocks of whole rows, so that rows are read in parallel and found again by their place."""
+"""Cut text files into blocks of whole rows, which are read in parallel and found again by their place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocks_of(path: str, *, start: int, quotes: bool, block_nbytes: int = BLOCK_
 
 
 def _last_row_end(data: bytes, *, quotes: bool) -> int:
-    """Where the last whole row of a block ends; 0 where none does. A block begins outside of quotes."""
+    """Return where the last whole row of a block ends; 0 if none does. A block begins outside of quotes."""
     if not quotes or b'"' not in data:
         return data.rfind(b"\n") + 1
     letters = np.frombuffer(data, np.uint8)
@@ -50,7 +50,7 @@ def _last_row_end(data: bytes, *, quotes: bool) -> int:
 
 
 def read_block(path: str, start: int, stop: int) -> bytes:
-    """The bytes of a block. Raises IntegrityError where the file became shorter."""
+    """Return the bytes of a block. Raises IntegrityError if the file has become shorter."""
     with open_file(path) as file:
         data = os.pread(file.fileno(), stop - start, start)
     if len(data) != stop - start:
@@ -59,13 +59,13 @@ def read_block(path: str, start: int, stop: int) -> bytes:
 
 
 def first_row(path: str) -> tuple[bytes, int]:
-    """The first row of a file without its line end and byte order mark, and where the rows after it begin."""
+    """Return the first row of a file, without line end and byte order mark, and where the next rows begin."""
     with open_file(path) as file:
         line = file.readline(1 << 24)
     return line.removeprefix(_BOM).rstrip(b"\r\n"), len(line)
 
 
 def bom_nbytes(path: str) -> int:
-    """How many bytes of a file a byte order mark takes."""
+    """Return the length of the byte order mark at the beginning of a file, in bytes."""
     with open_file(path) as file:
         return len(_BOM) if file.read(len(_BOM)) == _BOM else 0

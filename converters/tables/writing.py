@@ -1,4 +1,4 @@
-"""Writing a table's rows as Parquet, in shuffled order, without holding more than a shard of them in memory.
+"""Write a table's rows as Parquet, in shuffled order, holding at most one shard of them in memory.
 
 Two steps, each repeatable from where it stopped. Runs of the source are read, and the rows of each are sorted by the shard that
 they go to, into one Arrow file per run. Then each shard takes its part of every run, and its rows are put in their places.
@@ -75,7 +75,7 @@ def write_parquet(
 
 
 def shard_name(number: int) -> str:
-    """The file name of a shard."""
+    """Return the file name of a shard."""
     return f"part-{number:06d}.parquet"
 
 
@@ -130,7 +130,7 @@ def _gather(building: Path, number: int, paths: list[Path], plan: TablePlan) -> 
 
 
 def _note_of(building: Path, number: int) -> WrittenFile | None:
-    """The note of a finished shard, if there is one and the shard is there."""
+    """Return the note of a finished shard; None if there is none or the shard is missing."""
     path = building / DONE_NAME / f"{number:06d}.json"
     with contextlib.suppress(FileNotFoundError):
         try:

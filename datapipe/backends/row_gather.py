@@ -1,4 +1,4 @@
-"""Rows gathered from row-major datasets: from where any row lies to the matrices of a batch."""
+"""Gather rows of row-major datasets into the matrices of a batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RowGather:
                 self._pack(rest, chosen, gathered)
 
     def _plain(self, matrix: Matrix) -> tuple[int, int, bool] | None:
-        """(dataset, first column, whether it is all of the dataset) of a matrix that only is to be copied; None for others."""
+        """Return (dataset, first column, whether it is all of the dataset) of a matrix that is only copied; None for others."""
         if any(feature.chain is not None for feature in matrix.features):
             return None
         names = tuple(feature.column.name for feature in matrix.features)

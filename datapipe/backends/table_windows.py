@@ -1,4 +1,4 @@
-"""The windows of a pass: memory for rows that are shuffled with each other, filled a row group at a time.
+"""Keep the windows of a pass: memory for rows that are shuffled with each other, filled by row groups.
 
 Threads take row groups of the windows that are due, each group once; a thread that needs a window takes its remaining row groups
 and waits for the others. A window is dropped once no later step needs it, and its memory returns to the pool when the last
@@ -37,7 +37,7 @@ class Lists:
     lengths: list[Ints] = field(default_factory=list)  # (rows,) each
 
     def put_together(self, num_rows: int) -> None:
-        """Rows of pieces that are not there have empty lists."""
+        """Concatenate the pieces in order. Rows of missing pieces have empty lists."""
         for column in range(self.num_columns):
             parts, starts, lengths, total = [], np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64), 0
             for place, found in sorted(self.pieces.items()):
@@ -72,7 +72,7 @@ class LoadedWindow:
         return len(self.window)
 
     def rows_of(self, run: RowRun, start: int, stop: int) -> slice | NDArray[np.int64]:
-        """The window's rows at the places `start` to `stop` of a run."""
+        """Return the window's rows at the places `start` to `stop` of a run."""
         places = slice(run.start + start, run.start + stop)
         return places if self.shuffled is None else self.shuffled[places]
 
@@ -179,7 +179,7 @@ class WindowStore(Generic[W]):
 
     @property
     def num_windows(self) -> int:
-        """Windows that are kept."""
+        """The number of windows in memory."""
         return len(self._windows)
 
     def _get(self, window: ShuffleWindow, step: int) -> LoadedWindow:

@@ -1,4 +1,4 @@
-"""Arrow's arrays as numpy's, and columns of them packed into row-major matrices.
+"""Pack columns of Arrow arrays into row-major matrices.
 
 Arrow leaves anything beneath nulls, so values are never looked at where the mask says that there is none.
 """
@@ -50,7 +50,7 @@ def pack(
 def lists_of(
     arrays: Mapping[str, pa.Array], layout: MatrixLayout, *, rows: range, group: TableGroup
 ) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The elements and lengths of `rows` of each column of lists. Raises OptionError for null elements that have no value."""
+    """Return elements and lengths of `rows` of each column of lists. Raises OptionError for null elements without a value."""
     found = []
     for lists in layout.lists:
         for column in lists.columns:

@@ -60,7 +60,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class ListGroup:
-    """Columns of lists whose elements are handed out one after the other, as `lists.Jagged`."""
+    """Columns of lists whose elements are delivered one after the other, as `loader.jagged.Jagged`."""
 
     name: str
     columns: tuple[TableColumn, ...]
@@ -210,7 +210,7 @@ def _matrix(name: str, features: tuple[MatrixColumn, ...], dtype: str | None, *,
 
 
 def _are_lists(columns: Sequence[TableColumn], group: str, chains_of: Callable[[TableColumn], tuple[Chain, ...]]) -> bool:
-    """Whether a group is handed out as lists. Raises OptionError for one that mixes them with other columns."""
+    """Return True if a group is delivered as lists. Raises OptionError for a group that mixes lists with other columns."""
     found = [column for column in columns if column.kind is ColumnKind.LIST and not chains_of(column)]
     if found and len(found) < len(columns):
         raise OptionError(

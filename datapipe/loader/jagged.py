@@ -1,4 +1,4 @@
-"""Lists in torch: their elements one after the other, with lengths."""
+"""Deliver lists in torch: their elements one after the other, with lengths."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Jagged:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch."""
+        """The number of rows of the batch."""
         return len(self.lengths) // len(self.keys)
 
     def __len__(self) -> int:
         return self.num_rows
 
     def __getitem__(self, key: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(values, lengths) of one key: (n,) and (b,). Raises KeyError."""
+        """Return (values, lengths) of one key: (n,) and (b,). Raises KeyError."""
         if key not in self.keys:
             raise KeyError(key)
         first = self.keys.index(key) * self.num_rows
@@ -38,7 +38,7 @@ class Jagged:
         return self.values[int(self.offsets[first]) : int(self.offsets[end])], self.lengths[first:end]
 
     def to_kjt(self) -> Any:
-        """The same as TorchRec's `KeyedJaggedTensor`. Raises ImportError where TorchRec is not installed."""
+        """Return the same lists as TorchRec's `KeyedJaggedTensor`. Raises ImportError if TorchRec is not installed."""
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         return KeyedJaggedTensor(keys=list(self.keys), values=self.values, lengths=self.lengths, offsets=self.offsets)

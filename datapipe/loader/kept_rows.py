@@ -1,4 +1,4 @@
-"""A table's finished rows, kept on disk: written as the first epoch reads them, mapped from the second epoch on.
+"""Keep a table's finished rows on disk: write them as the first epoch reads them, map them from the second epoch on.
 
 The file is row-major, with a dataset for each matrix of the layout. Processes of a node share it: each writes the rows that it
 reads, and appends to a log which ones these were. Whoever comes to the second epoch first reads what nobody has, and gives the
@@ -33,7 +33,7 @@ _ENTRY = np.dtype([("start", "<i8"), ("stop", "<i8")])  # of the log
 
 
 def cache_directory(cache: str | os.PathLike[str]) -> Path:
-    """The directory that `cache` means: "disk" is the user's cache. Raises OptionError for what is none."""
+    """Return the directory that `cache` names; "disk" is the user's cache. Raises OptionError for other values."""
     if cache == "disk":
         return user_cache(TABLES)
     if cache == "ram" or not isinstance(cache, (str, os.PathLike)):
@@ -60,7 +60,7 @@ class KeptRows:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all rows are there."""
+        """Return True if all rows are there."""
         return self.path.exists()
 
     def open_for_writing(self) -> None:
@@ -92,7 +92,7 @@ class KeptRows:
         os.write(self._log_descriptor, np.array([(first, stop)], _ENTRY).tobytes())
 
     def complete(self, fill: Callable[[int, int, int], None], *, num_threads: int) -> RowGather:
-        """The rows, mapped. `fill(group, start, stop)` must `put` these rows of a row group: those that are missing.
+        """Return the rows, mapped. `fill(group, start, stop)` is called for missing rows of a row group, and must `put` them.
 
         Other processes wait meanwhile. Raises what `fill` raises.
         """
@@ -121,7 +121,7 @@ class KeptRows:
             os.close(self._log_descriptor)
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
-        """(row group, start, stop) of the rows that are not in the log."""
+        """Yield (row group, start, stop) of the rows that are not in the log."""
         data = self._log.read_bytes()[len(_BOOT_ID.read_bytes().strip()) :]
         entries = np.sort(np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY), order="start")
         place, gaps = 0, []
@@ -163,7 +163,7 @@ def _stored(matrix: Matrix) -> Any:
 
 
 def _plain(layout: MatrixLayout) -> MatrixLayout:
-    """The layout of values that are finished: nothing is done to them."""
+    """Return the layout of finished values, without operations."""
 
     def plain(matrix: Matrix) -> Matrix:
         features = tuple(MatrixColumn(column, matrix.dtype) for column in _columns(matrix))

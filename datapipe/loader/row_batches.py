@@ -1,4 +1,4 @@
-"""A batch of rows that may be read in any order: from its span of positions straight to its rows."""
+"""Make batches of rows that may be read in any order, straight from their span of positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from datapipe.order.plan import BatchSpan, Plan
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes the batches of one pass over row-major datasets. Thread-safe. See `making.Maker`."""
+    """Makes the batches of one pass over row-major datasets. Thread-safe. See `batch_making.BatchMaker`."""
 
     parts: HostTableParts
     plan: Plan
@@ -44,15 +44,15 @@ class RowMaker:
         return self.parts.enter_thread
 
     def prepare(self, span: BatchSpan) -> RowBatch:
-        """Lease memory."""
+        """Return a batch with memory for its rows."""
         return self.parts.lease_batch(span, [], [])
 
     def blocks(self, batch: RowBatch) -> list[range]:
-        """The rows of each block."""
+        """Return the rows of each block."""
         return self.parts.blocks(batch)
 
     def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
-        """Nothing is read ahead."""
+        """Return nothing: rows are not read ahead."""
         return []
 
     def load_block(self, batch: RowBatch, rows: range, worker: object) -> None:
@@ -67,5 +67,5 @@ class RowMaker:
         raise AssertionError("tables have no stage that decodes whole batches")
 
     def finish(self, batch: RowBatch) -> Any:
-        """The matrices as the user gets them, or their arrival on a device."""
+        """Return the matrices as the user gets them, or their arrival on a device."""
         return self.parts.hand_over(batch)

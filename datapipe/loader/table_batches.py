@@ -42,7 +42,7 @@ class RowBatch:
 
 
 class TableParts(Protocol):
-    """What a backend gives to all passes of a loader. Thread-safe."""
+    """The backend of a loader of tables, shared by all its passes. Thread-safe."""
 
     @property
     def index(self) -> TableIndex: ...
@@ -95,7 +95,7 @@ class TableParts(Protocol):
 
 @dataclass(frozen=True)
 class TableMaker:
-    """Makes the batches of one pass. Thread-safe. See `making.Maker`."""
+    """Makes the batches of one pass. Thread-safe. See `batch_making.BatchMaker`."""
 
     parts: TableParts
     plan: Plan

@@ -339,7 +339,7 @@ class TableLoader:
         return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
 
     def _mapped_rows(self, parts: HostTableParts) -> RowGather:
-        """The rows of a row-major file, or those that were kept."""
+        """Return the rows of a row-major file, or those that were kept."""
         from datapipe.containers.hdf5.row_major import open_rows
 
         if self._rows is None and self._kept is not None:
