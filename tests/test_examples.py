@@ -44,7 +44,7 @@ def test_training_stops_and_goes_on(shards: Path, tmp_path: Path) -> None:
     assert "step 10 of 10" in run_example(*arguments, "--batch-size", "16", "--epochs", "2")
 
 
-def test_the_click_model_learns(tmp_path: Path) -> None:
+def test_the_click_models_learn(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "click_through.py"), "--directory", str(tmp_path / "clicks")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -54,3 +54,14 @@ def test_the_click_model_learns(tmp_path: Path) -> None:
     words = done.stdout.split()
     first, last = (float(words[words.index("loss") + 1 + step]) for step in (0, 3))
     assert last < 0.95 * first
+    boosted = [
+        sys.executable,
+        str(ROOT / "examples" / "boosted_clicks.py"),
+        "--table",
+        str(tmp_path / "clicks" / "clicks.parquet"),
+    ]
+    done = subprocess.run([*boosted, "--batch-size", "3000"], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.replace(",", "").split()
+    assert words[:2] == ["20000", "rows"]
+    assert float(words[-1]) < 0.95 * float(words[words.index("loss") + 1])

@@ -41,7 +41,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "site": (
         "pylibcudf-cu13==26.10.*", "libcudf-cu13==26.10.*", "rmm-cu13==26.10.*", "librmm-cu13==26.10.*",
         "libkvikio-cu13==26.10.*", "rapids-logger==0.3.*",
-        "nvidia-libnvcomp-cu13==5.3.0.16", "cuda-bindings<14", "cuda-pathfinder<2", "nvtx",
+        "nvidia-libnvcomp-cu13==5.3.0.16", "cuda-bindings<14", "cuda-pathfinder<2",
         *_OURS,
     ),
 }  # fmt: skip
@@ -55,7 +55,7 @@ _DROPPED_NAMES = ("Acknowledgements.txt",)
 _DROPPED = (
     "nvidia/nvimgcodec/tools", "nvidia/nvimgcodec/extensions/libnvjpeg2k", "nvidia/nvimgcodec/extensions/libnvtiff",
     "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "nvidia/libnvcomp/bin",
-    "bin/",
+    "bin/", "cuda/bindings/_v2", "cuda/bindings/nvml", "cuda/bindings/cufile", "cuda/bindings/cudla",
 )  # fmt: skip
 _WITH_DEVICE_CODE = 500_000  # bytes; smaller libraries hold none worth the trouble
 _PLATFORMS = (

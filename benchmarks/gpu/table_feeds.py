@@ -56,7 +56,7 @@ def by_hand(folder: Path, batch_size: int, device: str) -> Iterator[Batch]:
             for path, number in groups[start : start + _GROUPS_BY_HAND]:
                 paths.setdefault(path, []).append(number)
             options = cudf.reader_options.builder(cudf.source_info(list(paths))).build()
-            options.set_columns(names)
+            options.set_column_names(names)
             options.set_row_groups(list(paths.values()))
             table = cudf.read_parquet(options, stream, memory).tbl
             num = table.num_rows()

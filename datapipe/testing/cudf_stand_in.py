@@ -125,7 +125,7 @@ class ParquetReaderOptions:
     def set_row_groups(self, row_groups: list[list[int]]) -> None:
         self.row_groups = row_groups
 
-    def set_columns(self, col_names: list[str]) -> None:
+    def set_column_names(self, col_names: list[str]) -> None:
         self.columns = col_names
 
     @staticmethod

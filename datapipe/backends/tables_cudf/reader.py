@@ -115,7 +115,8 @@ class CudfReader:
         except FileNotFoundError as exc:
             raise MissingDataError(f"{groups[0].file.path}: no such file any more") from exc
         options = self._library.reader_options.builder(source).build()
-        options.set_columns([column.name for column in self._columns])
+        choose = getattr(options, "set_column_names", None) or options.set_columns  # its name before cuDF 26.10
+        choose([column.name for column in self._columns])
         options.set_row_groups(list(paths.values()))
         return options
 
