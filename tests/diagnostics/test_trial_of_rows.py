@@ -19,7 +19,7 @@ from datapipe.diagnostics.workload import Workload, production_parts
 
 NUM = 2000
 RNG = np.random.default_rng(0)
-NAME = "datapipe.from_torch, whole batches from memory"
+NAME = "whole batches gathered from memory"
 
 
 class Tensors(Dataset[Any]):
@@ -91,7 +91,7 @@ def test_gathering_is_measured_in_a_fork(data: Any) -> None:
     assert found["spread"] >= 0.05
 
 
-@pytest.mark.parametrize("code", ["", "loader = datapipe.from_torch(DataLoader(TensorDataset(...), ...))"])
+@pytest.mark.parametrize("code", ["", "data = TensorDataset(...)"])
 def test_a_diagnosis_predicts_what_was_measured(code: str) -> None:
     found = analyze(process(make_s=0.03, work_s=0.005))
     workload = workload_from(found)

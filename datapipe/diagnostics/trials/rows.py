@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ _MAX_BATCH = 1024  # rows
 _MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, by the Dataset and gathered
 _FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
 _NUM_COMPARED = 12  # samples
+_NAN = -1.1754944e-38  # stands for NaN, which is not equal to itself
 _MOST_NAMED = 6  # columns in the code that is shown
 _MOST_COPIED = 1 << 30  # bytes of columns that are laid side by side; larger ones are gathered each by itself
 
@@ -30,8 +32,8 @@ Gather = Callable[[np.ndarray[Any, Any]], Any]
 def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
     """Return {"rows": {"ratio": CPU time of gathered batches over the Dataset's, "spread", "code"}}; {} if it reads no table.
 
-    `code`: how a loader that gathers is made, as Python; empty where `from_torch` alone does it. Forks, and waits for the child
-    for at most `seconds` and some more.
+    `code`: the data for a loader that gathers, as Python; empty if `from_torch` finds it by itself. Forks, and waits for the
+    child for at most `seconds` and some more.
     """
     from datapipe.adapt.tensor_rows import rows_of
 
@@ -45,7 +47,7 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
 
 
 def table_behind(dataset: Any) -> tuple[Gather, str] | None:
-    """Return what gathers the rows that a Dataset reads, and the code for a loader that does; None if that is not certain.
+    """Return what gathers the rows that a Dataset reads, and code for its data; None if that is not certain.
 
     Reads some samples.
     """
@@ -65,7 +67,9 @@ def table_behind(dataset: Any) -> tuple[Gather, str] | None:
         if all(numbers <= left for numbers, left in zip(here, wanted, strict=True)):
             wanted = [left - numbers for numbers, left in zip(here, wanted, strict=True)]
             chosen.setdefault(name, []).extend([column] if column else [])
-            parts.append(torch.as_tensor(np.ascontiguousarray(values)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a read-only array, which is only read
+                parts.append(torch.as_tensor(np.ascontiguousarray(values)))
     if any(wanted) or not parts:
         return None
     frames = {name for name, columns in chosen.items() if columns}
@@ -74,7 +78,7 @@ def table_behind(dataset: Any) -> tuple[Gather, str] | None:
     if frames and is_small and len(vectors) > 1 and len({part.dtype for part in vectors}) == 1:  # as `to_numpy` lays them
         parts = [part for part in parts if part.ndim > 1] + [torch.stack(vectors, 1)]
     tensors = ", ".join(f"torch.as_tensor({_expression(dataset, name, columns)})" for name, columns in chosen.items())
-    return TensorRows(parts, None).__getitems__, f"loader = datapipe.from_torch(DataLoader(TensorDataset({tensors}), ...))"
+    return TensorRows(parts, None).__getitems__, f"data = TensorDataset({tensors})"
 
 
 def _columns(dataset: Any) -> Iterator[tuple[str, str, np.ndarray[Any, Any]]]:
@@ -114,7 +118,7 @@ def _numbers(sample: Any) -> Counter[float]:
         if isinstance(leaf, torch.Tensor):
             leaf = leaf.detach().float().numpy()
         try:
-            found.update(np.asarray(leaf, np.float32).ravel().tolist())
+            found.update(np.nan_to_num(np.asarray(leaf, np.float32), nan=_NAN).ravel().tolist())
         except (TypeError, ValueError):
             found[float("inf")] += 1  # something else, which no table of numbers holds
     return found
