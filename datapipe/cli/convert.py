@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a folder or a file; see below")
+    parser.add_argument("source", metavar="SRC", help="a folder, a file, or the URL of either; see below")
     parser.add_argument("destination", metavar="DST", help="directory to create, or the URL of a place in an object store")
     parser.add_argument(
         "--to",
@@ -177,10 +177,10 @@ def _convert(options: ConvertOptions, destination: str, display: _Display) -> Re
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
-    from converters import Check, ClassFrom, ConvertOptions, OnError
+    from converters import Check, ClassFrom, ConvertOptions, OnError, parse_place
 
     return ConvertOptions(
-        source=args.source,
+        source=parse_place(args.source),
         destination=Path(args.destination),
         to=args.to,
         form=args.form,
