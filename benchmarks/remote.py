@@ -1,11 +1,13 @@
 """The cost of reading from an object store compared with reading the same shards from a disk.
 
     python -m benchmarks.remote
+    python -m benchmarks.remote --peers .venv-peers/bin/python     # LitData and MosaicML Streaming beside it
     python -m benchmarks.remote --dry-run      # tiny images, one round: does it run?
 
 The store is a server on the loopback interface, in a process of its own on the same cores, that answers after 50 ms. What CPU
 it takes is reported apart: on a machine of its own it would take nothing from the loader. Every variant runs once per round in
-a fresh process; the order rotates. `local-again` is the local set once more: how far its ratio is from 1 is the noise.
+a fresh process; the order rotates. What begins with nothing cached is measured within its first epoch. `local-again` is the
+local set once more: how far its ratio is from 1 is the noise.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,10 +32,12 @@ from benchmarks.environment import ROOT
 from benchmarks.lock_sampling import offer, report_span, watch
 from benchmarks.ratios import ratio_of, rotated
 
-VARIANTS = ("local", "local-again", "ranges", "warm cache")
+PEERS = ("litdata", "mds")
 _BUCKET, _SET, _MANY = "bench", "photos", "many"
 _BATCH = 128
 _WARMUP_BATCHES = 4
+_READY_BATCHES = 16  # left at an epoch's end: it would be measured too fast while batches made ahead run out
+_HELD = ("local", "ranges", "windows, cold", "warm cache")
 
 
 def main() -> None:
@@ -71,26 +76,47 @@ def make_sets(scratch: Path, arguments: argparse.Namespace) -> None:
     convert(ConvertOptions(folder, served / _SET, shard_nbytes=100_000 if arguments.dry_run else 32 << 20))
     tiny = make_image_folder(scratch / "tiny", num_images=4 * arguments.shards, scale="small")
     convert(ConvertOptions(tiny, served / _MANY, shard_nbytes=10_000))
+    if arguments.peers:
+        for peer in PEERS:
+            command = [arguments.peers, "-m", "benchmarks.contenders.streaming_peers", "write", peer, folder, served / peer]
+            done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=1800)
+            if done.returncode != 0:
+                raise SystemExit(f"{peer} failed to write:\n{done.stderr[-3000:]}")
 
 
 def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Images/s of each variant, round by round, and how long each holds Python's lock."""
     cache = scratch / "shards"
     run = {"num_images": arguments.count, "num_threads": arguments.threads}
-    tasks = {
+    epoch = arguments.images // _BATCH
+    first_epoch = (epoch - _WARMUP_BATCHES - min(_READY_BATCHES, epoch // 4)) * _BATCH
+    if first_epoch <= 0:
+        raise SystemExit(f"--images {arguments.images}: an epoch must have more than {_BATCH * (_WARMUP_BATCHES + 2)}")
+    tasks: dict[str, dict[str, Any]] = {
         "local": {"source": str(scratch / "served" / _BUCKET / _SET), **run},
         "local-again": {"source": str(scratch / "served" / _BUCKET / _SET), **run},
         "ranges": {"source": f"s3://{_BUCKET}/{_SET}", **run},
+        "windows, cold": {"source": f"s3://{_BUCKET}/{_SET}", "shuffle": "windows", **run, "num_images": first_epoch},
         "warm cache": {"source": f"s3://{_BUCKET}/{_SET}", "cache_dir": str(cache), **run},
     }
+    peers = {
+        f"{peer}, cold": {
+            "source": f"s3://{_BUCKET}/{peer}", "num_images": first_epoch, "num_workers": arguments.threads,
+            "batch_size": _BATCH, "warmup": _WARMUP_BATCHES,
+        }
+        for peer in (PEERS if arguments.peers else ())
+    }  # fmt: skip
     _fill(tasks["warm cache"], cache)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in tasks}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in (*tasks, *peers)}
     for number in range(arguments.rounds):
-        for name in rotated(list(tasks), number):
-            found = _run("--once", tasks[name])
+        for name in rotated([*tasks, *peers], number):
+            if name in peers:
+                found = _run_peer(arguments.peers, name.partition(",")[0], peers[name], scratch / "empty")
+            else:
+                found = _run("--once", tasks[name], scratch / "empty")
             rounds[name].append(found)
-            print(f"round {number + 1}/{arguments.rounds}  {name:<12} {found['images_per_s']:8.0f} images/s", flush=True)
-    held = {name: [_held(tasks[name]) for _ in range(min(3, arguments.rounds))] for name in ("local", "ranges", "warm cache")}
+            print(f"round {number + 1}/{arguments.rounds}  {name:<13} {found['images_per_s']:8.0f} images/s", flush=True)
+    held = {name: [_held(tasks[name], scratch / "empty") for _ in range(min(3, arguments.rounds))] for name in _HELD}
     return {
         "settings": {
             "num_images": arguments.count,
@@ -105,11 +131,13 @@ def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure(source: str, num_images: int, num_threads: int, cache_dir: str | None = None) -> dict[str, Any]:
+def measure(
+    source: str, num_images: int, num_threads: int, cache_dir: str | None = None, shuffle: bool | str = True
+) -> dict[str, Any]:
     """Images/s in this process after a few batches, with the CPU that it takes per image."""
     import datapipe as dp
 
-    loader = _loader(source, num_threads, cache_dir)
+    loader = _loader(source, num_threads, cache_dir, shuffle)
     batches = _endless(loader)
     for _ in range(_WARMUP_BATCHES):
         next(batches)
@@ -129,7 +157,7 @@ def measure(source: str, num_images: int, num_threads: int, cache_dir: str | Non
     }
 
 
-def _loader(source: str, num_threads: int, cache_dir: str | None) -> Any:
+def _loader(source: str, num_threads: int, cache_dir: str | None, shuffle: bool | str) -> Any:
     import torch
 
     import datapipe as dp
@@ -137,7 +165,7 @@ def _loader(source: str, num_threads: int, cache_dir: str | None) -> Any:
     return dp.DataLoader(
         source,
         batch_size=_BATCH,
-        shuffle=True,
+        shuffle=shuffle,  # type: ignore[arg-type]
         seed=0,
         drop_last=True,
         num_workers=num_threads,
@@ -185,19 +213,37 @@ def _fill(task: dict[str, Any], cache: Path) -> None:
     raise SystemExit("the cache was not filled within 300 s")
 
 
-def _held(task: dict[str, Any]) -> float:
+def _held(task: dict[str, Any], empty: Path) -> float:
     """Microseconds per image for which Python's lock was found held."""
-    command = [sys.executable, "-m", "benchmarks.remote", "--held", json.dumps(task)]
+    command = [sys.executable, "-m", "benchmarks.remote", "--held", json.dumps(_with_empty_cache(task, empty))]
     (span,) = watch(command, {**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
     return float(span["held"] * (span["end_s"] - span["start_s"]) / span["num_images"] * 1e6)
 
 
-def _run(mode: str, task: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.remote", mode, json.dumps(task)]
+def _run(mode: str, task: dict[str, Any], empty: Path | None = None) -> dict[str, Any]:
+    task = task if empty is None else _with_empty_cache(task, empty)
+    return _answer([sys.executable, "-m", "benchmarks.remote", mode, json.dumps(task)])
+
+
+def _run_peer(python: str, peer: str, task: dict[str, Any], empty: Path) -> dict[str, Any]:
+    shutil.rmtree(empty, ignore_errors=True)
+    task = {**task, "cache_dir": str(empty)}
+    return _answer([python, "-m", "benchmarks.contenders.streaming_peers", "read", peer, json.dumps(task)])
+
+
+def _with_empty_cache(task: dict[str, Any], empty: Path) -> dict[str, Any]:
+    """Give windows, which fetch whole shards, a cache in which nothing is."""
+    if task.get("shuffle") != "windows":
+        return task
+    shutil.rmtree(empty, ignore_errors=True)
+    return {**task, "cache_dir": str(empty)}
+
+
+def _answer(command: list[str]) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
-        raise SystemExit(f"{task} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{command} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -228,30 +274,32 @@ def serve(root: Path, latency_s: float) -> Iterator[Any]:
 def summarise(rounds: dict[str, list[dict[str, float]]], held: dict[str, list[float]]) -> dict[str, Any]:
     """Medians by variant, and their ratios to the local set: of images/s, and of the CPU that an image takes."""
     rates = {name: [one["images_per_s"] for one in of_one] for name, of_one in rounds.items()}
-    cpu = {name: [one["cpu_us_per_image"] for one in of_one] for name, of_one in rounds.items()}
-    variants = {
-        name: {
+    cpu = {name: [one["cpu_us_per_image"] for one in of_one if "cpu_us_per_image" in one] for name, of_one in rounds.items()}
+    variants: dict[str, dict[str, Any]] = {}
+    for name in rounds:
+        variants[name] = {
             "images_per_s": round(statistics.median(rates[name]), 1),
-            "cpu_us_per_image": round(statistics.median(cpu[name])),
             "to_local": dataclasses.asdict(ratio_of(rates[name], rates["local"])),
-            "to_local_by_cpu": dataclasses.asdict(ratio_of(cpu["local"], cpu[name])),
             "rounds": [round(rate, 1) for rate in rates[name]],
         }
-        for name in rounds
-    }
+        if cpu[name]:  # of peers it is spent in their workers
+            variants[name] |= {
+                "cpu_us_per_image": round(statistics.median(cpu[name])),
+                "to_local_by_cpu": dataclasses.asdict(ratio_of(cpu["local"], cpu[name])),
+            }
     return {"variants": variants, "held_us_per_image": {name: round(statistics.median(found), 1) for name, found in held.items()}}
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:
     """The figures in words."""
-    lines = [f"{'':<12} {'images/s':>9} {'to local':>22} {'CPU us/image':>13} {'to local by CPU':>16} {'lock us':>8}"]
+    lines = [f"{'':<13} {'images/s':>9} {'to local':>22} {'CPU us/image':>13} {'to local by CPU':>16} {'lock us':>8}"]
     for name, found in result["variants"].items():
         wall = "{ratio:.2f}x [{low:.2f}, {high:.2f}]".format(**found["to_local"])
         lock = result["held_us_per_image"].get(name)
-        lines.append(
-            f"{name:<12} {found['images_per_s']:>9,.0f} {wall:>22} {found['cpu_us_per_image']:>13,} "
-            f"{found['to_local_by_cpu']['ratio']:>15.2f}x {'' if lock is None else f'{lock:.0f}':>8}"
-        )
+        line = f"{name:<13} {found['images_per_s']:>9,.0f} {wall:>22}"
+        if "cpu_us_per_image" in found:
+            line += f" {found['cpu_us_per_image']:>13,} {found['to_local_by_cpu']['ratio']:>15.2f}x"
+        lines.append(line + (f" {lock:>8.0f}" if lock is not None else ""))
     server, first = result["server"], result["first_batch_of_many_shards_s"]
     lines.append(f"the server took {server['cpu_us_per_answer']} us of CPU per answer, on the same cores")
     shards, latency = result["settings"]["many_shards"], result["settings"]["latency_ms"]
@@ -261,19 +309,20 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.remote", description="Object stores against a disk.")
-    parser.add_argument("--images", type=int, help="photographs in the dataset (default: 3000; 64 with --dry-run)")
+    parser.add_argument("--images", type=int, help="photographs in the dataset (default: 8000; 1000 with --dry-run)")
     parser.add_argument("--count", type=int, help="images per measurement (default: 4096; 64 with --dry-run)")
     parser.add_argument("--shards", type=int, help="of the set whose first batch is timed (default: 2500; 8 with --dry-run)")
     parser.add_argument("--rounds", type=int, help="default: 7; 1 with --dry-run")
     parser.add_argument("--threads", type=int, default=2, help="decoding threads")
     parser.add_argument("--latency", type=float, default=0.05, help="of the server, in seconds")
-    parser.add_argument("--scratch", type=Path, help="directory for images, shards and caches (1 GB); default: the system's")
+    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with litdata and mosaicml-streaming (none)")
+    parser.add_argument("--scratch", type=Path, help="directory for images, shards and caches (3 GB); default: the system's")
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
     parser.add_argument("--dry-run", action="store_true", help="tiny images, one round, nothing saved")
     parser.add_argument("--once", help=argparse.SUPPRESS)
     parser.add_argument("--held", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    for name, usual, dry in (("images", 3000, 160), ("count", 4096, 64), ("shards", 2500, 8), ("rounds", 7, 1)):
+    for name, usual, dry in (("images", 8000, 1000), ("count", 4096, 64), ("shards", 2500, 8), ("rounds", 7, 1)):
         if getattr(arguments, name) is None:
             setattr(arguments, name, dry if arguments.dry_run else usual)
     return arguments

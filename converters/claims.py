@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from converters.admission import MUTABLE_OPTIONS
-from converters.inventory import FoundSet
+from converters.inventory import ERRORS_NAME, FoundSet
 from converters.planning import ConversionPlan
 from converters.writers import TARGETS
 from datapipe.core.errors import MissingDataError, StorageError
@@ -139,8 +139,15 @@ def release_claim(present: Present, claim: Claim) -> None:
     """Delete what a finished conversion replaces, then its claim."""
     location = present.location
     for name in sorted(set(claim.replaces) - present.files()):
-        delete(location / name)
+        if _is_of_a_dataset(name):  # the claim was read from the store, where anybody may have written it
+            delete(location / name)
     delete(location / BUILDING_NAME)
+
+
+def _is_of_a_dataset(name: str) -> bool:
+    """Return True for a name that a conversion gives, in the location itself or in a split."""
+    folder, _, last = name.rpartition("/")
+    return "/" not in folder and (last in (MANIFEST_NAME, ERRORS_NAME) or _SHARD_NAME.fullmatch(last) is not None)
 
 
 def _begun(location: Location, sets: list[str]) -> set[str]:

@@ -44,6 +44,8 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
     refuse_unwritable(location)
     if options.part is not None:
         raise OptionError("--part needs a destination on a disk that all parts share; convert there, without it into a store")
+    if isinstance(options.source, Location) and _lie_within_each_other(options.source, location):
+        raise OptionError(f"{options.source} and {location} lie within each other; choose another destination")
     options, _ = resolved(options)
     staged = user_cache(STAGED) / _name(options, location)
     try:
@@ -68,6 +70,11 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
                 report = convert(dataclasses.replace(options, destination=made, overwrite=False), on_progress, delivery=delivery)
     shutil.rmtree(staged)
     return report
+
+
+def _lie_within_each_other(one: Location, other: Location) -> bool:
+    first, second = f"{one}/", f"{other}/"
+    return first.startswith(second) or second.startswith(first)
 
 
 def _name(options: ConvertOptions, location: Location) -> str:

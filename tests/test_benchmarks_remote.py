@@ -15,6 +15,7 @@ def test_variants_are_held_against_the_local_set() -> None:
             "local-again": rounds(1000, 1000),
             "ranges": rounds(800, 1250),
             "warm cache": rounds(990, 1000),
+            "litdata, cold": [{"images_per_s": 250.0}] * 5,
         },
         {"local": [10.0, 12.0, 11.0], "ranges": [50.0, 52.0, 51.0]},
     )
@@ -28,4 +29,5 @@ def test_variants_are_held_against_the_local_set() -> None:
     }
     lines = remote.as_lines(result)
     assert lines[3].split()[:3] == ["ranges", "800", "0.80x"]
+    assert lines[5].split() == ["litdata,", "cold", "250", "0.25x", "[0.25,", "0.25]"], "the CPU of its workers is not known"
     assert lines[-1] == "first batch from 2,500 shards at 50 ms: 1.50 s (2.00 at most)"

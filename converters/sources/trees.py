@@ -22,7 +22,7 @@ from datapipe.containers.listing import (
 from datapipe.core.errors import MissingDataError
 from datapipe.stores.listing import list_below, list_each
 from datapipe.stores.location import Location
-from datapipe.stores.objects import ListedObject, list_names, list_objects
+from datapipe.stores.objects import ListedObject, list_names, list_objects, refuse_unlistable
 
 _MAX_FOLDERS = 10_000_000
 
@@ -74,6 +74,7 @@ class PrefixTree:
         self._root = root
 
     def folders(self, *, otherwise: str) -> list[bytes]:
+        refuse_unlistable(self._root)
         names = list_names(self._root, at_most=_MAX_FOLDERS)
         if not names:
             raise MissingDataError(f"{self._root}: no objects under this prefix; check the URL, or {otherwise}")

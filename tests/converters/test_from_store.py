@@ -18,6 +18,7 @@ from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto
 
 import datapipe as dp
 from converters import ClassFrom, ConvertOptions, OnError, conversion, convert, parse_place, preview, recognise
+from converters.to_store import convert_to_store
 from converters.verify import verify
 from datapipe.cli.main import main
 from datapipe.core.errors import IntegrityError
@@ -211,9 +212,17 @@ def test_tars_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("nothing-here", "auto", "nothing under this prefix; check the URL"),
         ("nothing-here", "image-folder", "no objects under this prefix; check the URL"),
         ("x.tar.gz", "tar", "a compressed tar cannot be read at random"),
+        ("x.tar.gz", "archive", "a compressed tar cannot be read at random"),
     ],
 )
 def test_what_is_not_read(store: FaultyStore, photos: Path, tmp_path: Path, source: str, form: str, said: str) -> None:
     obstore.put(open_store(parse_location(f"s3://{BUCKET}")), "x.tar.gz", b"x")
     with pytest.raises((dp.OptionError, dp.MissingDataError), match=said):
         convert(options_of(parse_place(f"s3://{BUCKET}/{source}"), tmp_path / "out", form=form))
+
+
+def test_a_place_within_the_source(store: FaultyStore, photos: Path) -> None:
+    place = parse_location(f"s3://{BUCKET}/photos")
+    for other in (place, place / "made"):
+        with pytest.raises(dp.OptionError, match="lie within each other; choose another destination"):
+            convert_to_store(options_of(place, Path("unused")), other)

@@ -337,6 +337,55 @@ def test_overwriting_deletes_the_manifest_first(store: FaultyStore, folder: Path
     assert set(objects(place)) == {path.name for path in convert(folder, tmp_path / "set", shard_nbytes=40_000).iterdir()}
 
 
+def test_overwriting_goes_on_where_it_was_stopped(
+    store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before the claim, after it, after each PUT and each DELETE; nothing of the old set is left in the end."""
+    place, put, remove = parse_location(f"s3://{BUCKET}/over-again"), uploads._put, claims.delete
+    convert_to_store(options_of(folder, shard_nbytes=4_000), place)
+    calls, stop_at = 0, 0
+
+    class StoppedError(BaseException):
+        pass
+
+    def stop(work: Any, *args: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise StoppedError
+        work(*args, **options)
+        if calls == stop_at + 1:
+            raise StoppedError
+
+    monkeypatch.setattr(uploads, "_put", lambda *args, **options: stop(put, *args, **options))
+    for module in (claims, delivery):
+        monkeypatch.setattr(module, "delete", lambda *args: stop(remove, *args))
+    monkeypatch.setattr(delivery, "_AT_ONCE", 1)
+    for number in range(1, 60, 3):
+        calls, stop_at = 0, number
+        try:
+            convert_to_store(options_of(folder, shard_nbytes=1_000_000, overwrite=True), place)
+            break
+        except StoppedError:
+            pass
+    else:
+        raise AssertionError("it never ended")
+    assert number > 4
+    expected = convert(folder, tmp_path / "set", shard_nbytes=1_000_000)
+    assert objects(place) == {path.name: path.read_bytes() for path in expected.iterdir()}
+
+
+def test_a_claim_names_no_other_objects(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
+    """A claim is an object that anybody may have written: what it says to remove must be of a dataset."""
+    place = parse_location(f"s3://{BUCKET}/forged")
+    uploads.write(b"precious", place / "notes.txt", overwrite=False)
+    uploads.write(
+        b'{"plan": "x", "sets": [""], "replaced": {}, "replaces": ["notes.txt", "../y"]}', place / ".building", overwrite=False
+    )
+    convert_to_store(options_of(folder, overwrite=True), place)
+    assert read_object(place / "notes.txt") == b"precious"
+
+
 def test_splits_and_the_command(store: FaultyStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"s3://{BUCKET}/split"
     assert main(["convert", str(folder), url, "--to", "webdataset", "--split", "train=0.8,val=0.2", "--workers", "1"]) == 0

@@ -11,11 +11,12 @@ from fixtures import convert, copies, make_folder, same
 
 import datapipe as dp
 from converters import ConvertOptions
+from converters import convert as convert_again
 from converters.to_store import convert_to_store
 from converters.verify_remote import verify_remote
+from datapipe.stores.listing import list_below
 from datapipe.stores.location import parse_location
-from datapipe.stores.objects import list_names
-from datapipe.stores.uploads import delete
+from datapipe.stores.uploads import delete, write
 
 URL = os.environ.get("DATAPIPE_TEST_URL", "")
 
@@ -35,6 +36,13 @@ def test_into_a_real_store_and_out_again(tmp_path: Path) -> None:
         cached = dp.DataLoader(str(place), **options, remote=dp.Remote(cache_dir=tmp_path / "shards"))
         here.set_epoch(0)
         assert same(copies(here), copies(cached))
+        photos = place / "photos"
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            write(path.read_bytes(), photos / str(path.relative_to(folder)), overwrite=False)
+        convert_again(ConvertOptions(photos, tmp_path / "again", shard_nbytes=12_000, num_workers=1))
+        shards = [path.name for path in local.iterdir() if path.name != "dataset.json"]
+        assert all((tmp_path / "again" / name).read_bytes() == (local / name).read_bytes() for name in shards)
     finally:
-        for name in list_names(place):
-            delete(place / name)
+        for page in list_below(place):
+            for one in page:
+                delete(place / one.name)
