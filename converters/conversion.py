@@ -25,8 +25,9 @@ from converters.admission import (
     refuse_changed_options,
     refuse_unreadable,
 )
-from converters.engine import run_shards
+from converters.engines import run_shards
 from converters.examine import Treatment
+from converters.fence import Fence, begin_run
 from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
@@ -58,7 +59,6 @@ from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, f
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
-from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
 
@@ -219,6 +219,7 @@ class _Conversion:
     def _write_shards(self, plan: ConversionPlan) -> tuple[int, int]:
         """Write this part's missing shards; return the numbers of written and of existing ones."""
         refuse_unreadable(plan, self.options)
+        fence = begin_run(self.building, self.part)
         missing: list[PlannedShard] = []
         num_errors = len(plan.problems)
         for shard in filter(self._owns, plan.shards):
@@ -244,7 +245,7 @@ class _Conversion:
             if num_bad:
                 self._refuse_too_many(plan, num_errors)
 
-        run_shards(self._job(plan), missing, num_workers=self.options.num_workers or num_usable_cores(), on_samples=on_samples)
+        run_shards(self._job(plan, fence), missing, options=self.options, on_samples=on_samples)
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
 
     def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
@@ -255,11 +256,11 @@ class _Conversion:
     def _owns(self, shard: PlannedShard) -> bool:
         return self.part.owns(shard.number)
 
-    def _job(self, plan: ConversionPlan) -> ShardJob:
+    def _job(self, plan: ConversionPlan, fence: Fence) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
         root = self.source.root.absolute()
-        return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
+        return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes, fence)
 
     def _refuse_full_disk(self, plan: ConversionPlan, missing: list[PlannedShard]) -> None:
         needed, free = needed_nbytes(missing, num_fields=len(plan.fields)), free_nbytes(self.destination)

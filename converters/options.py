@@ -15,6 +15,7 @@ from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
+ENGINES = ("local", "ray")
 FORMS = (
     "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
     "arrow", "lmdb",
@@ -218,7 +219,9 @@ class ConvertOptions:
     resize: Resize | None = None
     encode: Encode = Encode("keep")
     strip_exif: bool = False  # take EXIF, XMP and comments out of images that keep their bytes
-    num_workers: int | None = None  # None: the cores this process may use
+    engine: str = "local"  # one of ENGINES
+    address: str | None = None  # of a Ray cluster; None: that of the environment, or one on this machine for this run
+    num_workers: int | None = None  # None: the cores this process may use, or those of the cluster
     seed: int | None = 0  # of the write shuffle; None: listing order
     split: tuple[Split, ...] = ()
     class_map: Path | None = None
@@ -233,6 +236,10 @@ class ConvertOptions:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
         if self.form not in FORMS:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
+        if self.engine not in ENGINES:
+            raise OptionError(f"--engine {self.engine!r} is not known; choose one of: {', '.join(ENGINES)}")
+        if self.address is not None and self.engine != "ray":
+            raise OptionError(f"--address {self.address} is that of a Ray cluster; add --engine ray, or leave it out")
         for name in ("source", "destination", "root", "class_map"):
             if getattr(self, name) is not None:
                 path_name(getattr(self, name), name)

@@ -74,7 +74,7 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
 
 def _name(options: ConvertOptions, location: Location) -> str:
     """Return the name of the local directory: one for each location and set of options, since their results differ."""
-    lasting = dataclasses.replace(options, destination=Path(), overwrite=False, num_workers=None)
+    lasting = dataclasses.replace(options, destination=Path(), overwrite=False, num_workers=None, engine="local", address=None)
     return hashlib.sha256(f"{location}\n{lasting!r}".encode(errors="surrogateescape")).hexdigest()[:24]
 
 

@@ -31,6 +31,8 @@ _FOR_SAMPLES: dict[str, Any] = {
     "encode": None,
     "split": (),
     "part": None,
+    "engine": "local",
+    "address": None,
     "check": "header",
 }
 

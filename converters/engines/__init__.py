@@ -1,0 +1,32 @@
+"""The engines that build the shards of a plan: processes of this machine, or tasks of a Ray cluster.
+
+Both run the same code over the same plan, one shard at a time, and publish it by the same steps, so the bytes do not show which
+of them was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from converters.engines.local import run_locally
+from converters.engines.messages import OnSamples
+from converters.options import ConvertOptions
+from converters.planning import PlannedShard
+from converters.shards import ShardJob
+from datapipe.core.cores import num_usable_cores
+
+
+def run_shards(job: ShardJob, shards: Sequence[PlannedShard], *, options: ConvertOptions, on_samples: OnSamples) -> None:
+    """Build `shards` by the engine of `options`. Raises what the first failing one raised; the others are stopped.
+
+    `on_samples` is called in the caller's thread, and may raise to stop everything. Its counts are negative for a shard that
+    is built again, as the machine that built it was lost.
+    """
+    if not shards:
+        return
+    if options.engine == "ray":
+        from converters.engines.ray import run_on_cluster
+
+        run_on_cluster(job, shards, address=options.address, num_workers=options.num_workers, on_samples=on_samples)
+    else:
+        run_locally(job, shards, num_workers=options.num_workers or num_usable_cores(), on_samples=on_samples)
