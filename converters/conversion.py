@@ -7,6 +7,7 @@ are on disk, and each is there completely or not at all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import shutil
 import tempfile
@@ -204,7 +205,8 @@ class _Conversion:
     def _refuse_changed_source(self, plan: ConversionPlan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
             spool = self.building / SPOOL_NAME
-            fresh = _plan(Path(scratch), self.options, self.source, self.on_progress, spool=spool)
+            listed = dataclasses.replace(self.options, dedupe=False)  # the same listing has the same duplicates
+            fresh = _plan(Path(scratch), listed, self.source, self.on_progress, spool=spool)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
                 difference = "the parts of it that cannot be read are not the same as before"

@@ -218,6 +218,7 @@ class ConvertOptions:
     shard_nbytes: int = 256_000_000  # source bytes per shard: a target, not a limit
     resize: Resize | None = None
     encode: Encode = Encode("keep")
+    dedupe: bool = False  # leave out samples whose image, or whose fields, an earlier one has, byte for byte
     strip_exif: bool = False  # take EXIF, XMP and comments out of images that keep their bytes
     engine: str = "local"  # one of ENGINES
     address: str | None = None  # of a Ray cluster; None: that of the environment, or one on this machine for this run
@@ -271,6 +272,7 @@ class ConvertOptions:
             "shard_size": self.shard_nbytes,
             "resize": None if self.resize is None else str(self.resize),
             "encode": str(self.encode),
+            "dedupe": self.dedupe or None,
             "strip_exif": self.strip_exif or None,
             "seed": self.seed,
             "split": {split.name: str(split.share) for split in self.split} or None,

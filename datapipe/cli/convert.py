@@ -94,6 +94,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
     )
     parser.add_argument(
+        "--dedupe",
+        action="store_true",
+        help="leave out samples whose image is byte for byte that of an earlier one, and name them",
+    )
+    parser.add_argument(
         "--strip-exif", action="store_true", help="take EXIF, XMP and comments out of images that keep their bytes"
     )
     parser.add_argument(
@@ -200,6 +205,7 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         shard_nbytes=args.shard_size,
         resize=args.resize,
         encode=args.encode,
+        dedupe=args.dedupe,
         strip_exif=args.strip_exif,
         engine=args.engine,
         address=args.address,

@@ -33,6 +33,7 @@ _FOR_SAMPLES: dict[str, Any] = {
     "part": None,
     "engine": "local",
     "address": None,
+    "dedupe": False,
     "check": "header",
 }
 
