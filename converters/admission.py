@@ -109,7 +109,10 @@ def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
         )
     known = plan.unreadable
     if known.num:
-        shown = "; ".join(f"{source}: bad sample: {reason}" for source, reason in known.first)
+        by_reason: dict[str, list[str]] = {}
+        for source, reason in known.first:
+            by_reason.setdefault(reason, []).append(source)
+        shown = "; ".join(f"{', '.join(sources)}: bad sample: {reason}" for reason, sources in by_reason.items())
         more = f"; and {known.num - len(known.first)} more" if known.num > len(known.first) else ""
         raise DecodeError(
             f"{options.source}: {known.num} of {plan.num_samples} samples cannot be read: {shown}{more};"
