@@ -70,6 +70,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.remote
 	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.convert_sources
 	$(BIN)/python -m benchmarks.million
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil
