@@ -32,6 +32,7 @@ from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError
 from datapipe.core.regular_files import path_inside
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
+from datapipe.stores.location import Location
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"
@@ -153,7 +154,9 @@ def build_plan(
             from converters.duplicates import find_duplicates  # which reads samples, as plans do not otherwise
             from converters.samples import Roots
 
-            roots = Roots(os.fsencode(source.root.absolute()), os.fsencode(spool))
+            root = source.root
+            root = root if isinstance(root, Location) else root.absolute()
+            roots = Roots(os.fsencode(str(root)), os.fsencode(spool))
             duplicates = find_duplicates(connection, facts, summary.field_order, roots=roots, scratch=path.parent)
         sets = _plan_sets(options, summary, summary.num_samples - duplicates.num)
         _write_slots(connection, options, sets, scratch=path.parent)

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from converters.engines.local import run_locally
-from converters.engines.messages import OnSamples
+from converters.engines.messages import OnSamples, OnShard
 from converters.options import ConvertOptions
 from converters.planning import PlannedShard
 from converters.shards import ShardJob
 from datapipe.core.cores import num_usable_cores
 
 
-def run_shards(job: ShardJob, shards: Sequence[PlannedShard], *, options: ConvertOptions, on_samples: OnSamples) -> None:
+def run_shards(
+    job: ShardJob, shards: Sequence[PlannedShard], *, options: ConvertOptions, on_samples: OnSamples, on_shard: OnShard
+) -> None:
     """Build `shards` by the engine of `options`. Raises what the first failing one raised; the others are stopped.
 
-    `on_samples` is called in the caller's thread, and may raise to stop everything. Its counts are negative for a shard that
+    `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
+    everything. The counts of `on_samples` are negative for a shard that
     is built again, as the machine that built it was lost.
     """
     if not shards:
@@ -27,6 +30,9 @@ def run_shards(job: ShardJob, shards: Sequence[PlannedShard], *, options: Conver
     if options.engine == "ray":
         from converters.engines.ray import run_on_cluster
 
-        run_on_cluster(job, shards, address=options.address, num_workers=options.num_workers, on_samples=on_samples)
+        run_on_cluster(
+            job, shards, address=options.address, num_workers=options.num_workers, on_samples=on_samples, on_shard=on_shard
+        )
     else:
-        run_locally(job, shards, num_workers=options.num_workers or num_usable_cores(), on_samples=on_samples)
+        num_workers = options.num_workers or num_usable_cores()
+        run_locally(job, shards, num_workers=num_workers, on_samples=on_samples, on_shard=on_shard)

@@ -20,32 +20,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.engines.messages import OnSamples, error_from_json, job_from_json, job_to_json
+from converters.engines.messages import OnSamples, OnShard, error_from_json, job_from_json, job_to_json
 from converters.planning import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.shards import ShardJob, build_shard
 from converters.writers import TARGETS
 from datapipe.core.errors import StorageError
 
 
-def run_locally(job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples) -> None:
+def run_locally(
+    job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples, on_shard: OnShard
+) -> None:
     """Build `shards`. Raises what the first failing one raised; the others are stopped.
 
-    `on_samples` is called in the caller's thread, and may raise to stop everything.
+    `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
+    everything. No worker gets its next shard before `on_shard` has returned for the last one.
     """
     num_workers = min(num_workers, len(shards))
     if num_workers <= 1:
-        build_shards(job, shards, on_samples=on_samples)
+        build_shards(job, shards, on_samples=on_samples, on_shard=on_shard)
         return
     workers: list[_Worker] = []
     try:
         workers.extend(_start(job) for _ in range(num_workers))
-        _dispatch(workers, deque(shard.number for shard in shards), on_samples)
+        _dispatch(workers, deque(shards), on_samples, on_shard)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples) -> None:
+def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples, on_shard: OnShard) -> None:
     """Build `shards` one after the other in this process."""
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:
@@ -53,9 +56,10 @@ def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: O
             with contextlib.closing(build_shard(job, target, shard, samples(shard))) as progress:
                 for num_samples, num_bad in progress:
                     on_samples(num_samples, num_bad)
+            on_shard(shard)
 
 
-def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples) -> None:
+def _dispatch(workers: list[_Worker], waiting: deque[PlannedShard], on_samples: OnSamples, on_shard: OnShard) -> None:
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.answers, selectors.EVENT_READ, worker)
@@ -69,9 +73,12 @@ def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples
                         on_samples(*answer["samples"])
                     elif "error" in answer:
                         raise error_from_json(answer)
-                    elif waiting:
-                        worker.give(waiting.popleft())
                     else:
+                        assert worker.shard is not None
+                        on_shard(worker.shard)
+                        if waiting:
+                            worker.give(waiting.popleft())
+                            continue
                         num_busy -= 1
                         selector.unregister(worker.answers)
 
@@ -84,11 +91,11 @@ class _Worker:
     building: Path
     answers: int  # file descriptor
     partial: bytes = b""
-    shard_number: int = -1
+    shard: PlannedShard | None = None
 
-    def give(self, shard_number: int) -> None:
-        self.shard_number = shard_number
-        self._say(str(shard_number))
+    def give(self, shard: PlannedShard) -> None:
+        self.shard = shard
+        self._say(str(shard.number))
 
     def tell(self, value: Any) -> None:
         self._say(json.dumps(value))
@@ -103,8 +110,9 @@ class _Worker:
         """Return the answers that have arrived. Raises StorageError if the process is dead."""
         data = os.read(self.answers, 1 << 16)
         if not data:
+            number = "" if self.shard is None else f" {self.shard.number}"
             raise StorageError(
-                f"{self.building.parent}: a worker died while it wrote shard {self.shard_number} ({_death(self.process.wait())});"
+                f"{self.building.parent}: a worker died while it wrote shard{number} ({_death(self.process.wait())});"
                 " run the same command again, with fewer --workers if memory ran out"
             )
         *lines, self.partial = (self.partial + data).split(b"\n")

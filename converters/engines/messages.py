@@ -11,12 +11,14 @@ from typing import Any
 from converters.examine import Treatment
 from converters.fence import Fence
 from converters.options import Check, Encode, OnError, Resize
+from converters.planning import PlannedShard
 from converters.shards import ShardJob
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import errors
 from datapipe.core.errors import DatapipeError
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
+OnShard = Callable[[PlannedShard], None]
 
 
 def job_to_json(job: ShardJob) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
     treatment = job.treatment
     return {
         "building": os.fspath(job.building),
-        "root": os.fspath(job.root),
+        "root": job.root,
         "target": job.target,
         "check": treatment.check.value,
         "resize": None if treatment.resize is None else str(treatment.resize),
@@ -43,7 +45,7 @@ def job_from_json(value: dict[str, Any]) -> ShardJob:
     treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]), value["strips_exif"])
     return ShardJob(
         building=Path(value["building"]),
-        root=Path(value["root"]),
+        root=value["root"],
         target=value["target"],
         treatment=treatment,
         on_error=OnError(value["on_error"]),

@@ -38,6 +38,7 @@ class ListedFile:
     nbytes: int
     mtime_ns: int
     problem: str | None = None  # why it cannot be read, if known without opening it
+    etag: str = ""  # of an object in a store, which has no time
 
     @property
     def source(self) -> bytes:

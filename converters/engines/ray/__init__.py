@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from converters.engines.messages import OnSamples, error_from_json, job_to_json
+from converters.engines.messages import OnSamples, OnShard, error_from_json, job_to_json
 from converters.engines.ray import task
 from converters.planning import PlannedShard
 from converters.shards import ShardJob
@@ -39,7 +39,13 @@ logger = get_logger(__name__)
 
 
 def run_on_cluster(
-    job: ShardJob, shards: Sequence[PlannedShard], *, address: str | None, num_workers: int | None, on_samples: OnSamples
+    job: ShardJob,
+    shards: Sequence[PlannedShard],
+    *,
+    address: str | None,
+    num_workers: int | None,
+    on_samples: OnSamples,
+    on_shard: OnShard,
 ) -> None:
     """Build `shards` on the cluster at `address`, on that of RAY_ADDRESS, or on one that is started here for them.
 
@@ -52,7 +58,7 @@ def run_on_cluster(
         ray.cloudpickle.register_pickle_by_value(task)
         expected = task.versions()
         compared = _compare_versions(ray, expected)
-        _Run(ray, job, (expected, compared), num_workers, on_samples).build(shards)
+        _Run(ray, job, (expected, compared), num_workers, on_samples, on_shard).build(shards)
 
 
 def _import_ray() -> Any:
@@ -165,11 +171,12 @@ class _Run:
         expected: tuple[dict[str, str], frozenset[str]],  # versions, and the nodes where they were found
         num_workers: int | None,
         on_samples: OnSamples,
+        on_shard: OnShard,
     ) -> None:
         self._ray = ray
         self._destination = job.building.parent
         self._num_workers = num_workers
-        self._on_samples = on_samples
+        self._on_samples, self._on_shard = on_samples, on_shard
         self._build = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(task.build)
         self._job, self._expected = job_to_json(job), expected
         self._running: dict[Any, _Attempt] = {}  # by the generator of a task's answers
@@ -202,6 +209,7 @@ class _Run:
             answer = self._ray.get(next(answers))
         except StopIteration:
             del self._running[answers]
+            self._on_shard(attempt.shard)
             return None
         except self._ray.exceptions.RayTaskError as exc:  # an exception outside of what a task catches
             raise RuntimeError(f"a task failed:\n{exc}") from exc

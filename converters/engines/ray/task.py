@@ -100,10 +100,11 @@ def build(
     from converters.shards import build_shard
     from converters.writers import TARGETS
     from datapipe.core.errors import StorageError
+    from datapipe.stores.location import is_url
 
     try:
         opened, planned = job_from_json(job), PlannedShard(*shard)
-        for path in (opened.building / PLAN_NAME, opened.root):
+        for path in (opened.building / PLAN_NAME, *(() if is_url(opened.root) else (Path(opened.root),))):
             if not path.exists():
                 raise StorageError(
                     f"{path}: not found on node {node_name()}; source and destination must be on a disk that every node sees"
