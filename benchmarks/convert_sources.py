@@ -66,6 +66,7 @@ def measure(folder: Path, place: Path, num_rounds: int, workers: int) -> dict[st
         for name in rotated(list(runs), number):
             source, engine = runs[name]
             command = [sys.executable, "-c", _DATAPIPE, "convert", str(source), str(out / "shards"), "--to", "webdataset"]
+            command += ["--from", "archive" if source.parent == place and source != few else "image-folder"]
             rounds[name].append(run_once([*command, "--workers", str(workers), "--engine", engine], source, out))
             took = rounds[name][-1]
             print(f"round {number + 1}/{num_rounds}  {name:<14} {took['wall_s']:7.2f} s, CPU {took['cpu_s']:7.2f} s", flush=True)

@@ -20,7 +20,7 @@ def test_archives_hold_the_files_of_the_folder(tmp_path: Path) -> None:
         Image.new("RGB", (24, 16), (40 * number, 0, 0)).save(path)
     archives = convert_sources.make_archives(folder, tmp_path)
     for name, path in archives.items():
-        report = convert(ConvertOptions(path, tmp_path / "out" / name, num_workers=1))
+        report = convert(ConvertOptions(path, tmp_path / "out" / name, form="archive", num_workers=1))
         assert (name, report.num_samples, report.num_classes) == (name, 6, 2)
     assert len(archives) == 6
     few = convert_sources.make_few(folder, tmp_path / "few")
