@@ -40,7 +40,7 @@ test test-fast: export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench docs release dev
+EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench docs release dev
 
 .PHONY: setup demo test test-fast docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
@@ -80,6 +80,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.large_table
 	$(BIN)/python -m benchmarks.remote
 	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.convert_sources
 	$(BIN)/python -m benchmarks.million
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil

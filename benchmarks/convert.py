@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import resource
 import shlex
 import shutil
 import statistics
@@ -93,16 +94,18 @@ def _tar(source: Path, out: Path, *, flush: bool) -> list[str]:
     return ["sh", "-c", script + (f" && sync {tar}" if flush else "")]
 
 
-def run_once(command: list[str], source: Path | None, out: Path) -> dict[str, float]:
-    """Wall seconds of the command, and the peak of anonymous memory over it and its children.
+def run_once(command: list[str], source: Path | None, out: Path, *, empties: bool = True) -> dict[str, float]:
+    """Wall seconds of the command, CPU seconds of it and its children, and their peak of anonymous memory.
 
-    `source` is read beforehand; None leaves the page cache as it is. `out` is emptied.
+    `source` is read beforehand; None leaves the page cache as it is. `empties`: make `out` an empty directory first.
     """
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
+    if empties:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
     if source is not None:
         warm([source])
     os.sync()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     peak = _PeakMemory(process.pid)
@@ -110,7 +113,9 @@ def run_once(command: list[str], source: Path | None, out: Path) -> dict[str, fl
     wall_s = time.perf_counter() - started
     if process.returncode != 0:
         raise SystemExit(f"{shlex.join(command)} failed:\n{errors[-3000:]}")
-    return {"wall_s": wall_s, "peak_anonymous_mb": peak.stop()}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_anonymous_mb": peak.stop()}
 
 
 class _PeakMemory:

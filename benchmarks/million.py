@@ -2,10 +2,14 @@
 
     python -m benchmarks.million
     python -m benchmarks.million --num 10000 --rounds 1     # a look
+    python -m benchmarks.million --num 10000000 --rounds 1  # 70 GB of disk; fewer are extrapolated
 
 The files are JPEGs of 16 x 16 pixels in folders of a thousand, so what is measured is the cost of a file, not of its bytes:
-listing and planning (`convert --dry-run`), the whole conversion, and tar. Anonymous memory is that of all processes
-together at their peak, at a hundredth, a tenth and all of the files: it should not grow. At a tenth, `--part 1/2` and
+listing and planning (`convert --dry-run`), resuming (a part that is done is begun again: the source is listed and compared with
+the plan, and nothing is written), the whole conversion, and tar. Anonymous memory is that of all processes together at their
+peak, at a hundredth, a tenth and all of the files: it should not grow. The times of listing and resuming are extrapolated to
+10 million files from those at a tenth and at all of them: the time per file is assumed to grow on by the same factor for each
+tenfold. At a tenth, `--part 1/2` and
 `--part 2/2` run at the same time, then the command without `--part`, and every byte must be what one run wrote.
 
 Files are hard links to a few hundred masters (no disk, and inodes that are all in memory: what is measured is the work of
@@ -19,6 +23,7 @@ import argparse
 import dataclasses
 import hashlib
 import io
+import math
 import os
 import shlex
 import shutil
@@ -41,6 +46,7 @@ _DATAPIPE = "import sys; from datapipe.cli.main import main; sys.exit(main())"
 _PER_FOLDER = 1000
 _NUM_MASTERS = 400  # ext4 lets a file have 65,000 links
 _NBYTES_PER_FILE = {"links": 7_000, "real": 12_000}  # on disk, with what is made of it: directories, a tar, shards twice
+_EXTRAPOLATED = 10_000_000  # files
 _SHARDS_OF_PARTS = 6  # so that each part has several to write
 
 
@@ -86,18 +92,26 @@ def measure(data: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for name in rotated(list(rounds), number):
             rounds[name].append(run_once(commands(source, out, arguments.workers)[name], None, out))
             print(f"round {number + 1}/{arguments.rounds}  {name:<14} {rounds[name][-1]['wall_s']:8.2f} s", flush=True)
-    memory: dict[str, dict[int, float]] = {"list": {}, "convert": {}}
+    memory: dict[str, dict[int, float]] = {"list": {}, "convert": {}, "resume": {}}
+    seconds: dict[str, dict[int, float]] = {"list": {}, "resume": {}}
     for num, tree in trees.items():
-        for name, peaks in memory.items():
+        resumed = resume(tree, out, arguments.workers)
+        memory["resume"][num], seconds["resume"][num] = resumed["peak_anonymous_mb"], resumed["wall_s"]
+        for name in ("list", "convert"):
             if num == arguments.num:
-                peaks[num] = max(one["peak_anonymous_mb"] for one in rounds[name])
+                peak, wall_s = (statistics.median(one[key] for one in rounds[name]) for key in ("peak_anonymous_mb", "wall_s"))
             else:
-                peaks[num] = run_once(commands(tree, out, arguments.workers)[name], None, out)["peak_anonymous_mb"]
+                once = run_once(commands(tree, out, arguments.workers)[name], None, out)
+                peak, wall_s = once["peak_anonymous_mb"], once["wall_s"]
+            memory[name][num] = peak
+            if name in seconds:
+                seconds[name][num] = wall_s
     shutil.rmtree(out)
     num_divided = sizes[-2] if len(sizes) > 1 else sizes[0]
     divided = divide(trees[num_divided], data / "divided", num_divided)
     return {
         **summarise(rounds, memory, arguments.num),
+        "scans": {name: scan_times(of_one) for name, of_one in seconds.items()},
         "dataset": {
             "num_files": arguments.num,
             "files": "links" if made == {"links"} else "real",
@@ -119,6 +133,13 @@ def commands(source: Path, out: Path, workers: int) -> dict[str, list[str]]:
         "convert-again": convert,
         "tar": ["sh", "-c", tar],
     }
+
+
+def resume(source: Path, out: Path, workers: int) -> dict[str, float]:
+    """Seconds and memory of a run that finds its part of an unfinished conversion done."""
+    command = [*convert_command(source, out / "shards"), "--workers", str(workers), "--shard-size", "1MB", "--part", "1/1000"]
+    run_once(command, None, out)  # a thousandth is written, and the other parts never run
+    return run_once(command, None, out, empties=False)
 
 
 def convert_command(source: Path, out: Path, *arguments: str) -> list[str]:
@@ -238,6 +259,20 @@ def summarise(rounds: dict[str, list[dict[str, float]]], memory: dict[str, dict[
     }
 
 
+def scan_times(seconds: dict[int, float]) -> dict[str, Any]:
+    """Seconds by number of files, and what they become for 10 million, openly extrapolated."""
+    sizes = sorted(seconds)
+    per_file = [seconds[num] / num for num in sizes]
+    # start-up is a part of small runs, so that the time per file seems to fall; it is not assumed to fall further
+    growth = max(1.0, per_file[-1] / per_file[-2]) ** (1 / math.log10(sizes[-1] / sizes[-2])) if len(sizes) > 1 else 1.0
+    extrapolated_s = per_file[-1] * _EXTRAPOLATED * growth ** max(0.0, math.log10(_EXTRAPOLATED / sizes[-1]))
+    return {
+        "measured": [{"num_files": num, "seconds": round(seconds[num], 3)} for num in sizes],
+        "growth_per_tenfold": round(growth, 3),
+        "extrapolated": {"num_files": _EXTRAPOLATED, "seconds": round(extrapolated_s, 1)},
+    }
+
+
 def as_lines(result: dict[str, Any]) -> list[str]:
     """The figures in words."""
     num, files = result["dataset"]["num_files"], result["dataset"]["files"]
@@ -251,6 +286,12 @@ def as_lines(result: dict[str, Any]) -> list[str]:
     for name, memory in result["memory"].items():
         peaks = ", ".join(f"{one['peak_anonymous_mb']:.0f} MB at {one['num_files']:,}" for one in memory["peaks"])
         lines.append(f"memory of {name}: {peaks}; growth {memory['growth']:.2f}x")
+    for name, scan in result["scans"].items():
+        of, extrapolated = scan["measured"][-1], scan["extrapolated"]
+        lines.append(
+            f"{name}: {of['seconds']:.2f} s at {of['num_files']:,} files; extrapolated to {extrapolated['num_files']:,}:"
+            f" {extrapolated['seconds']:.0f} s, at {scan['growth_per_tenfold']:.2f}x per file for each tenfold"
+        )
     parts = result["parts"]
     lines.append(f"two parts of {parts['num_files']:,} files in {parts['num_shards']} shards: the same bytes as one run")
     return lines

@@ -7,6 +7,7 @@ are on disk, and each is there completely or not at all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import shutil
 import tempfile
@@ -26,8 +27,9 @@ from converters.admission import (
     refuse_unreadable,
 )
 from converters.delivery import StoreDelivery
-from converters.engine import run_shards
+from converters.engines import run_shards
 from converters.examine import Treatment
+from converters.fence import Fence, begin_run
 from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
@@ -218,7 +220,8 @@ class _Conversion:
     def _refuse_changed_source(self, plan: ConversionPlan) -> None:
         with tempfile.TemporaryDirectory(dir=self.building, prefix="rescan-") as scratch:
             spool = self.building / SPOOL_NAME
-            fresh = _plan(Path(scratch), self.options, self.source, self.on_progress, spool=spool)
+            listed = dataclasses.replace(self.options, dedupe=False)  # the same listing has the same duplicates
+            fresh = _plan(Path(scratch), listed, self.source, self.on_progress, spool=spool)
             difference = first_difference(plan.path, fresh.path)
             if difference is None and fresh.problems != plan.problems:
                 difference = "the parts of it that cannot be read are not the same as before"
@@ -233,6 +236,7 @@ class _Conversion:
     def _write_shards(self, plan: ConversionPlan) -> tuple[int, int]:
         """Write this part's missing shards; return the numbers of written and of existing ones."""
         refuse_unreadable(plan, self.options)
+        fence = begin_run(self.building, self.part)
         missing: list[PlannedShard] = []
         undelivered: list[PlannedShard] = []
         num_errors = len(plan.problems)
@@ -262,7 +266,8 @@ class _Conversion:
 
         for shard in undelivered:
             self._deliver(shard)
-        run_shards(self._job(plan), missing, num_workers=self._num_workers, on_samples=on_samples, on_shard=self._deliver)
+        job = self._job(plan, fence)
+        run_shards(job, missing, options=self.options, on_samples=on_samples, on_shard=self._deliver)
         if self.delivery is not None:
             self.delivery.settle(plan)
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
@@ -285,12 +290,12 @@ class _Conversion:
     def _owns(self, shard: PlannedShard) -> bool:
         return self.part.owns(shard.number)
 
-    def _job(self, plan: ConversionPlan) -> ShardJob:
+    def _job(self, plan: ConversionPlan, fence: Fence) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
         root = self.source.root
         root = root if isinstance(root, Location) else root.absolute()
-        return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes)
+        return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes, fence)
 
     def _refuse_full_disk(self, plan: ConversionPlan, missing: list[PlannedShard]) -> None:
         if self.delivery is not None:  # so many are on the disk at once

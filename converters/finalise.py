@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from converters.database import open_read_only
+from converters.duplicates import named_duplicates
 from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
 from converters.planning import ConversionPlan, PlannedSet
@@ -165,10 +167,18 @@ def _move_quarantine(source: Path, target: Path) -> None:
 
 
 def _errors_of(plan: ConversionPlan, set_name: str, done: list[DoneShard]) -> list[SampleError]:
-    """Return directories that could not be listed first, then bad samples by id."""
+    """Return directories that could not be listed first, then duplicates in the order of the listing, then bad samples by id."""
     planned = next(planned for planned in plan.sets if planned.name == set_name)
     unlisted = [SampleError(source, None, reason) for source, reason in planned.problems]
+    if plan.duplicates.num and planned is plan.sets[0]:
+        with open_read_only(plan.path) as connection:
+            for source, original, is_one_label in named_duplicates(connection):
+                unlisted.append(SampleError(source, None, _as_reason(original, is_one_label)))
     return unlisted + sorted((error for shard in done for error in shard.errors), key=lambda error: error.id or 0)
+
+
+def _as_reason(original: str, is_one_label: bool) -> str:
+    return f"duplicate: has the same bytes as {original}{'' if is_one_label else ', with another label'}"
 
 
 def write_errors(path: Path, plan: ConversionPlan, set_name: str, done: dict[int, DoneShard]) -> bool:

@@ -16,6 +16,7 @@ from datapipe.core.errors import OptionError
 from datapipe.stores.location import Location, is_url, parse_location
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
+ENGINES = ("local", "ray")
 FORMS = (
     "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
     "arrow", "lmdb",
@@ -226,8 +227,11 @@ class ConvertOptions:
     shard_nbytes: int = 256_000_000  # source bytes per shard: a target, not a limit
     resize: Resize | None = None
     encode: Encode = Encode("keep")
+    dedupe: bool = False  # leave out samples whose image, or whose fields, an earlier one has, byte for byte
     strip_exif: bool = False  # take EXIF, XMP and comments out of images that keep their bytes
-    num_workers: int | None = None  # None: the cores this process may use
+    engine: str = "local"  # one of ENGINES
+    address: str | None = None  # of a Ray cluster; None: that of the environment, or one on this machine for this run
+    num_workers: int | None = None  # None: the cores this process may use, or those of the cluster
     seed: int | None = 0  # of the write shuffle; None: listing order
     split: tuple[Split, ...] = ()
     class_map: Path | None = None
@@ -242,6 +246,10 @@ class ConvertOptions:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
         if self.form not in FORMS:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
+        if self.engine not in ENGINES:
+            raise OptionError(f"--engine {self.engine!r} is not known; choose one of: {', '.join(ENGINES)}")
+        if self.address is not None and self.engine != "ray":
+            raise OptionError(f"--address {self.address} is that of a Ray cluster; add --engine ray, or leave it out")
         for name in ("source", "destination", "root", "class_map"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), Location):
                 path_name(getattr(self, name), name)
@@ -285,6 +293,7 @@ class ConvertOptions:
             "shard_size": self.shard_nbytes,
             "resize": None if self.resize is None else str(self.resize),
             "encode": str(self.encode),
+            "dedupe": self.dedupe or None,
             "strip_exif": self.strip_exif or None,
             "seed": self.seed,
             "split": {split.name: str(split.share) for split in self.split} or None,

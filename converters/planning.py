@@ -32,6 +32,7 @@ from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError
 from datapipe.core.regular_files import path_inside
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
+from datapipe.stores.location import Location
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"
@@ -84,6 +85,15 @@ class PlannedSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Duplicates:
+    """The samples that are left out because an earlier one has the same content."""
+
+    num: int = 0
+    num_relabelled: int = 0  # of them, those whose label is another than that of the sample that is kept
+    first: tuple[tuple[str, str], ...] = ()  # (source, the one that is kept)
+
+
+@dataclass(frozen=True, slots=True)
 class ConversionPlan:
     """A finished plan; its samples stay on disk."""
 
@@ -99,6 +109,7 @@ class ConversionPlan:
     first_class: str | None  # the class of the first sample
     made_from: dict[str, Any] | None  # which dataset or archive the source is
     unreadable: Unreadable
+    duplicates: Duplicates  # also the table `duplicates`, if the options ask for them
     warnings: tuple[str, ...]  # of the source
     num_ignored: int
     num_junk: int
@@ -138,10 +149,19 @@ def build_plan(
             reason = f"; {notes.problems[0].reason}" if notes.problems else ""
             raise MissingDataError(f"{options.source}: {facts.nothing} ({notes.num_ignored} other files){reason}; {facts.remedy}")
         refuse_treatment(options, facts.fields)
-        sets = _plan_sets(options, summary)
+        duplicates = Duplicates()
+        if options.dedupe:
+            from converters.duplicates import find_duplicates  # which reads samples, as plans do not otherwise
+            from converters.samples import Roots
+
+            root = source.root
+            root = root if isinstance(root, Location) else root.absolute()
+            roots = Roots(os.fsencode(str(root)), os.fsencode(spool))
+            duplicates = find_duplicates(connection, facts, summary.field_order, roots=roots, scratch=path.parent)
+        sets = _plan_sets(options, summary, summary.num_samples - duplicates.num)
         _write_slots(connection, options, sets, scratch=path.parent)
         _write_shards(connection, options, sets)
-        _write_facts(connection, options, sets, summary)
+        _write_facts(connection, options, sets, summary, duplicates)
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     atomic.move(temporary, path)
@@ -165,14 +185,14 @@ def _shares(options: ConvertOptions) -> tuple[Fraction, ...]:
     return tuple(split.share for split in options.split) or (Fraction(1),)
 
 
-def _plan_sets(options: ConvertOptions, summary: ListingSummary) -> list[PlannedSet]:
+def _plan_sets(options: ConvertOptions, summary: ListingSummary, num_samples: int) -> list[PlannedSet]:
     names = [split.name for split in options.split] or [""]
     counts = np.zeros(len(names), np.int64)
-    for ordinals in _batches(summary.num_samples):
+    for ordinals in _batches(num_samples):
         counts += np.bincount(split_of(ordinals, seed=options.seed or 0, shares=_shares(options)), minlength=len(names))
     for name, count in zip(names, counts.tolist(), strict=True):
         if not count:
-            raise OptionError(f"--split: {name} gets none of {summary.num_samples} samples; give it a larger share")
+            raise OptionError(f"--split: {name} gets none of {num_samples} samples; give it a larger share")
     key = None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE))
     problems = tuple(sorted((os.fsdecode(problem.source), problem.reason) for problem in summary.notes.problems))
     return [
@@ -191,12 +211,13 @@ def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: 
     connection.execute("CREATE TABLE slots (position INTEGER PRIMARY KEY, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
     with attached(connection, scratch, "staged"):
         connection.execute("CREATE TABLE staged.slots (position INTEGER, ordinal INTEGER, id INTEGER, nbytes INTEGER)")
-        sizes = connection.execute("SELECT nbytes FROM listing ORDER BY ordinal")
+        where = "WHERE ordinal NOT IN (SELECT ordinal FROM duplicates)" if options.dedupe else ""
+        sizes = connection.execute(f"SELECT ordinal, nbytes FROM listing {where} ORDER BY ordinal")
         sizes.arraysize = _BATCH
         num_seen = [0] * len(sets)
         first_positions = np.cumsum([0] + [planned.num_slots for planned in sets])
         for ordinals in _batches(sum(planned.num_slots for planned in sets)):
-            nbytes = np.array(sizes.fetchmany(len(ordinals)), np.int64)[:, 0]
+            listed, nbytes = np.array(sizes.fetchmany(len(ordinals)), np.int64).T
             splits = split_of(ordinals, seed=options.seed or 0, shares=_shares(options))
             for number, planned in enumerate(sets):
                 mine = np.flatnonzero(splits == number)
@@ -205,7 +226,7 @@ def _write_slots(connection: sqlite3.Connection, options: ConvertOptions, sets: 
                 slots = ids
                 if planned.permutation_key is not None:
                     slots = Permutation(planned.num_slots, planned.permutation_key).inverse(ids)
-                rows = np.stack([first_positions[number] + slots, ordinals[mine], ids, nbytes[mine]], axis=1)
+                rows = np.stack([first_positions[number] + slots, listed[mine], ids, nbytes[mine]], axis=1)
                 connection.executemany("INSERT INTO staged.slots VALUES (?, ?, ?, ?)", rows.tolist())
         connection.execute("INSERT INTO main.slots SELECT position, ordinal, id, nbytes FROM staged.slots ORDER BY position")
 
@@ -247,7 +268,11 @@ def _insert_shard(
 
 
 def _write_facts(
-    connection: sqlite3.Connection, options: ConvertOptions, sets: list[PlannedSet], summary: ListingSummary
+    connection: sqlite3.Connection,
+    options: ConvertOptions,
+    sets: list[PlannedSet],
+    summary: ListingSummary,
+    duplicates: Duplicates,
 ) -> None:
     facts = {
         "options": options.as_typed(),
@@ -260,6 +285,7 @@ def _write_facts(
         "labels": _labels_met(connection, summary.facts.classes),
         "made_from": None if summary.facts.made_from is None else dict(summary.facts.made_from),
         "unreadable": [summary.unreadable.num, summary.unreadable.first],
+        "duplicates": [duplicates.num, duplicates.num_relabelled, duplicates.first],
         "warnings": summary.facts.warnings,
         "num_ignored": summary.notes.num_ignored,
         "num_junk": summary.notes.num_junk,
@@ -308,6 +334,7 @@ def _read_plan(path: Path) -> ConversionPlan:
         num_labels=facts["labels"][0],
         first_class=facts["labels"][1],
         made_from=facts["made_from"],
+        duplicates=_read_duplicates(*facts["duplicates"]),
         unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
         warnings=tuple(facts["warnings"]),
         num_ignored=facts["num_ignored"],
@@ -315,6 +342,10 @@ def _read_plan(path: Path) -> ConversionPlan:
         loops=tuple(facts["loops"]),
         empty_classes=tuple(facts["empty_classes"]),
     )
+
+
+def _read_duplicates(num: int, num_relabelled: int, first: list[list[str]]) -> Duplicates:
+    return Duplicates(num, num_relabelled, tuple((source, kept) for source, kept in first))
 
 
 def _read_facts(connection: sqlite3.Connection) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.planning import ConversionPlan, PlannedSample
+from converters.planning import ConversionPlan, Duplicates, PlannedSample
 from converters.suspicions import suspicions
 from converters.writers import NO_LABEL, sample_key
 from datapipe.containers.listing import told_of_loops
@@ -160,6 +160,8 @@ def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
     if plan.empty_classes:
         shown = ", ".join(plan.empty_classes[:5]) + (", ..." if len(plan.empty_classes) > 5 else "")
         warnings.append(f"{len(plan.empty_classes)} class folders without images (they stay in the class list): {shown}")
+    if plan.duplicates.num:
+        warnings.append(_told_of_duplicates(plan.duplicates))
     if plan.num_ignored:
         much = ", more than there are samples; --from says what SRC is" if plan.num_ignored > plan.num_samples else ""
         warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples{much}")
@@ -168,3 +170,10 @@ def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
     if plan.loops:
         warnings.append(told_of_loops(plan.loops))
     return tuple(warnings)
+
+
+def _told_of_duplicates(duplicates: Duplicates) -> str:
+    shown = ", ".join(f"{name} (as {original})" for name, original in duplicates.first)
+    more = ", ..." if duplicates.num > len(duplicates.first) else ""
+    labels = f", {duplicates.num_relabelled} of them with another label than the one kept" if duplicates.num_relabelled else ""
+    return f"{duplicates.num} duplicates left out{labels} (errors.jsonl names them all): {shown}{more}"

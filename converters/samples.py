@@ -106,6 +106,17 @@ def read_samples(
             yield sample, stored
 
 
+def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes] | None]]:
+    """Yield each sample with the bytes of its fields; None if some cannot be read. Raises IntegrityError if a file changed."""
+    for opened in _open_ahead(roots, planned):
+        contents: dict[str, bytes] = {}
+        try:
+            problem = _read(roots, opened, contents)
+        finally:
+            opened.close()
+        yield opened.planned, contents if problem is None else None
+
+
 def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
     """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_Opened] = deque()

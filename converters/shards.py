@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from converters.examine import Treatment
+from converters.fence import Fence
 from converters.options import OnError
 from converters.planning import SPOOL_NAME, PlannedSample, PlannedShard
 from converters.samples import BadSample, Roots, read_samples
@@ -65,30 +66,26 @@ class ShardJob:
     on_error: OnError
     fields: tuple[FieldSpec, ...]  # of every sample
     classes: tuple[str, ...] | None  # names by label, if labels are classes
+    fence: Fence  # of this run
 
 
 def build_shard(
-    job: ShardJob,
-    target: Target,
-    shard: PlannedShard,
-    samples: Iterator[PlannedSample],
-    *,
-    on_samples: Callable[[int, int], None],
-) -> DoneShard:
-    """Write `shard` and note it as done. `on_samples` gets (samples, errors) since its last call.
+    job: ShardJob, target: Target, shard: PlannedShard, samples: Iterator[PlannedSample]
+) -> Generator[tuple[int, int], None, None]:
+    """Write `shard` and note it as done; yield (samples, errors) since the last time, now and then.
 
-    Raises DecodeError for a bad sample under the policy "fail", IntegrityError for a source that changed, StorageError if the
-    operating system refuses.
+    Nothing is published unless the iterator is exhausted. Raises DecodeError for a bad sample under the policy "fail",
+    IntegrityError for a source that changed, StorageError if the operating system refuses or another run has begun.
     """
     name = shard.stem + target.suffix
-    temporary = job.building / f"{name}.{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
+    temporary = job.building / job.fence.temporary(name)
     root = os.fsencode(job.root)
     roots = Roots(root, os.fsencode(job.building / SPOOL_NAME))
     errors: list[SampleError] = []
     skipped: list[int] = []
     sizes: set[tuple[int, int]] = set()
-    with _translating(job.building):
-        temporary.unlink(missing_ok=True)  # left by a killed process with the same id
+    with _translating(job.building), _removed_on_failure(temporary):
+        job.fence.check()
         writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
             since = bad_since = 0
@@ -103,34 +100,32 @@ def build_shard(
                         sizes.add(result.size)
                 since += 1
                 if since == _REPORT_EVERY:
-                    on_samples(since, bad_since)
+                    yield since, bad_since
                     since = bad_since = 0
             written = writer.finish()
         except BaseException:
             with contextlib.suppress(OSError):
                 writer.abandon()
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise
-        os.replace(temporary, job.building / name)
-        index_sha256 = write_sidecar(job.building / (name + SIDECAR_SUFFIX), written.rows, name)
-        for suffix, data in written.companions.items():
-            with atomic.atomic_writer(job.building / (shard.stem + suffix)) as file:
-                file.write(data)
-        info = ShardInfo(
-            name=name,
-            num_samples=shard.num_slots - len(skipped),
-            nbytes=written.nbytes,
-            first_slot=shard.first_slot,
-            num_slots=shard.num_slots,
-            sha256=written.sha256,
-            index_sha256=index_sha256,
-            skipped=tuple(skipped),
-        )
-        done = DoneShard(info, tuple(errors), job.on_error, tuple(sorted(sizes)))
-        atomic.write_json(_note_path(job.building, shard), _to_json(done))
-    on_samples(since, bad_since)
-    return done
+        with job.fence.passed():
+            os.replace(temporary, job.building / name)
+            index_sha256 = write_sidecar(job.building / (name + SIDECAR_SUFFIX), written.rows, name)
+            for suffix, data in written.companions.items():
+                with atomic.atomic_writer(job.building / (shard.stem + suffix)) as file:
+                    file.write(data)
+            info = ShardInfo(
+                name=name,
+                num_samples=shard.num_slots - len(skipped),
+                nbytes=written.nbytes,
+                first_slot=shard.first_slot,
+                num_slots=shard.num_slots,
+                sha256=written.sha256,
+                index_sha256=index_sha256,
+                skipped=tuple(skipped),
+            )
+            done = DoneShard(info, tuple(errors), job.on_error, tuple(sorted(sizes)))
+            atomic.write_json(_note_path(job.building, shard), _to_json(done))
+    yield since, bad_since
 
 
 def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
@@ -185,7 +180,8 @@ def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) 
             path = origin.path if origin.is_whole else bad.planned.source + b"." + name.encode()
             copy = job.building / QUARANTINE_NAME / shard.set_name / os.fsdecode(_confined(path))
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
+            with job.fence.passed(), atomic.atomic_writer(copy) as file:
+                file.write(data)
     return SampleError(source, bad.planned.id, bad.reason)
 
 
@@ -203,6 +199,16 @@ def _translating(building: Path) -> Iterator[None]:
         raise
     except OSError as exc:
         raise storage_error(building.parent, exc) from exc
+
+
+@contextlib.contextmanager
+def _removed_on_failure(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def storage_error(destination: Path, exc: OSError) -> StorageError:

@@ -80,7 +80,14 @@ def _lie_within_each_other(one: Location, other: Location) -> bool:
 def _name(options: ConvertOptions, location: Location) -> str:
     """Return the name of the local directory: one for each location and set of options, since their results differ."""
     lasting = dataclasses.replace(
-        options, destination=Path(), overwrite=False, num_workers=None, on_error=OnError.FAIL, max_errors=None
+        options,
+        destination=Path(),
+        overwrite=False,
+        num_workers=None,
+        engine="local",
+        address=None,
+        on_error=OnError.FAIL,
+        max_errors=None,
     )
     return hashlib.sha256(f"{location}\n{lasting!r}".encode(errors="surrogateescape")).hexdigest()[:24]
 

@@ -56,7 +56,7 @@ what SRC may be, with an example each (docs/convert.md has the details):
 --dry-run shows which form SRC was recognised as, its fields and its first samples. The
 same command resumes a killed or interrupted run; after a finished one it
 finds nothing to do. Several machines share the work with --part 1/4,
---part 2/4, ... into one destination. Sizes take MB, GB, MiB, GiB. With --resize,
+--part 2/4, ... into one destination, or by --engine ray (docs/clusters.md). Sizes take MB, GB, MiB, GiB. With --resize,
 images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG)
 unless --encode says otherwise; shorter:N and longer:N also enlarge, as
 torchvision's Resize does; masks and boxes follow. EXIF orientation is not applied.
@@ -94,9 +94,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
     )
     parser.add_argument(
+        "--dedupe",
+        action="store_true",
+        help="leave out samples whose image is byte for byte that of an earlier one, and name them",
+    )
+    parser.add_argument(
         "--strip-exif", action="store_true", help="take EXIF, XMP and comments out of images that keep their bytes"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores this process may use)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (all cores this process may use; with --engine ray, of the cluster)"
+    )
+    parser.add_argument(
+        "--engine", default="local", choices=("local", "ray"), help="build the shards on this machine, or on a Ray cluster"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="a Ray cluster; on its machines `auto` (RAY_ADDRESS, or one of this machine)",
+    )
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are written (0)")
     order.add_argument("--no-shuffle", action="store_true", help="write samples in the order of the listing")
@@ -190,7 +205,10 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         shard_nbytes=args.shard_size,
         resize=args.resize,
         encode=args.encode,
+        dedupe=args.dedupe,
         strip_exif=args.strip_exif,
+        engine=args.engine,
+        address=args.address,
         num_workers=args.workers,
         seed=None if args.no_shuffle else args.seed,
         split=args.split,

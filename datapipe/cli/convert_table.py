@@ -31,6 +31,9 @@ _FOR_SAMPLES: dict[str, Any] = {
     "encode": None,
     "split": (),
     "part": None,
+    "engine": "local",
+    "address": None,
+    "dedupe": False,
     "check": "header",
 }
 

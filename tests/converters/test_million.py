@@ -54,6 +54,15 @@ def test_figures() -> None:
     assert [one["num_files"] for one in result["memory"]["convert"]["peaks"]] == [10, 100, 1000]
 
 
+def test_ten_million_are_extrapolated_openly() -> None:
+    """By the growth of the time per file between the two largest sizes, which is never taken to fall."""
+    grown = million.scan_times({1_000: 1.0, 10_000: 2.0, 100_000: 22.0})
+    assert grown["growth_per_tenfold"] == 1.1
+    assert grown["extrapolated"] == {"num_files": 10_000_000, "seconds": pytest.approx(2200 * 1.1**2, abs=0.1)}
+    assert million.scan_times({10: 1.0, 100: 2.0})["extrapolated"]["seconds"] == 200_000
+    assert million.scan_times({10_000_000: 50.0})["extrapolated"]["seconds"] == 50
+
+
 def test_parts_must_give_the_bytes_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     million.make_tree(tmp_path / "many", 60, masters=tmp_path / "masters", files="links")
     divided = million.divide(tmp_path / "many", tmp_path / "divided", 60)
@@ -75,6 +84,8 @@ def test_all_of_it_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     result = json.loads((tmp_path / "results" / "million.json").read_text())
     assert result["dataset"]["files"] == "links"
     assert {one["num_files"] for one in result["memory"]["list"]["peaks"]} == {1, 10}
+    assert [one["num_files"] for one in result["scans"]["resume"]["measured"]] == [1, 10]
+    assert all(one["seconds"] > 0 for one in result["scans"]["resume"]["measured"])
     assert "the same bytes as one run" in capsys.readouterr().out
     assert list((tmp_path / "data").iterdir()) == [], "it cleans up"
 

@@ -85,6 +85,16 @@ def test_same_bytes_as_on_a_disk(store: FaultyStore, folder: Path, local: dict[s
         convert_to_store(options_of(folder, seed=9), place)
 
 
+@pytest.mark.slow
+def test_shards_that_a_cluster_built(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
+    """Tasks of Ray hand shards over by the disk; the command takes each to the store when it is complete."""
+    pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
+    place = parse_location(f"s3://{BUCKET}/cluster")
+    assert convert_to_store(options_of(folder, engine="ray"), place).num_written > 1
+    assert objects(place) == local
+    assert not any(user_cache(STAGED).iterdir()), "nothing is left on the local disk"
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_stopped_around_each_put(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

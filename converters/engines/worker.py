@@ -1,4 +1,4 @@
-"""A worker process of `converters.engine`: jobs on standard input, answers on standard output.
+"""A worker process of `converters.engines.local`: jobs on standard input, answers on standard output.
 
 Standard output is kept for answers; what a library prints there goes to standard error instead. When standard input ends,
 the parent has died, and the process ends at once, even within a shard.
@@ -36,7 +36,8 @@ def main() -> None:
     def answer(value: dict[str, Any]) -> None:
         answers.write(json.dumps(value).encode() + b"\n")
 
-    from converters.engine import error_to_json, worker_main
+    from converters.engines.local import worker_main
+    from converters.engines.messages import error_to_json
 
     try:
         worker_main(_jobs(), answer)

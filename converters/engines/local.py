@@ -1,6 +1,6 @@
 """Run shard jobs on this machine: in this process, or in its own workers.
 
-A worker is a fresh interpreter (`converters.worker`) that reads jobs as JSON lines and answers in JSON lines. It imports
+A worker is a fresh interpreter (`converters.engines.worker`) that reads jobs as JSON lines and answers in JSON lines. It imports
 neither the caller's main module nor torch, starts in about 0.2 s, works when the caller is a notebook or a script without a
 main guard, and dies with its parent.
 """
@@ -14,27 +14,20 @@ import selectors
 import signal
 import subprocess
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.examine import Treatment
-from converters.options import Check, Encode, OnError, Resize
+from converters.engines.messages import OnSamples, OnShard, error_from_json, job_from_json, job_to_json
 from converters.planning import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.shards import ShardJob, build_shard
 from converters.writers import TARGETS
-from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.core import errors
-from datapipe.core.errors import DatapipeError, StorageError
-
-OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
-OnShard = Callable[[PlannedShard], None]
+from datapipe.core.errors import StorageError
 
 
-def run_shards(
+def run_locally(
     job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples, on_shard: OnShard
 ) -> None:
     """Build `shards`. Raises what the first failing one raised; the others are stopped.
@@ -60,7 +53,9 @@ def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: O
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:
         for shard in shards:
-            build_shard(job, target, shard, samples(shard), on_samples=on_samples)
+            with contextlib.closing(build_shard(job, target, shard, samples(shard))) as progress:
+                for num_samples, num_bad in progress:
+                    on_samples(num_samples, num_bad)
             on_shard(shard)
 
 
@@ -77,7 +72,7 @@ def _dispatch(workers: list[_Worker], waiting: deque[PlannedShard], on_samples: 
                     if "samples" in answer:
                         on_samples(*answer["samples"])
                     elif "error" in answer:
-                        raise _rebuilt(answer)
+                        raise error_from_json(answer)
                     else:
                         assert worker.shard is not None
                         on_shard(worker.shard)
@@ -141,7 +136,7 @@ def _death(code: int) -> str:
 def _start(job: ShardJob) -> _Worker:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "converters.worker"],
+        [sys.executable, "-m", "converters.engines.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -154,53 +149,6 @@ def _start(job: ShardJob) -> _Worker:
     return worker
 
 
-def job_to_json(job: ShardJob) -> dict[str, Any]:
-    """Return a job as JSON for a worker."""
-    treatment = job.treatment
-    return {
-        "building": os.fspath(job.building),
-        "root": job.root,
-        "target": job.target,
-        "check": treatment.check.value,
-        "resize": None if treatment.resize is None else str(treatment.resize),
-        "encode": str(treatment.encode),
-        "strips_exif": treatment.strips_exif,
-        "on_error": job.on_error.value,
-        "fields": [[field.name, field.kind.value] for field in job.fields],
-        "classes": job.classes,
-    }
-
-
-def job_from_json(value: dict[str, Any]) -> ShardJob:
-    """Return the job that `job_to_json` was given."""
-    resize = None if value["resize"] is None else Resize.parse(value["resize"])
-    treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]), value["strips_exif"])
-    return ShardJob(
-        building=Path(value["building"]),
-        root=value["root"],
-        target=value["target"],
-        treatment=treatment,
-        on_error=OnError(value["on_error"]),
-        fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in value["fields"]),
-        classes=None if value["classes"] is None else tuple(value["classes"]),
-    )
-
-
-def error_to_json(exc: BaseException) -> dict[str, Any]:
-    """Return an exception in the form that a worker reports."""
-    if isinstance(exc, DatapipeError):
-        return {"error": type(exc).__name__, "message": str(exc)}
-    return {"error": "", "message": "".join(traceback.format_exception(exc))}
-
-
-def _rebuilt(answer: dict[str, Any]) -> Exception:
-    """Return the exception that a worker reported; one that is not ours is a bug and keeps its traceback as text."""
-    if answer["error"]:
-        kind: type[Exception] = getattr(errors, answer["error"])
-        return kind(answer["message"])
-    return RuntimeError(f"a worker failed:\n{answer['message']}")
-
-
 def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
     """Run a worker: the first line is the job, each further one the number of a shard."""
     job = job_from_json(json.loads(next(jobs)))
@@ -209,5 +157,6 @@ def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -
     with open_samples(job.building / PLAN_NAME) as samples:
         for line in jobs:
             shard = shards[int(line)]
-            build_shard(job, target, shard, samples(shard), on_samples=lambda num, bad: answer({"samples": [num, bad]}))
+            for counts in build_shard(job, target, shard, samples(shard)):
+                answer({"samples": counts})
             answer({"done": shard.number})

@@ -1,0 +1,251 @@
+"""Build shards as the tasks of a Ray cluster, one task for each.
+
+The plan and the shards travel by the disk that all nodes share; Ray carries numbers of shards and of samples. A shard whose node
+or process dies is built again elsewhere. Whatever ends the run, its tasks are cancelled and awaited, and those that a killed run
+leaves behind are kept from publishing by its fence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from converters.engines.messages import OnSamples, OnShard, error_from_json, job_to_json
+from converters.engines.ray import task
+from converters.planning import PlannedShard
+from converters.shards import ShardJob
+from datapipe.core.cores import num_usable_cores
+from datapipe.core.errors import DependencyError, OptionError, StorageError
+from datapipe.core.printable import get_logger
+
+_MAX_ATTEMPTS = 5  # of a shard whose node or process dies
+_QUEUED = 2  # tasks that wait for a free core, so that none is idle, and so that a cluster that can grow does
+_CONNECT_S = 10.0
+_LOOK_S = 60.0  # for nodes to answer before the first shard; one that does not is asked by each of its tasks
+_STOP_S = 20.0  # for tasks to end when they are told to, before their processes are killed
+_STORE_NBYTES = 80_000_000  # Ray's object store of a local cluster, the least that it takes: hardly anything is put there
+_POLL_S = 1.0
+
+logger = get_logger(__name__)
+
+
+def run_on_cluster(
+    job: ShardJob,
+    shards: Sequence[PlannedShard],
+    *,
+    address: str | None,
+    num_workers: int | None,
+    on_samples: OnSamples,
+    on_shard: OnShard,
+) -> None:
+    """Build `shards` on the cluster at `address`, on that of RAY_ADDRESS, or on one that is started here for them.
+
+    `num_workers`: tasks at a time; None: as many as the cluster has cores. Raises what `converters.engines.run_shards` raises,
+    OptionError if no cluster answers, DependencyError if Ray is missing here or a node has other versions.
+    """
+    ray = _import_ray()
+    # Ray prints news of its nodes on standard output, which is for the report
+    with contextlib.redirect_stdout(sys.stderr), _connected(ray, address, num_workers or num_usable_cores()):
+        ray.cloudpickle.register_pickle_by_value(task)
+        expected = task.versions()
+        compared = _compare_versions(ray, expected)
+        _Run(ray, job, (expected, compared), num_workers, on_samples, on_shard).build(shards)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as exc:
+        raise DependencyError("--engine ray: Ray is not installed; pip install 'gpu-datapipe[ray]', on every node") from exc
+    return ray
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None, num_cpus: int) -> Iterator[None]:
+    """Connect to a cluster for the block, unless the caller is connected already."""
+    if ray.is_initialized():
+        connected = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", connected):
+            raise OptionError(
+                f"--address {address}: this process is connected to {connected}; call ray.shutdown(), or leave it out"
+            )
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and "://" in address:
+        raise OptionError(
+            f"--address {address}: Ray's client cannot carry the progress of tasks; run the command on a machine of the cluster,"
+            " or by `ray job submit`, with --address auto"
+        )
+    if address not in (None, "auto", "local"):
+        _refuse_silent(address)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours, which nobody asked to report home
+            ray.init(address="local", num_cpus=num_cpus, object_store_memory=_STORE_NBYTES, include_dashboard=False, **quiet)
+        if signal.getsignal(signal.SIGTERM) is not handler:
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process without stopping tasks
+    except (ConnectionError, RuntimeError, ValueError) as exc:  # the second one for other versions of Ray or Python
+        where = "on this machine" if address is None else f"at --address {address}"
+        raise OptionError(f"no Ray cluster {where}: {' '.join(str(exc).split()):.300}; see docs/clusters.md") from exc
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise OptionError if nothing answers at HOST:PORT; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as exc:
+        raise OptionError(
+            f"no Ray cluster at --address {address}: {exc}; `ray status` on a machine of the cluster shows HOST:PORT"
+        ) from exc
+
+
+def _compare_versions(ray: Any, expected: dict[str, str]) -> frozenset[str]:
+    """Return the ids of the nodes that have the expected versions of what the bytes depend on.
+
+    Raises DependencyError, naming them, if nodes have others.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    look = ray.remote(num_cpus=0, max_retries=0)(task.look)
+    asked = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[look.options(scheduling_strategy=there).remote()] = node["NodeID"]
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
+    for one in silent:
+        ray.cancel(one, force=True)
+    compared: list[str] = []
+    skewed: list[str] = []
+    for one in answered:
+        with contextlib.suppress(ray.exceptions.RayError):  # the node was lost; each task compares again
+            name, found = ray.get(one)
+            skew = task.differing(name, found, expected)
+            if skew is None:
+                compared.append(asked[one])
+            else:
+                skewed.append(skew)
+    if skewed:
+        raise DependencyError(
+            f"nodes whose versions differ would write other bytes: {'; '.join(skewed)}; install the same versions on every node"
+        )
+    return frozenset(compared)
+
+
+@dataclasses.dataclass(slots=True)
+class _Attempt:
+    """A shard being built by a task."""
+
+    shard: PlannedShard
+    number: int
+    num_samples: int = 0  # reported so far
+    num_bad: int = 0
+
+
+class _Run:
+    """The tasks of one run."""
+
+    def __init__(
+        self,
+        ray: Any,
+        job: ShardJob,
+        expected: tuple[dict[str, str], frozenset[str]],  # versions, and the nodes where they were found
+        num_workers: int | None,
+        on_samples: OnSamples,
+        on_shard: OnShard,
+    ) -> None:
+        self._ray = ray
+        self._destination = job.building.parent
+        self._num_workers = num_workers
+        self._on_samples, self._on_shard = on_samples, on_shard
+        self._build = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(task.build)
+        self._job, self._expected = job_to_json(job), expected
+        self._running: dict[Any, _Attempt] = {}  # by the generator of a task's answers
+
+    def build(self, shards: Sequence[PlannedShard]) -> None:
+        """Build all of them, or stop all tasks and raise."""
+        waiting = deque(_Attempt(shard, 1) for shard in shards)
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self._most_at_once():
+                    attempt = waiting.popleft()
+                    answers = self._build.remote(self._job, dataclasses.astuple(attempt.shard), *self._expected)
+                    self._running[answers] = attempt
+                running = list(self._running)
+                ready, _ = self._ray.wait(running, num_returns=1, timeout=_POLL_S, fetch_local=False)
+                if ready:
+                    ready, _ = self._ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
+                waiting.extendleft(lost for answers in ready if (lost := self._take(answers)) is not None)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _most_at_once(self) -> int:
+        return self._num_workers or int(self._ray.cluster_resources().get("CPU", 0)) + _QUEUED
+
+    def _take(self, answers: Any) -> _Attempt | None:
+        """Take one answer of a task. Returns what must be tried again, if the task was lost; raises what it reports."""
+        attempt = self._running[answers]
+        try:
+            answer = self._ray.get(next(answers))
+        except StopIteration:
+            del self._running[answers]
+            self._on_shard(attempt.shard)
+            return None
+        except self._ray.exceptions.RayTaskError as exc:  # an exception outside of what a task catches
+            raise RuntimeError(f"a task failed:\n{exc}") from exc
+        except self._ray.exceptions.RayError as exc:
+            del self._running[answers]
+            return self._lost(attempt, exc)
+        if "error" in answer:
+            raise error_from_json(answer)
+        num_samples, num_bad = answer["samples"]
+        attempt.num_samples += num_samples
+        attempt.num_bad += num_bad
+        self._on_samples(num_samples, num_bad)
+        return None
+
+    def _lost(self, attempt: _Attempt, exc: Exception) -> _Attempt:
+        """Return the next attempt for a shard whose task died. Raises StorageError after too many."""
+        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.200}"
+        if attempt.number == _MAX_ATTEMPTS:
+            raise StorageError(
+                f"{self._destination}: {_MAX_ATTEMPTS} tasks died while they wrote shard {attempt.shard.number} ({what});"
+                " run the same command again, with fewer --workers if memory ran out"
+            ) from exc
+        logger.warning("shard %d is built again: its task died (%s)", attempt.shard.number, what)
+        self._on_samples(-attempt.num_samples, -attempt.num_bad)
+        return _Attempt(attempt.shard, attempt.number + 1)
+
+    def _stop(self) -> None:
+        """Cancel every task, and wait until it has ended."""
+        for force in (False, True):
+            ended = [answers.completed() for answers in self._running]
+            for answers in self._running:
+                with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                    self._ray.cancel(answers, force=force)
+            deadline = time.monotonic() + _STOP_S
+            while ended and time.monotonic() < deadline:
+                _, ended = self._ray.wait(ended, num_returns=len(ended), timeout=_POLL_S, fetch_local=False)
+            if not ended:
+                return
+        logger.warning("%d tasks did not end; they cannot publish anything once the next run has begun", len(ended))

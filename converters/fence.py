@@ -1,0 +1,99 @@
+"""A fence between runs: processes that an earlier run left behind cannot publish what they wrote.
+
+A run that dies may leave processes of its own on other machines for a while. Each run therefore writes a token of its own into a
+file of its part, and whoever publishes a shard compares the token first. Publishing holds a shared lock on the file, writing a
+token an exclusive one, so that no process is between the comparison and its last rename when the next run begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.options import Part
+from datapipe.core import atomic
+from datapipe.core.errors import StorageError
+
+_SUFFIX = ".fence"
+_WAIT_S = 120.0  # for processes that are publishing: some renames and small files each
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a process needs to publish shards for one run."""
+
+    path: Path
+    token: str
+
+    def temporary(self, name: str) -> str:
+        """Return a name for a file of that name being written: no other process, on any machine, uses the same."""
+        host = re.sub(r"[^A-Za-z0-9-]", "_", socket.gethostname())[:32]
+        return f"{name}.{host}-{self.token}-{os.getpid()}{atomic.TEMPORARY_SUFFIX}"
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """Publish within this block. Raises StorageError if another run has begun since, or finished the conversion."""
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise self._lost() from None
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.pread(descriptor, 256, 0) != self.token.encode():
+                raise self._lost()
+            yield
+
+    def check(self) -> None:
+        """Raise StorageError if another run has begun since, or finished the conversion."""
+        with self.passed():
+            pass
+
+    def _lost(self) -> StorageError:
+        return StorageError(
+            f"{self.path.parent.parent}: another run has taken this conversion over; this one stops, and publishes nothing more"
+        )
+
+
+def begin_run(building: Path, part: Part) -> Fence:
+    """Return the fence of a new run of `part`, and shut out earlier ones of it, and all that divided the shards differently.
+
+    The caller holds the part's lock. Raises StorageError if a process of an earlier run does not stop publishing.
+    """
+    for path in building.glob(f"part-*{_SUFFIX}"):
+        if not path.name.endswith(f"-of-{part.count}{_SUFFIX}"):
+            _write(path, b"")
+            path.unlink(missing_ok=True)
+    fence = Fence(building / f"part-{part.index}-of-{part.count}{_SUFFIX}", secrets.token_hex(8))
+    _write(fence.path, fence.token.encode())
+    return fence
+
+
+def _write(path: Path, token: bytes) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"{path.parent.parent}: a process of an earlier run has been publishing a shard for {_WAIT_S:.0f} s;"
+                        " end it on the machine where it runs, and run the same command again"
+                    ) from None
+                time.sleep(_POLL_S)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, token, 0)
+    finally:
+        os.close(descriptor)
