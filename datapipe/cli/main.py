@@ -12,12 +12,32 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from datapipe import __version__
-from datapipe.cli.say import Parser, say
+from datapipe.cli import arguments, convert_arguments, training_arguments
 from datapipe.core.errors import DatapipeError, OptionError
+from datapipe.core.printable import printable, say
 
-COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
+_ADD = (
+    convert_arguments.add_convert,
+    arguments.add_verify,
+    arguments.add_fit,
+    arguments.add_inspect,
+    arguments.add_index,
+    arguments.add_bench,
+    training_arguments.add_diagnose,
+    training_arguments.add_train,
+    arguments.add_doctor,
+    arguments.add_demo,
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose error messages are printable, whatever arguments they quote."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
     args = parse(argv)
     try:
-        status: int = args.run(args)
+        module, _, function = args.run.partition(":")
+        status: int = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except OptionError as exc:
         return _fail(str(exc), 2)
@@ -64,9 +85,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f"datapipe.cli.{name}").add_parser(subparsers)
-        subparsers.choices[name].set_defaults(parser=subparsers.choices[name])
+    for add in _ADD:
+        add(subparsers)
+    for command in subparsers.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
