@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import cuda_runtime
-from datapipe.backends.row_gather import Dataset, RowGather
-from datapipe.backends.slabs import SlabPool
 from datapipe.columns.layout import Columns, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns as Recipe
 from datapipe.containers.tables.files import open_table
-from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.checks import callable_or_none, real_number, whole_number
-from datapipe.core.errors import OptionError, StateError
+from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, null_observer
-from datapipe.index.tables import ColumnKind, TableGroup, TableIndex
+from datapipe.index.tables import TableIndex
 from datapipe.loader.choice import resolve_device
-from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
-from datapipe.loader.kept_rows import KeptRows, cache_directory
-from datapipe.loader.object_pool import ObjectPool
+from datapipe.loader.iteration import BatchIterator, PassSetup
 from datapipe.loader.parsing import default_num_workers, parse_tail
-from datapipe.loader.policy import BadSample, BadSampleLog
+from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.row_batches import RowMaker
 from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
-from datapipe.loader.state import LoaderState
-from datapipe.loader.table_batches import MatrixMemory, TableMaker, TableParts
 from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
+from datapipe.loader.table_passes import TablePasses
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
-from datapipe.order.plan import Plan, Rank, Tail
-from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
+from datapipe.order.plan import Plan, Tail
 
 TableBackend = Literal["auto", "tables_arrow"]
 
@@ -134,7 +123,7 @@ class TableLoader:
             batch_transform=callable_or_none(batch_transform, "batch_transform"),
         )
         self._worker_init_fn = callable_or_none(worker_init_fn, "worker_init_fn")
-        self._seed = Seed(seed_source(seed, generator))
+        seeding = Seed(seed_source(seed, generator))
         resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = TableDataset(open_table(source))
@@ -145,33 +134,35 @@ class TableLoader:
         self.layout: MatrixLayout = layout_of(
             index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of, lists=lists
         )
-        self._kept = self._open_kept(cache)
-        self._bad_samples = BadSampleLog()
-        self._epochs = Epochs()
+        self._passes = TablePasses(
+            index,
+            layout=self.layout,
+            options=self.options,
+            seed=seeding,
+            cache=cache,
+            device=self._resolve_device,
+            ranks=(rank, world_size),
+        )
         self._observer: Observer = null_observer
-        self._rank: Rank | None = None
-        self._parts: TableParts | None = None
-        self._rows: RowGather | None = None
-        self._latest: Plan | None = None
         self.origin = ""
         # Attributes that frameworks and scripts read from a torch DataLoader.
         self.batch_size = self.options.batch_size
         self.drop_last = self.options.tail is Tail.DROP
         self.num_workers = self.options.num_workers
-        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._epochs, len(self.dataset))
+        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._passes.epochs, len(self.dataset))
         self.batch_sampler = OwnBatches(self)
         self.generator = generator
 
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
-        now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
-        check_still_alone(self._frozen_rank(), now, SpanSource(self.plan()))
-        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self._worker_init_fn))
+        passes = self._passes
+        check_still_alone(passes.rank, passes.present_rank(), SpanSource(passes.plan()))
+        return BatchIterator(PassSetup(passes.begin, passes.num_steps, passes.epochs, self._worker_init_fn))
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all."""
-        return self.plan().num_steps
+        return self._passes.num_steps()
 
     def __reduce__(self) -> tuple[Callable[..., TableLoader], tuple[dict[str, Any]]]:
         return _from_arguments, (self._arguments,)
@@ -180,39 +171,34 @@ class TableLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over this epoch. Without it epochs count up from 0."""
-        self._epochs.set_epoch(epoch)
+        self._passes.epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
-        return {**self._state().to_json(), "layout": self.layout.fingerprint}
+        return {**self._passes.state().to_json(), "layout": self.layout.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
 
         Raises StateError for a state that this loader would not continue exactly.
         """
-        cursor = self._state().cursor_from(state)
-        if state.get("layout") != self.layout.fingerprint:
-            raise StateError("the state was saved with other columns, label, dtypes or transform; pass the same ones as then")
-        self.plan().check(cursor)
-        self._seed.resume(state["seed"])
-        self._latest = None
-        self._epochs.resume(cursor)
+        self._passes.resume(state)
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
             raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
-        self._observer, self._parts = observer, None
+        self._observer = observer
+        self._passes.observe(observer)
 
     @property
     def seed(self) -> int | None:
         """The seed of the order; None until it is drawn, when the first pass begins."""
-        return self._seed.value
+        return self._passes.seed.value
 
     def describe_seed(self) -> str:
         """Return the seed and its origin, for people."""
-        return self._seed.describe()
+        return self._passes.seed.describe()
 
     @property
     def device(self) -> torch.device:
@@ -222,138 +208,11 @@ class TableLoader:
     @property
     def bad_samples(self) -> list[BadSample]:
         """The row groups that were skipped or replaced, the latest 1,000."""
-        return list(self._bad_samples.latest)
+        return list(self._passes.bad_samples.latest)
 
-    # -- the parts of a pass --------------------------------------------------------------------
-
-    def plan(self, seed: int = 0) -> Plan:
-        """Return the steps of a pass with that seed; their number depends on no seed."""
-        rank, options = self._frozen_rank(), self.options
-        return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
-
-    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows | FirstWindowed:
-        index, options = self.dataset.index, self.options
-        if not options.shuffle:
-            return StoredRows(index.starts)
-        if index.is_row_major:
-            return ShuffledRows(len(index), seed)
-        windowed = WindowedRows.within(
-            index.starts,
-            seed=seed,
-            global_batch=options.batch_size * rank.world_size,
-            row_nbytes=self.layout.row_nbytes + PLACE_NBYTES,
-            window_nbytes=options.window_nbytes,
-        )
-        return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
-
-    def _frozen_rank(self) -> Rank:
-        if self._rank is None:
-            self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
-        return self._rank
-
-    def _begin(self) -> tuple[TableMaker | RowMaker, SpanSource]:
-        """Return the maker and the source of spans of a pass that begins now."""
-        rank = self._frozen_rank()
-        seed = self._seed.settle(rank, self.dataset.index.fingerprint)
-        order = self._order(seed, rank)
-        plan = self._latest = Plan(order, self.options.batch_size, rank, self.options.tail)
-        if problem := sharing_problem(plan, self.dataset.index):
-            warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
-        parts, upcoming = self._shared_parts(), self._epochs.upcoming
-        if self.dataset.index.is_row_major or (self._kept is not None and upcoming.epoch):
-            return RowMaker(parts, plan, self._mapped_rows(parts)), SpanSource(plan)
-        if self._kept is not None:
-            self._kept.open_for_writing()
-        runs = order.first if isinstance(order, FirstWindowed) else order
-        assert not isinstance(runs, ShuffledRows)
-        return TableMaker(parts, plan, runs, seed, plan.step_at(upcoming)), SpanSource(plan)
-
-    def _shared_parts(self) -> TableParts:
-        """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
-        if self._parts is None:
-            options, layout = self.options, self.layout
-            runtime = cuda_runtime(self.device) if self.device.type == "cuda" else None
-
-            def open_batch_pool(nbytes: int) -> SlabPool:
-                if runtime is not None:
-                    return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
-                return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
-
-            def open_window_pool(nbytes: int) -> SlabPool:
-                return SlabPool(nbytes, max_free=2 * max(1, options.window_nbytes // max(1, nbytes)))
-
-            names = [column.name for column in layout.columns]
-            texts = [column.name for column in layout.columns if column.kind is ColumnKind.TEXT]
-            self._parts = TableParts(
-                index=self.dataset.index,
-                layout=layout,
-                options=options,
-                bad_samples=self._bad_samples,
-                observer=self._observer,
-                batches=[MatrixMemory(matrix, open_pool=open_batch_pool) for matrix in layout.matrices],
-                windows=[MatrixMemory(matrix, open_pool=open_window_pool) for matrix in layout.matrices],
-                workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
-                uploader=None if runtime is None else Uploader(runtime, observer=self._observer),
-                enter_thread=None if runtime is None else runtime.enter_thread,
-                kept=self._kept,
-            )
-        return self._parts
-
-    def _open_kept(self, cache: str | os.PathLike[str] | None) -> KeptRows | None:
-        if cache is None:
-            return None
-        if not self.options.shuffle or self.options.on_error != "raise":
-            raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
-        if self.layout.lists:
-            raise OptionError(
-                "cache keeps rows of one size, which lists have not; leave it out, or pad them by dp.Columns.PadList"
-            )
-        if self.dataset.index.is_row_major:
-            raise OptionError("cache: the table is row-major, and mapped already; leave it out")
-        return KeptRows(cache_directory(cache), self.dataset.index, self.layout)
-
-    def _mapped_rows(self, parts: TableParts) -> RowGather:
-        """The rows of a row-major file, or those that were kept."""
-        from datapipe.containers.hdf5.row_major import open_rows
-
-        if self._rows is None and self._kept is not None:
-            self._rows = self._kept.complete(parts.keep, num_threads=self.options.num_workers)
-        if self._rows is None:
-            (file,) = self.dataset.index.files
-            check_unchanged(file)
-            opened = open_rows(file.path)
-            datasets = tuple(
-                Dataset(tuple(column.name for column in matrix.columns), array)
-                for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
-            )
-            self._rows = RowGather(datasets, self.layout, TableGroup(file, 0, len(self.dataset)))
-        return self._rows
-
-    def _state(self) -> LoaderState:
-        plan, last = self._latest or self.plan(), self._epochs.last
-        return LoaderState(
-            epoch=last.epoch,
-            samples_done=last.samples_done,
-            global_batch=plan.global_batch,
-            num_samples=len(self.dataset),
-            order=plan.order.kind,
-            seed=self._seed.value,
-            tail=self.options.tail.value,
-            dataset=self.dataset.index.fingerprint,
-        )
-
-
-def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
-    """Return why ranks read the same row groups, with a remedy; None if each reads its own."""
-    order, ranks = plan.order, plan.rank.world_size
-    order = order.first if isinstance(order, FirstWindowed) else order
-    if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
-        return None
-    return (
-        f"{index.num_groups} row groups make {order.num_lanes} lane(s) for {ranks} ranks, so that up to "
-        f"{-(-ranks // order.num_lanes)} ranks read each row group; write the table with more and smaller row groups, at least "
-        "four for each rank"
-    )
+    def plan(self) -> Plan:
+        """Return the steps of an epoch; their number depends on no seed."""
+        return self._passes.plan()
 
 
 def _from_arguments(arguments: dict[str, Any]) -> TableLoader:
