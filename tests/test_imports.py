@@ -7,6 +7,7 @@ violations at the end show that it sees what it is for.
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -194,6 +195,33 @@ def test_imports_go_one_way() -> None:
     found = all_imports(ROOT)
     assert any(use.imported.startswith("datapipe.") for use in found), "the walk found no imports at all"
     assert violations(found) == []
+
+
+def needed_by_each(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules of ours that its code imports, inside functions too, but not those for typing alone."""
+    needed = {}
+    for name, source in sources.items():
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = [ast.Pass()]
+        uses = imports_of(name, ast.unparse(ast.fix_missing_locations(tree)), set(sources), is_package=False)
+        needed[name] = {use.imported for use in uses if use.imported in sources} - {name}
+    return needed
+
+
+def test_no_module_needs_itself_by_way_of_others() -> None:
+    sources = {name: path.read_text() for name, path in modules(ROOT).items()}
+    graphlib.TopologicalSorter(needed_by_each(sources)).prepare()
+    for inside in ("", "def f():\n    "):
+        planted = {
+            "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b",
+            "b": "import c",
+            "c": inside + "import b",
+        }
+        with pytest.raises(graphlib.CycleError):
+            graphlib.TopologicalSorter(needed_by_each(planted)).prepare()
+        graphlib.TopologicalSorter(needed_by_each(planted | {"c": ""})).prepare()
 
 
 def run_python(code: str) -> str:

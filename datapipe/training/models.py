@@ -127,7 +127,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module({"torchvision": "torchvision.models"}.get(name, name))
     except ImportError as exc:
-        raise DependencyError(f"{name} is not installed (pip install {name})") from exc
+        raise DependencyError(f"{name} is not installed (pip install 'gpu-datapipe[train]')") from exc
     except RuntimeError as exc:  # torchvision was built for another torch
         raise DependencyError(f"{name} does not work with this torch: {exc}") from exc
 
