@@ -59,10 +59,11 @@ class BatchTask:
             self._num_left = len(blocks)
             if not blocks:
                 self._finish()
+            return blocks
         except BaseException as exc:
-            self._fail(exc)
-            return []
-        return blocks
+            self._hold(exc)
+        self.done.open()
+        return []
 
     def load(self, rows: range, worker: Worker) -> bool:
         """Load one block; the last one finishes the batch. Returns True if it is to be decoded next instead."""
@@ -77,8 +78,10 @@ class BatchTask:
                 if self._maker.dali is not None:
                     return True
                 self._finish()
+            return False
         except BaseException as exc:
-            self._fail(exc)
+            self._hold(exc)
+        self.done.open()
         return False
 
     def decode(self, pipeline: DaliPipeline, worker: FetchWorker) -> None:
@@ -87,8 +90,10 @@ class BatchTask:
         try:
             self._maker.decode(self._batch, pipeline, worker)
             self._finish()
+            return
         except BaseException as exc:
-            self._fail(exc)
+            self._hold(exc)
+        self.done.open()
 
     def take(self) -> Any:
         """Return the finished batch, once. Raises the error of its making."""
@@ -119,10 +124,14 @@ class BatchTask:
         self._batch = None  # from here on only the user's references keep the slab
         self.done.open()
 
-    def _fail(self, exc: BaseException) -> None:
+    def _hold(self, exc: BaseException) -> None:
+        """Keep the error for the consumer.
+
+        `done` is opened once the thread has left its handler: one that still held the error would free the consumer's iterator,
+        to which the traceback leads by then, after the consumer has dropped it.
+        """
         with self._lock:
             self._error = self._error or exc
-        self.done.open()
 
 
 class WorkQueue:
