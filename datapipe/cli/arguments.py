@@ -75,10 +75,11 @@ def add_inspect(subparsers: Commands) -> None:
         description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
         "folder or a table: samples, classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
         "of a table its columns, row groups and nulls.",
-        epilog="example: datapipe inspect shards/ --grid sheet.png",
+        epilog="example: datapipe inspect shards/ --grid sheet.png --sizes sizes.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
+    parser.add_argument("--sizes", metavar="PNG", type=Path, help="draw how many images have how many bytes")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run="datapipe.cli.inspect:run")
@@ -107,7 +108,7 @@ def add_bench(subparsers: Commands) -> None:
         "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
         "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
         "does not count.",
-        epilog="example: datapipe bench shards/train --against torch",
+        epilog="example: datapipe bench shards/train --against torch --plot rates.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
@@ -119,6 +120,7 @@ def add_bench(subparsers: Commands) -> None:
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
+    parser.add_argument("--plot", metavar="PNG", type=Path, help="draw the rates as bars")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run="datapipe.cli.bench:run")
 
@@ -141,6 +143,7 @@ def add_doctor(subparsers: Commands) -> None:
 _DEMO_EPILOG = """\
 examples:
   datapipe demo
+  datapipe demo --photos photos --images 600
   datapipe demo --data photos/train --out /tmp/demo
 """
 
@@ -159,6 +162,28 @@ def add_demo(subparsers: Commands) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
     parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (3000)")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
     parser.set_defaults(run="datapipe.cli.demo:run")
+
+
+_COMPLETION_EPILOG = """\
+examples:
+  datapipe completion bash > ~/.local/share/bash-completion/completions/datapipe
+  datapipe completion zsh > "${fpath[1]}/_datapipe"
+"""
+
+
+def add_completion(subparsers: Commands) -> None:
+    """Add `datapipe completion`."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="print the completion of commands and options for a shell",
+        description="Print the code that completes datapipe's commands, options and files in a shell. Put it where the shell "
+        "looks for completions, then start a new shell.",
+        epilog=_COMPLETION_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    parser.set_defaults(run="datapipe.cli.completion:run")

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 import datapipe as dp
+from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
 from datapipe.cli.torch_baseline import torch_loader
+from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
 from datapipe.core.printable import say_text
@@ -41,17 +43,26 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
+    if args.plot is not None:
+        refuse_to_replace(args.plot)
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
         if getattr(args, name) < 1:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
-        if args.against is not None:
-            raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
+        if args.against is not None or args.plot is not None:
+            raise OptionError("--against and --plot are for images; a table is measured beside a bare read of its columns")
         found = measure_table(index, args)
         say_text(json.dumps(found, indent=1) if args.json else measured_text(found))
         return 0
     result = measure(index, args)
+    if args.plot is not None:
+        bars = [
+            Bar(name, rate, min(result["rounds"][name]), max(result["rounds"][name]))
+            for name, rate in result["images_per_s"].items()
+        ]
+        words = f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers"
+        draw_bars(args.plot, bars, title=f"images per second: {args.path}", subtitle=f"{words}, on {result['device']}")
     say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
 

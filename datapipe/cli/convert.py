@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import converters
-from converters import Advance, Check, ClassFrom, ConvertOptions, OnError, Preview, Report, recognise
+from converters import Advance, Check, ClassFrom, ConvertOptions, OnError, Preview, Report, parse_place, recognise
 from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
 from datapipe.cli.convert_table import convert_table, wants_table
@@ -56,7 +56,7 @@ def _convert(options: ConvertOptions, destination: str, display: _Display) -> Re
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
     return ConvertOptions(
-        source=args.source,
+        source=parse_place(args.source),
         destination=Path(args.destination),
         to=args.to,
         form=args.form,
@@ -169,7 +169,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         bad = f", {one.num_errors} bad samples left out (see {shown(one.directory / 'errors.jsonl')})" if one.num_errors else ""
         say(
             f"{shown(one.directory)}: {one.num_samples} samples{_of_classes(report.num_classes)}"
-            f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
+            f" in {one.num_shards} {_shards(one.num_shards)}, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
     resumed = f", {report.num_resumed} shards existed already" if report.num_resumed else f", {rate:.0f} samples/s"
@@ -190,7 +190,7 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
     for one in preview.sets:
         say(
             f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
-            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
+            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} {_shards(one.num_shards)}"
         )
         for sample in one.first:
             say(f"  {_shown(sample)}")
@@ -224,3 +224,7 @@ def _shown(sample: SampleShown) -> str:
 
 def _of_classes(num_classes: int | None) -> str:
     return "" if num_classes is None else f" of {num_classes} classes"
+
+
+def _shards(num: int) -> str:
+    return "shard" if num == 1 else "shards"

@@ -59,7 +59,7 @@ def add_convert(subparsers: Commands) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a folder or a file; see below")
+    parser.add_argument("source", metavar="SRC", help="a folder, a file, or the URL of either; see below")
     parser.add_argument("destination", metavar="DST", help="directory to create, or the URL of a place in an object store")
     parser.add_argument(
         "--to",

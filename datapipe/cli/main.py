@@ -19,18 +19,20 @@ from datapipe.cli import arguments, convert_arguments, training_arguments
 from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.printable import printable, say
 
-_ADD = (
-    convert_arguments.add_convert,
-    arguments.add_verify,
-    arguments.add_fit,
-    arguments.add_inspect,
-    arguments.add_index,
-    arguments.add_bench,
-    training_arguments.add_diagnose,
-    training_arguments.add_train,
-    arguments.add_doctor,
-    arguments.add_demo,
-)
+_WITHOUT_A_COMMAND = "datapipe.cli.next_steps:run"
+COMMANDS = {
+    "convert": convert_arguments.add_convert,
+    "verify": arguments.add_verify,
+    "fit": arguments.add_fit,
+    "inspect": arguments.add_inspect,
+    "index": arguments.add_index,
+    "bench": arguments.add_bench,
+    "diagnose": training_arguments.add_diagnose,
+    "train": training_arguments.add_train,
+    "doctor": arguments.add_doctor,
+    "demo": arguments.add_demo,
+    "completion": arguments.add_completion,
+}  # what adds each to the parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
-    args = parse(argv)
+    args = parse(argv) if (sys.argv[1:] if argv is None else argv) else None
     try:
-        module, _, function = args.run.partition(":")
+        module, _, function = (_WITHOUT_A_COMMAND if args is None else args.run).partition(":")
         status: int = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except OptionError as exc:
@@ -81,11 +83,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="datapipe",
         description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",
-        epilog="example: datapipe convert photos/ shards/ --to webdataset",
+        epilog="Without a command: what to do next with what lies in this folder. "
+        "Example: datapipe convert photos/ shards/ --to webdataset",
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in _ADD:
+    for add in COMMANDS.values():
         add(subparsers)
     for command in subparsers.choices.values():
         command.set_defaults(parser=command)

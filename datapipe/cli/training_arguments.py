@@ -41,7 +41,7 @@ def add_train(subparsers: Commands) -> None:
     _add_data(parser)
     _add_steps(parser)
     _add_run(parser)
-    parser.set_defaults(run="datapipe.training.command:run")
+    parser.set_defaults(run="datapipe.cli.train:run")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +98,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-every-minutes", type=float, metavar="X", help="likewise (default: 15)")
     group.add_argument("--seed", type=int, metavar="N", help="of weights, order and augmentation (default: 0)")
     group.add_argument("--log-every", type=int, metavar="STEPS", help="line of metrics (default: 10)")
+    group.add_argument("--plot", type=Path, metavar="PNG", default=None, help="draw the share of waiting for data over the run")
     group.add_argument("--json", action="store_true", default=False, help="print the result as JSON")
 
 

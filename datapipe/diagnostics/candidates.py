@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.core.observe import Stage
 from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
@@ -22,14 +21,15 @@ from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS
+from datapipe.diagnostics.store_remedies import MAKING, NOT_STREAMED, kept_shards, network_share
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
 _MOSTLY_WAITING = 0.5  # share of the time to make a batch from which more workers than cores make sense
-_MAKING = (Stage.PLAN, Stage.NETWORK, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
 _SYNCED = 0.05  # share of the steps
+_NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 _BELOW = "below the loader's line, with import datapipe"
 
 
@@ -101,7 +101,12 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         _add_prefetch(result, found.loader, workload, is_ours=is_ours)
     if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
         _add_order(result, found.loader, workload)
-    _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
+    network = network_share(found.events)
+    waits = network > _MOSTLY_WAITING if is_ours else _mostly_waits(found)
+    _add_workers(result, found.loader, workload, is_ours=is_ours, waits=waits)
+    if is_ours and network > _NOTICED:
+        result.remedies.append(kept_shards(network, where=_place(found.loader)))
+        result.left_out["shuffle='windows'"] = NOT_STREAMED
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
         note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
@@ -293,7 +298,7 @@ def _own_batches(found: Analysis) -> Floats:
     sums: dict[tuple[int, int], int] = {}
     ends = _pass_ends(found)
     for event in found.events:
-        if event.stage in _MAKING:
+        if event.stage in MAKING:
             of_pass = int(np.searchsorted(ends, event.start_ns))
             sums[of_pass, event.step] = sums.get((of_pass, event.step), 0) + event.duration_ns
     return _seconds(sums[key] for key in sorted(sums))
