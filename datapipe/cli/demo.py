@@ -1,4 +1,4 @@
-"""`datapipe demo`: everything in three minutes, from loose files to a trained network.
+"""`datapipe demo`: everything in a minute or two, from loose files to a trained network.
 
 Generated photographs are converted and verified; then a small network trains for an epoch with torch's
 DataLoader on the files and again, from the same weights, with datapipe's on the shards. Finally, `datapipe diagnose`
@@ -33,7 +33,7 @@ from datapipe.diagnostics.report.screen import screen
 from datapipe.loader.parsing import default_num_workers
 from datapipe.testing.synthetic_images import make_image_folder
 
-DEFAULT_IMAGES = 3000
+DEFAULT_IMAGES = 2000
 NUM_CLASSES = 10
 
 

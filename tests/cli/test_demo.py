@@ -50,6 +50,7 @@ def test_whole_way(tmp_path: Path) -> None:
     [
         (["--images", "5"], "at least 100"),
         (["--data", "x", "--images", "500"], "give one of them"),
+        (["--data", "x", "--photos", "y"], "give one of them"),
         (["--workers", "0"], "at least 1"),
     ],
 )
@@ -57,3 +58,9 @@ def test_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: 
     assert main(["demo", "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_only_photographs_if_that_is_asked_for(tmp_path: Path) -> None:
+    assert main(["demo", "--photos", str(tmp_path / "photos"), "--images", "100"]) == 0
+    assert len(list((tmp_path / "photos").glob("*/*.jpg"))) == 100
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
