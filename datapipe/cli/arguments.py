@@ -161,7 +161,7 @@ def add_demo(subparsers: Commands) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
-    parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (3000)")
+    parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (2000)")
     parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
