@@ -40,7 +40,7 @@ test test-fast: export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench docs release dev
+EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
 .PHONY: setup demo test test-fast docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 

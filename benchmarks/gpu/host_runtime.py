@@ -16,7 +16,7 @@ from datapipe.backends.device_runtime import KeepAlive
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.library import library
 from datapipe.loader.table_choice import TableChoice
-from datapipe.loader.table_loader import TableLoader
+from datapipe.loader.table_passes import TablePasses
 from datapipe.testing.cudf_stand_in import stand_in
 
 
@@ -80,17 +80,17 @@ class HostRuntime:
 def dry_cudf() -> Iterator[None]:
     """Let loaders with backend="tables_cudf" and device="cpu" run on the host."""
     runtime = HostRuntime()
-    choose = TableLoader.choice
+    choose = TablePasses.choice
 
-    def choice(loader: TableLoader) -> TableChoice:
-        return TableChoice(True, "a dry run") if loader._backend == "tables_cudf" else choose(loader)
+    def choice(passes: TablePasses) -> TableChoice:
+        return TableChoice(True, "a dry run") if passes.backend == "tables_cudf" else choose(passes)
 
     library.cache_clear()
     with (
         stand_in(runtime),
         mock.patch("datapipe.loader.table_assembly.cuda_runtime", return_value=runtime),
         mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
-        mock.patch.object(TableLoader, "choice", choice),
+        mock.patch.object(TablePasses, "choice", choice),
     ):
         yield
     library.cache_clear()

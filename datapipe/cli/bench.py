@@ -9,42 +9,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datapipe.cli.say import say_text
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from datapipe.core.observe import StageEvent
-    from datapipe.index.sample_index import SampleIndex
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure the loader alone on a dataset, against torch's if asked",
-        description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) without a "
-        "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
-        "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
-        "does not count.",
-        epilog="example: datapipe bench shards/train --against torch --plot rates.png",
-    )
-    parser.add_argument("path", help="dataset")
-    parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
-    parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
-    parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
-    parser.add_argument("--table-batch-size", metavar="N", type=int, default=65536, help="rows per batch of a table (65536)")
-    parser.add_argument("--num-workers", metavar="N", type=int, help="threads, and torch's processes (default: usable cores)")
-    parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
-    parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
-    parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
-    parser.add_argument("--plot", metavar="PNG", type=Path, help="draw the rates as bars")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run)
+import datapipe as dp
+from datapipe.cli.charts import Bar, draw_bars
+from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
+from datapipe.cli.torch_baseline import torch_loader
+from datapipe.core.atomic import refuse_to_replace
+from datapipe.core.errors import OptionError
+from datapipe.core.observe import StageEvent
+from datapipe.core.printable import say_text
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.tables import TableIndex
+from datapipe.loader.parsing import default_num_workers
 
 
 class StageTotals:
@@ -64,12 +43,6 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
-    from datapipe.cli.charts import Bar, draw_bars
-    from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
-    from datapipe.core.atomic import refuse_to_replace
-    from datapipe.core.errors import OptionError
-    from datapipe.index.tables import TableIndex
-
     if args.plot is not None:
         refuse_to_replace(args.plot)
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
@@ -96,10 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return images per second of each loader, by round, and per-image stage times of datapipe's."""
-    import datapipe as dp
-    from datapipe.cli.torch_baseline import torch_loader
-    from datapipe.loader.parsing import default_num_workers
-
     num_workers = default_num_workers() if args.num_workers is None else args.num_workers
     batch_size = min(args.batch_size, len(index))
     crop = [dp.RandomResizedCrop(args.size), dp.RandomHorizontalFlip()]
@@ -144,8 +113,6 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
 
 def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
     """Return images per second over at least `num_images`, in whole batches, over as many epochs as needed."""
-    import torch
-
     seen, start_s = 0, time.perf_counter()
     while seen < num_images:
         for batch in loader:
@@ -158,8 +125,6 @@ def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> fl
 
 
 def _float32() -> Any:
-    import torch
-
     return torch.float32
 
 

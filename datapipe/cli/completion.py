@@ -5,29 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from datapipe.cli.say import say_text
-
-SHELLS = ("bash", "zsh", "tcsh")
-
-_EPILOG = """\
-examples:
-  datapipe completion bash > ~/.local/share/bash-completion/completions/datapipe
-  datapipe completion zsh > "${fpath[1]}/_datapipe"
-"""
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print the completion of commands and options for a shell",
-        description="Print the code that completes datapipe's commands, options and files in a shell. Put it where the shell "
-        "looks for completions, then start a new shell.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(run=run)
+from datapipe.core.printable import say_text
 
 
 def run(args: argparse.Namespace) -> int:

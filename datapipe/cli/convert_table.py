@@ -8,16 +8,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datapipe.cli.say import say
+from converters import Advance, OnError
+from converters.tables import conversion
+from converters.tables.conversion import TablePreview, TableReport
+from converters.tables.options import GROUP_ROWS, TableConversion
+from converters.tables.schema import read_schema
+from converters.tables.sources import is_table
 from datapipe.core.errors import OptionError
+from datapipe.core.printable import say
 from datapipe.stores.location import is_url, redacted
-
-if TYPE_CHECKING:
-    from converters import Advance
-    from converters.tables.conversion import TablePreview, TableReport
-    from converters.tables.options import TableConversion
 
 FORM = "table"
 _MAX_SHOWN = 12  # columns in a report
@@ -38,22 +39,8 @@ _FOR_SAMPLES: dict[str, Any] = {
 }
 
 
-def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only tables have."""
-    group = parser.add_argument_group("tables (SRC is CSV, JSON lines, Parquet, Arrow or .npy; docs/tables.md)")
-    group.add_argument(
-        "--schema", type=Path, metavar="FILE", help='JSON of types by column or pattern, {"I*": "float32"}; others by a full scan'
-    )
-    group.add_argument("--names", metavar="A,B,C", help="columns of CSV without a header row")
-    group.add_argument("--delimiter", metavar="C", help="between values of CSV (a comma, or a tab in .tsv)")
-    group.add_argument("--compression", choices=("none", "snappy", "zstd", "lz4"), help="of Parquet (snappy)")
-    group.add_argument("--group-rows", type=int, metavar="N", help="rows of a row group (131072)")
-
-
 def wants_table(args: argparse.Namespace) -> bool:
     """Whether SRC is a table: because the command says so, or by a look at it."""
-    from converters.tables.sources import is_table
-
     if is_url(args.source):
         if args.form == FORM:
             raise OptionError(f"{redacted(args.source)}: tables are not converted from stores; copy the files to a disk")
@@ -70,8 +57,6 @@ def wants_table(args: argparse.Namespace) -> bool:
 
 def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> Callable[[], None]:
     """Convert the table, or look at it for --dry-run; return what prints how it ended. Raises as `converters.tables` does."""
-    from converters.tables import conversion
-
     options = _options(args)
     if args.form != FORM:
         say(f"{options.source}: recognised as a table (--from table)", file=sys.stderr)
@@ -83,10 +68,6 @@ def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> 
 
 
 def _options(args: argparse.Namespace) -> TableConversion:
-    from converters import OnError
-    from converters.tables.options import GROUP_ROWS, TableConversion
-    from converters.tables.schema import read_schema
-
     for name, default in _FOR_SAMPLES.items():
         given = getattr(args, name)
         if given != default and not (name == "encode" and given.form == "keep"):

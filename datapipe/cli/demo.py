@@ -16,51 +16,29 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datapipe.cli.say import say_text
-
-if TYPE_CHECKING:
-    from datapipe.cli.demo_diagnosis import Diagnosed
-    from datapipe.cli.demo_training import Comparison
-    from datapipe.diagnostics.document import Document
+from converters import Advance, ConvertOptions, Phase, convert
+from converters.verify import verify
+from datapipe.cli.demo_diagnosis import Diagnosed, diagnose_script
+from datapipe.cli.demo_picture import draw
+from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_loaders, rates_alone, train
+from datapipe.cli.progress import Progress
+from datapipe.core.atomic import write_json
+from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.core.printable import say_text
+from datapipe.diagnostics.document import Document
+from datapipe.diagnostics.report.compare import compare
+from datapipe.diagnostics.report.screen import screen
+from datapipe.loader.parsing import default_num_workers
+from datapipe.testing.synthetic_images import make_image_folder
 
 DEFAULT_IMAGES = 2000
 NUM_CLASSES = 10
 
-_EPILOG = """\
-examples:
-  datapipe demo
-  datapipe demo --photos photos --images 600
-  datapipe demo --data photos/train --out /tmp/demo
-"""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="see it work: photos to shards to a trained network, compared with torch's DataLoader",
-        description="Make photographs (or take yours), convert and verify them, and train a small network for an epoch: from the "
-        "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
-        "a training script before and after its loader is replaced.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
-    parser.add_argument("--images", type=int, metavar="N", help=f"photographs to generate ({DEFAULT_IMAGES})")
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
-    parser.set_defaults(run=run)
-
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises OptionError for arguments that exclude each other, and what its steps raise."""
-    from datapipe.core.atomic import write_json
-    from datapipe.core.errors import OptionError
-
     if args.data is not None and (args.images is not None or args.photos is not None):
         raise OptionError("--images and --photos are about generated photographs and --data brings its own; give one of them")
     num_images = DEFAULT_IMAGES if args.images is None else args.images
@@ -114,10 +92,6 @@ class Teller:
 
 def _generated(photos: Path, num_images: int, tell: Teller) -> Path:
     """Return the folder of generated photographs; reuses those of an earlier run."""
-    from datapipe.cli.progress import Progress
-    from datapipe.core.errors import OptionError
-    from datapipe.testing.synthetic_images import make_image_folder
-
     with tell.step("photos") as words:
         if photos.exists():
             found = sum(1 for _ in photos.glob("*/*.jpg"))
@@ -135,9 +109,6 @@ def _generated(photos: Path, num_images: int, tell: Teller) -> Path:
 
 
 def _convert(photos: Path, shards: Path, tell: Teller) -> None:
-    from converters import Advance, ConvertOptions, Phase, convert
-    from datapipe.cli.progress import Progress
-
     with tell.step("convert") as words:
         with Progress(None, "samples", "convert") as progress:
 
@@ -152,9 +123,6 @@ def _convert(photos: Path, shards: Path, tell: Teller) -> None:
 
 
 def _verify(shards: Path, tell: Teller) -> None:
-    from converters.verify import verify
-    from datapipe.core.errors import IntegrityError
-
     with tell.step("verify") as words:
         report = verify(shards)
         if report.problems:
@@ -165,9 +133,6 @@ def _verify(shards: Path, tell: Teller) -> None:
 def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> Comparison:
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_loaders, rates_alone, train
-    from datapipe.loader.parsing import default_num_workers
-
     loaders = make_loaders(photos, shards, num_workers=default_num_workers() if workers is None else workers)
     with tell.step("load") as words:
         alone = rates_alone(loaders)
@@ -182,8 +147,6 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
 
 
 def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[Diagnosed, Diagnosed]:
-    from datapipe.cli.demo_diagnosis import diagnose_script
-
     found = []
     for name, shards in (("before", None), ("after", out / "shards")):
         with tell.step("diagnose") as words:
@@ -195,15 +158,10 @@ def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[
 
 def compared(before: Document, after: Document) -> str:
     """Return both diagnoses as text for people."""
-    from datapipe.diagnostics.report.compare import compare
-    from datapipe.diagnostics.report.screen import screen
-
     return f"{screen(before)}\n\n{compare(before, after)}"
 
 
 def _draw(comparison: Comparison, picture: Path) -> None:
-    from datapipe.cli.demo_picture import draw
-
     draw(comparison, picture)
 
 

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.cli.diagnose import diagnose_command, write_reports
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.errors import DatapipeError
+from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from datapipe.cli.say import say_text
 from datapipe.core.installed import version_of
+from datapipe.core.printable import say_text
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -25,21 +25,6 @@ _PACKAGES = (
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision
 
 _ADVICE_NBYTES = 10e9  # size of a cache from which advice on how to remove it is given
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="show what this machine has, and what to install",
-        description="Report cores, memory, limits, GPU, and the packages the loader can use; say what would help.",
-        epilog="example: datapipe doctor",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument(
-        "--empty-shard-caches", action="store_true", help="first remove the cached shards of object stores that are not in use"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

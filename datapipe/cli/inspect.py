@@ -7,42 +7,27 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datapipe.cli.say import say_text
+import numpy as np
 
-if TYPE_CHECKING:
-    from datapipe.index.sample_index import SampleIndex
+from datapipe.backends.images_cpu import checked_header
+from datapipe.cli.charts import draw_histogram
+from datapipe.cli.contact_sheet import draw_sheet
+from datapipe.cli.table_facts import describe_table, samples_or_table, table_text
+from datapipe.core.atomic import refuse_to_replace
+from datapipe.core.errors import DecodeError, IntegrityError, OptionError
+from datapipe.core.printable import say_text
+from datapipe.fetch.files import open_files
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.tables import TableIndex
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 _MEASURED = 100_000  # samples whose bytes are counted, without opening them
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="describe a dataset; --grid draws a contact sheet",
-        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
-        f"folder or a table: samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset); "
-        "of a table its columns, row groups and nulls.",
-        epilog="example: datapipe inspect shards/ --grid sheet.png --sizes sizes.png",
-    )
-    parser.add_argument("path", help="dataset")
-    parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
-    parser.add_argument("--sizes", metavar="PNG", type=Path, help="draw how many images have how many bytes")
-    parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_index` raises."""
-    from datapipe.cli.table_facts import describe_table, samples_or_table, table_text
-    from datapipe.core.atomic import refuse_to_replace
-    from datapipe.core.errors import OptionError
-    from datapipe.index.tables import TableIndex
-
     if args.num < 1:
         raise OptionError(f"--num is {args.num}; it must be at least 1")
     for path in (args.grid, args.sizes):
@@ -62,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
         facts["sizes"] = str(args.sizes)
         draw_sizes(index, args.sizes, where=args.path)
     if args.grid is not None:
-        from datapipe.cli.contact_sheet import draw_sheet
-
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
@@ -72,11 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
     """Write a PNG with the bytes of up to `_MEASURED` images. Raises OptionError where the index does not know them."""
-    import numpy as np
-
-    from datapipe.cli.charts import draw_histogram
-    from datapipe.core.errors import OptionError
-
     positions = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
     nbytes = index.look_up(index.ids(positions), "image").extents.nbytes
     if not len(nbytes) or nbytes.min() < 1:
@@ -99,12 +77,6 @@ def _size(nbytes: float) -> str:
 
 def describe(index: SampleIndex) -> dict[str, Any]:
     """Return the facts of a dataset, JSON-safe."""
-    import numpy as np
-
-    from datapipe.backends.images_cpu import checked_header
-    from datapipe.core.errors import DecodeError, IntegrityError
-    from datapipe.fetch.files import open_files
-
     files, num = open_files(index), len(index)
     num_looked_at = min(num, _LOOKED_AT) if index.has_images else 0
     ids = index.ids(np.unique(np.linspace(0, num - 1, num_looked_at).astype(np.int64)))

@@ -12,13 +12,34 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NoReturn
 
 from datapipe import __version__
-from datapipe.cli.say import Parser, say
+from datapipe.cli import arguments, convert_arguments, training_arguments
 from datapipe.core.errors import DatapipeError, OptionError
+from datapipe.core.printable import printable, say
 
-COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo", "completion")
+_WITHOUT_A_COMMAND = "datapipe.cli.next_steps:run"
+COMMANDS = {
+    "convert": convert_arguments.add_convert,
+    "verify": arguments.add_verify,
+    "fit": arguments.add_fit,
+    "inspect": arguments.add_inspect,
+    "index": arguments.add_index,
+    "bench": arguments.add_bench,
+    "diagnose": training_arguments.add_diagnose,
+    "train": training_arguments.add_train,
+    "doctor": arguments.add_doctor,
+    "demo": arguments.add_demo,
+    "completion": arguments.add_completion,
+}  # what adds each to the parser
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose error messages are printable, whatever arguments they quote."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
     args = parse(argv) if (sys.argv[1:] if argv is None else argv) else None
     try:
-        status: int = _say_next_steps() if args is None else args.run(args)
+        module, _, function = (_WITHOUT_A_COMMAND if args is None else args.run).partition(":")
+        status: int = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except OptionError as exc:
         return _fail(str(exc), 2)
@@ -66,16 +88,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f"datapipe.cli.{name}").add_parser(subparsers)
-        subparsers.choices[name].set_defaults(parser=subparsers.choices[name])
+    for add in COMMANDS.values():
+        add(subparsers)
+    for command in subparsers.choices.values():
+        command.set_defaults(parser=command)
     return parser
-
-
-def _say_next_steps() -> int:
-    from datapipe.cli.next_steps import run
-
-    return run(Path.cwd())
 
 
 def _fail(message: str, status: int) -> int:

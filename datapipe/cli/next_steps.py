@@ -8,10 +8,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from datapipe.cli.say import say
+from converters import ConvertOptions, recognise
 from datapipe.containers import container_of
 from datapipe.containers.listing import is_image_name
 from datapipe.core.errors import DatapipeError
+from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME
 
@@ -31,8 +32,9 @@ class Step:
     commands: tuple[str, ...]
 
 
-def run(folder: Path) -> int:
-    """Print what to do next in `folder`. Returns 0."""
+def run(args: None) -> int:
+    """Print what to do next in the current folder. Returns 0."""
+    folder = Path.cwd()
     steps = sorted(look(folder), key=lambda step: step.rank)
     say("datapipe keeps GPUs fed: convert small files, load them fast, diagnose training that waits.", "")
     if not steps:
@@ -115,8 +117,6 @@ def _of_script(path: Path, shown: str) -> Step | None:
 
 
 def _of_source(path: Path, name: str, shown: str) -> Step | None:
-    from converters import ConvertOptions, recognise
-
     name_of_shards = f"{path.name.partition('.')[0]}-shards"
     try:
         found = recognise(ConvertOptions(path, path.parent / name_of_shards))

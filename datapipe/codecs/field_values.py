@@ -77,3 +77,8 @@ _VALUES: dict[FieldKind, Callable[[bytes], Any]] = {
     FieldKind.JSON: _json,
     FieldKind.BYTES: bytes,
 }
+
+
+def json_bytes(value: object) -> bytes:
+    """Return the value as JSON. Raises TypeError or ValueError for values that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Parse `.npy` files from untrusted bytes. Never unpickles."""
+"""Parse `.npy` files from untrusted bytes, and make them. Never unpickles."""
 
 from __future__ import annotations
 
@@ -96,3 +96,17 @@ def read_npy_array(data: bytes) -> NDArray[Any]:
         return np.empty(header.shape, header.dtype)
     values = np.frombuffer(data, header.dtype, offset=header.start)
     return values.reshape(header.shape, order="F" if header.is_fortran else "C")
+
+
+@lru_cache(maxsize=256)
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return the header of a version 1 `.npy` file of such values in C order."""
+    sink = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(sink, {"descr": descr, "fortran_order": False, "shape": shape})
+    return sink.getvalue()
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """Return the array as a `.npy` file."""
+    return npy_header(array.shape, array.dtype) + array.tobytes()

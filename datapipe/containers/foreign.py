@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -231,14 +230,33 @@ def write_index(
     write_manifest(home, _manifest(container, fields.fields(), shards, classes))
 
 
-def scanner_of(container: str) -> Callable[[str | Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
-    """Return the function that indexes a shard of that format; imported here, as some formats need large libraries.
+def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
+    """Return the function that indexes a shard of that format, by its path; imported here, as some need large libraries.
 
     That of tars and of Parquet also takes URLs.
     """
-    index_shard: Callable[[str | Path], tuple[SidecarRows, tuple[FieldSpec, ...]]]
-    index_shard = importlib.import_module(f"datapipe.containers.{container}.scanner").index_shard
-    return index_shard
+    match container:
+        case "tar":
+            from datapipe.containers.tar import scanner as tar
+
+            return tar.index_shard
+        case "tfrecord":
+            from datapipe.containers.tfrecord import scanner as tfrecord
+
+            return tfrecord.index_shard
+        case "hdf5":
+            from datapipe.containers.hdf5 import scanner as hdf5
+
+            return hdf5.index_shard
+        case "parquet":
+            from datapipe.containers.parquet import scanner as parquet
+
+            return parquet.index_shard
+        case "arrow":
+            from datapipe.containers.arrow import scanner as arrow
+
+            return arrow.index_shard
+    raise ValueError(f"container is {container!r}, which has no scanner")
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:

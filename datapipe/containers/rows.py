@@ -5,14 +5,7 @@ Numbers are `.npy` files, texts UTF-8, nested values JSON; images are as stored,
 
 from __future__ import annotations
 
-import functools
-import importlib
-import io
-import json
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
 
 from datapipe.core.errors import IntegrityError, MissingDataError, StorageError
 from datapipe.index.row_groups import RowGroup, Rows
@@ -23,10 +16,9 @@ def read_rows(group: RowGroup) -> Rows:
 
     Raises MissingDataError, StorageError, or IntegrityError if the shard is damaged or has changed since it was indexed.
     """
-    reader = importlib.import_module(f"datapipe.containers.{group.container}.rows")
-    damage: tuple[type[Exception], ...] = reader.DAMAGE
+    reader, damage = _reader_of(group.container)
     try:
-        rows: Rows = reader.read_rows(group)
+        return reader(group)
     except (MissingDataError, StorageError):  # of a store, which has said what is wrong
         raise
     except FileNotFoundError as exc:
@@ -38,23 +30,20 @@ def read_rows(group: RowGroup) -> Rows:
             f"{group.path}: {group.column!r} of rows {group.first} to {group.end - 1} cannot be read ({str(exc) or repr(exc)}): "
             "damaged, or changed since it was indexed; get the file again"
         ) from exc
-    return rows
 
 
-@functools.lru_cache(maxsize=256)
-def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Return the header of a version 1 `.npy` file of such values in C order."""
-    sink = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(sink, {"descr": descr, "fortran_order": False, "shape": shape})
-    return sink.getvalue()
+def _reader_of(container: str) -> tuple[Callable[[RowGroup], Rows], tuple[type[Exception], ...]]:
+    """Return what reads row groups of that format, and the errors by which it finds damage.
 
+    Imported here, as each format needs a large library.
+    """
+    match container:
+        case "hdf5":
+            from datapipe.containers.hdf5 import rows as hdf5
 
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """Return the array as a `.npy` file."""
-    return npy_header(array.shape, array.dtype) + array.tobytes()
+            return hdf5.read_rows, hdf5.DAMAGE
+        case "parquet":
+            from datapipe.containers.parquet import rows as parquet
 
-
-def json_bytes(value: object) -> bytes:
-    """Return the value as JSON. Raises TypeError or ValueError for values that JSON does not have."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+            return parquet.read_rows, parquet.DAMAGE
+    raise ValueError(f"container is {container!r}, which has no row groups")

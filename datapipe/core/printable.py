@@ -8,6 +8,7 @@ a line of a command when it is printed.
 from __future__ import annotations
 
 import logging
+from typing import TextIO
 
 
 def printable(text: str) -> str:
@@ -16,6 +17,16 @@ def printable(text: str) -> str:
     Printable characters stay, backslashes included, so that nothing changes when a message is put into another one.
     """
     return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
+
+
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Print each of `lines`, made printable, on standard output unless told otherwise."""
+    print("\n".join(map(printable, lines)), file=file, flush=True)
+
+
+def say_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print a text of several lines, such as a report, each made printable."""
+    say(*text.split("\n"), file=file)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -17,31 +17,25 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
-from datapipe.fetch.shard_cache.schedule import Schedule
-from datapipe.loader.assembly import assemble
 from datapipe.loader.attributes import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import SampleBatchMaker
-from datapipe.loader.caching import CacheStats, open_kept_images, stats_of
+from datapipe.loader.caching import CacheStats, stats_of
 from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device
 from datapipe.loader.columns import BoxesForm
 from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
-from datapipe.loader.iteration import BatchIterator, Epochs, PassSetup
+from datapipe.loader.iteration import BatchIterator, PassSetup
 from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions, Output, Shuffle
-from datapipe.loader.ordering import open_source, shard_uses
 from datapipe.loader.parsing import parse_options
-from datapipe.loader.policy import BadSample, BadSampleLog
+from datapipe.loader.passes import SamplePasses
+from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sizes import check_sizes
-from datapipe.loader.sources import PickSource
-from datapipe.loader.state import LoaderState
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
-from datapipe.order.plan import Plan, Rank, Tail
+from datapipe.order.plan import Tail
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
 
@@ -125,14 +119,13 @@ class DataLoader:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         options = parse_options(arguments)
-        self._seed = Seed(seed_source(seed, generator))
+        seeding = Seed(seed_source(seed, generator))
         resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
         self.recipe = Recipe.of(transform)
-        self._stored_size = self.dataset.index.manifest.image_size
         if isinstance(sampler, WeightedSampler):
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
@@ -140,24 +133,25 @@ class DataLoader:
         if remote is not None and not isinstance(remote, Remote):
             raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
         row_groups = row_groups_of_windows(len(self.fields.stored))
-        self._files = open_files(self.dataset.index, row_groups=row_groups, remote=remote)
-        self._cache = CacheOptions.of(cache, cache_nbytes)
-        if self._cache is not None and not self.fields.has_image:
+        cache_options = CacheOptions.of(cache, cache_nbytes)
+        if cache_options is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
-        self._bad_samples = BadSampleLog()
-        self._epochs = Epochs()
         self._observer: Observer = null_observer
-        self._rank: Rank | None = None
-        self._kept: KeptImages | None = None
-        self._checksum = SamplerChecksum()
-        self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
-        self._latest: PickSource | None = None  # the source of the latest pass; another one may draw by other weights
+        self._passes = SamplePasses(
+            self.dataset,
+            files=open_files(self.dataset.index, row_groups=row_groups, remote=remote),
+            recipe=self.recipe,
+            seed=seeding,
+            cache=cache_options,
+            device=self._resolve_device,
+            open_loader=DataLoader,
+        )
         self.origin = ""  # what `from_torch` took over, and how
         # Attributes that frameworks and scripts read from a torch DataLoader.
         setter = EpochSetter if shuffle else SequentialEpochSetter
         mixture = self.dataset.mixture
         num_samples = len(self.dataset) if mixture is None else sum(mixture.counts)
-        self.sampler = setter(self._epochs, num_samples) if sampler is None else sampler
+        self.sampler = setter(self._passes.epochs, num_samples) if sampler is None else sampler
         self.batch_size = batch_size
         self.drop_last = options.tail is Tail.DROP
         self.generator = generator
@@ -171,20 +165,19 @@ class DataLoader:
         collate_fn = arguments["collate_fn"]
         makes_batches = collate_fn is None and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
         if self.fields.has_image and makes_batches and not self.recipe.rest:
-            check_sizes(self.recipe, self._stored_size, index=self.dataset.index, files=self._files)
+            check_sizes(self.recipe, self._passes.stored_size, index=self.dataset.index, files=self._passes.files)
         if self.recipe.batch and collate_fn is not None:
             raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
         request = BackendRequest(
             arguments["backend"],
             self.recipe,
-            self._stored_size,
+            self._passes.stored_size,
             has_collate_fn=collate_fn is not None,
             has_image=self.fields.has_image,
-            has_cache=self._cache is not None,
+            has_cache=arguments["cache"] is not None,
         )
-        self._request, self.options = request, options
-        self._choice: Choice | None = None
-        self._maker: SampleBatchMaker | None = None
+        self.options = options
+        self._passes.configure(arguments, options, request)
         shown = {name: arguments[name] for name in SETTABLE} | {
             "num_workers": options.num_workers,
             "prefetch_factor": options.prefetch_factor,
@@ -215,13 +208,13 @@ class DataLoader:
     def __iter__(self) -> BatchIterator:
         if self.dataset.original is not None:
             self.dataset.original.check_unchanged()
-        now = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
-        check_still_alone(self._frozen_rank(), now, self._source())
-        return BatchIterator(PassSetup(self._begin, self.__len__, self._epochs, self.worker_init_fn))
+        passes = self._passes
+        check_still_alone(passes.rank, passes.present_rank(), passes.source())
+        return BatchIterator(PassSetup(passes.begin, passes.num_steps, passes.epochs, self.worker_init_fn))
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
-        return self._source().num_steps
+        return self._passes.num_steps()
 
     def __reduce__(self) -> tuple[Callable[..., DataLoader], tuple[dict[str, Any]]]:
         return _from_arguments, (self._arguments,)
@@ -234,7 +227,7 @@ class DataLoader:
         Also calls `set_epoch` of a `sampler` or `batch_sampler` of your own if it has one; at other times that is left
         to you, as with torch.
         """
-        self._epochs.set_epoch(epoch)
+        self._passes.epochs.set_epoch(epoch)
         own = self._arguments["sampler"] if self._arguments["batch_sampler"] is None else self.batch_sampler
         tell = getattr(own, "set_epoch", None)
         if callable(tell):
@@ -242,7 +235,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
-        return self._state().to_json()
+        return self._passes.state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
@@ -251,27 +244,23 @@ class DataLoader:
         is over the next epoch.
         Raises StateError for a state that this loader would not continue exactly.
         """
-        cursor = self._state().cursor_from(state)
-        self._source().check(cursor)
-        self._seed.resume(state["seed"])
-        self._checksum.resume(cursor, str(state.get("trail", "")))
-        self._latest = None
-        self._epochs.resume(cursor)
+        self._passes.resume(state)
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
             raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
-        self._observer, self._maker = observer, None
+        self._observer = observer
+        self._passes.observe(observer)
 
     @property
     def seed(self) -> int | None:
         """The seed of order and augmentation; None until it is drawn, when the first pass begins."""
-        return self._seed.value
+        return self._passes.seed.value
 
     def describe_seed(self) -> str:
         """Return the seed and its origin, for people."""
-        return self._seed.describe()
+        return self._passes.seed.describe()
 
     @property
     def fields(self) -> BatchFields:
@@ -292,26 +281,24 @@ class DataLoader:
     @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
-        if self._choice is None:
-            self._choice = self._request.choose(self.device, self.evidence())
-        return self._choice
+        return self._passes.choice
 
     def decoder_device(self) -> str:
         """Return where images are decoded, according to DALI's graph: "gpu" or "cpu". Builds the graph if necessary.
 
         Raises BackendError if DALI cannot build it.
         """
-        stage = self._batch_maker().dali
+        stage = self._passes.batch_maker().dali
         return "cpu" if stage is None else stage.decoder_device()
 
     def evidence(self) -> DataEvidence:
         """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
-        return DataEvidence(self.dataset.index, self._files, self._arguments, self.options, self.device, DataLoader)
+        return self._passes.evidence()
 
     @property
     def bad_samples(self) -> list[BadSample]:
         """The bad samples skipped or replaced, the latest 1,000."""
-        return list(self._bad_samples.latest)
+        return list(self._passes.bad_samples.latest)
 
     @property
     def cache_stats(self) -> CacheStats | None:
@@ -321,85 +308,17 @@ class DataLoader:
 
     def kept_images(self) -> KeptImages | None:
         """Return the cache, which the first call opens. Raises StorageError if it cannot be opened."""
-        if self._kept is None and self._cache is not None:
-            self._kept = open_kept_images(self._cache, index=self.dataset.index, recipe=self.recipe)
-        return self._kept
+        return self._passes.kept_images()
 
     def store_facts(self) -> StoreFacts | None:
         """Return how samples are read from an object store at this moment; None for other data."""
-        return self._files.facts() if isinstance(self._files, RemoteFiles) else None
+        files = self._passes.files
+        return files.facts() if isinstance(files, RemoteFiles) else None
 
     @property
     def world_size(self) -> int:
         """The number of ranks that share an epoch."""
-        return self._frozen_rank().world_size
-
-    # -- the parts of a pass ----------------------------------------------------------------------
-
-    def _frozen_rank(self) -> Rank:
-        if self._rank is None:
-            self._rank = resolve_rank(self._arguments["rank"], self._arguments["world_size"])
-        return self._rank
-
-    def _begin(self) -> tuple[SampleBatchMaker, PickSource]:
-        """Return the maker and the source of picks of a pass that begins now."""
-        seed = self._seed.settle(self._frozen_rank(), self.dataset.index.fingerprint)
-        self._latest = self._source(seed)
-        maker = self._batch_maker(seed)
-        if isinstance(self._files, RemoteFiles) and self._followed_seed != seed:
-            uses_of = shard_uses(self._latest, self.dataset)
-            if uses_of is not None:
-                self._files.follow(Schedule(uses_of, num_ahead=maker.options.depth))
-                self._followed_seed = seed
-        return maker, self._latest
-
-    def _source(self, seed: int = 0) -> PickSource:
-        """Return the source of picks for a pass with that seed, beginning now; their number depends on no seed."""
-        return open_source(
-            self.dataset,
-            sampler=self._arguments["sampler"],
-            batch_sampler=self._arguments["batch_sampler"],
-            options=self.options,
-            seed=seed,
-            rank=self._frozen_rank(),
-            checksum=self._checksum,
-        )
-
-    def _batch_maker(self, seed: int = 0) -> SampleBatchMaker:
-        """Return the batch maker with that seed; decoders and memory are shared by all seeds."""
-        if self._maker is None:
-            self._maker = assemble(
-                self.choice,
-                index=self.dataset.index,
-                recipe=self.recipe,
-                options=self.options,
-                seed=seed,
-                rank=self._frozen_rank(),
-                files=self._files,
-                observer=self._observer,
-                bad_samples=self._bad_samples,
-                stored_size=self._stored_size,
-                fields=self.fields,
-                memory_format=self._arguments["memory_format"],
-                kept=self.kept_images(),
-            )
-        if self._maker.seed != seed:
-            self._maker = self._maker.with_seed(seed)
-        return self._maker
-
-    def _state(self) -> LoaderState:
-        source, last = self._latest or self._source(), self._epochs.last
-        return LoaderState(
-            epoch=last.epoch,
-            samples_done=last.samples_done,
-            global_batch=source.global_batch,
-            num_samples=len(self.dataset),
-            order=source.order.kind if isinstance(source, Plan) else "sampler",
-            trail="" if isinstance(source, Plan) else self._checksum.at(last),
-            seed=self._seed.value,
-            tail=self.options.tail.value,
-            dataset=self.dataset.index.fingerprint,
-        )
+        return self._passes.rank.world_size
 
 
 def _open(dataset: object, transform: object) -> tuple[Dataset, object]:

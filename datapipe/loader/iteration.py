@@ -18,7 +18,8 @@ from datapipe.core.observe import Stage, StageEvent
 from datapipe.loader.batch_making import BatchMaker, BatchPicks
 from datapipe.loader.ending import ending
 from datapipe.loader.sources import PickSource
-from datapipe.loader.threads import BatchTask, LoaderThreads, run_here
+from datapipe.loader.threads import LoaderThreads, run_here
+from datapipe.loader.work_queue import BatchTask
 from datapipe.order.plan import Cursor
 
 

@@ -8,15 +8,15 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from datapipe.core.errors import StateError
-from datapipe.training.checkpoint import Place
+from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.evaluation import checked, means_of
-from datapipe.training.learner import labelled_batch
-from datapipe.training.progress import RunLogger
-from datapipe.training.record import StepMetrics
-from datapipe.training.schedule import Schedule, ends_step
+from datapipe.training.learner import ends_step, labelled_batch
+from datapipe.training.progress import StepMetrics
+from datapipe.training.record import RunLogger
 from datapipe.training.starvation import Bracket
-from datapipe.training.state import TrainingState
 from datapipe.training.stop_signals import Stopping
 
 
@@ -29,7 +29,7 @@ class Pace:
 
 
 def train_epoch(
-    state: TrainingState, *, schedule: Schedule, num_batches: int, bracket: Bracket, logger: RunLogger, stopping: Stopping
+    state: TrainingState, *, scheduler: LRScheduler, num_batches: int, bracket: Bracket, logger: RunLogger, stopping: Stopping
 ) -> Pace:
     """Train the rest of the epoch that `state.place` is in.
 
@@ -40,24 +40,25 @@ def train_epoch(
     _tell_epoch(state.loader, epoch)
     if first >= num_batches:
         return Pace(None, None)
-    options, peers = state.options, state.peers
+    options, learner = state.options, state.learner
     started_s = since_s = time.perf_counter()
     num_images = 0
     with contextlib.closing(_watched(state.loader, bracket, num_batches - first)) as batches:
         for number, raw in enumerate(batches, first):
             batch = labelled_batch(raw, state.device, channels_last=options.channels_last)
             is_last = ends_step(number, num_batches=num_batches, accumulate=options.accumulate)
-            losses, outputs = state.learner.learn(batch, ends_step=is_last)
+            losses, outputs = learner.learn(batch, ends_step=is_last)
             state.interval.add(losses, outputs, batch.labels, batch.real)
-            num_images += len(batch) * peers.world_size
+            num_images += len(batch) * state.ranks.world_size
             if not is_last:
                 continue
-            share = schedule(state.place.step)
-            state.learner.step(share)
+            lr = scheduler.get_last_lr()[0]
+            learner.step()
+            scheduler.step()
             state.place = Place(state.place.step + 1, epoch, number + 1)
             logger.advance()
             if state.place.step % options.log_every == 0 or number + 1 == num_batches:
-                metrics = _interval(state, lr=state.learner.rates[0] * share, bracket=bracket, since_s=since_s)
+                metrics = _interval(state, lr=float(lr), bracket=bracket, since_s=since_s)
                 since_s = time.perf_counter()
                 logger.step(metrics)
             stopping.after_step(state)
@@ -69,7 +70,7 @@ def train_epoch(
 
 def _interval(state: TrainingState, *, lr: float, bracket: Bracket, since_s: float) -> StepMetrics:
     """Return the figures since the last such call, and add them to those of the epoch."""
-    total = state.interval.over(state.peers)
+    total = state.interval.over(state.ranks)
     means = checked(means_of(total), step=state.place.step)
     state.total += total
     state.interval.clear()

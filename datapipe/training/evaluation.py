@@ -1,7 +1,8 @@
-"""Loss and accuracy: sums over batches and ranks, and the evaluation of a model with each sample counted once."""
+"""Loss and accuracy: sums over batches and ranks, the best so far, and the evaluation of a model on each sample once."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from torch import nn
 
 from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.order.plan import Tail
-from datapipe.training.learner import Criterion, MixedPrecision, cross_entropy, labelled_batch
-from datapipe.training.ranks import ProcessGroup
+from datapipe.training.learner import Criterion, autocast, cross_entropy, labelled_batch
+from datapipe.training.options import Precision
+from datapipe.training.process_group import ProcessGroup
 
 
 class DivergenceError(DatapipeError, ArithmeticError):
@@ -45,16 +47,16 @@ class Sums:
         kept = losses if real is None else losses.where(real, torch.zeros_like(losses))
         self.values += torch.stack([part.to(torch.float64) for part in (kept.sum(), num, correct, counted)])
 
-    def over(self, peers: ProcessGroup) -> torch.Tensor:
+    def over(self, ranks: ProcessGroup) -> torch.Tensor:
         """Return the sum over ranks so far, in host memory. Waits for the device."""
-        return peers.add(self.values.clone()).cpu()
+        return ranks.add(self.values.clone()).cpu()
 
     def clear(self) -> None:
         self.values.zero_()
 
-    def resume(self, total: torch.Tensor, peers: ProcessGroup) -> None:
+    def resume(self, total: torch.Tensor, ranks: ProcessGroup) -> None:
         """Continue from a total over all ranks, which rank 0 takes whole."""
-        self.values.copy_(total if peers.leads else torch.zeros_like(total))
+        self.values.copy_(total if ranks.leads else torch.zeros_like(total))
 
 
 def means_of(total: torch.Tensor) -> Means:
@@ -73,32 +75,51 @@ def checked(means: Means, *, step: int) -> Means:
     return means
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best validation so far. Immutable: each epoch makes a new one."""
+
+    value: float | None = None  # accuracy or loss, whichever is watched
+    epoch: int | None = None
+    num_worse: int = 0  # epochs since
+
+    def after(self, epoch: int, value: float, *, higher_is_better: bool, min_delta: float = 0.0) -> Best:
+        """Return the best after `epoch` gave `value`. A NaN is never the best."""
+        gain = 0.0 if self.value is None else value - self.value if higher_is_better else self.value - value
+        if value == value and (self.value is None or gain > min_delta):
+            return Best(value, epoch)
+        return dataclasses.replace(self, num_worse=self.num_worse + 1)
+
+    def is_exhausted(self, patience: int | None) -> bool:
+        """Return True if `patience` epochs have passed without an improvement."""
+        return patience is not None and self.num_worse >= patience
+
+
 def evaluate(
     model: nn.Module,
     loader: Iterable[Any],
     *,
     device: torch.device | str = "cpu",
     criterion: Criterion = cross_entropy,
-    precision: MixedPrecision | None = None,
-    peers: ProcessGroup | None = None,
+    precision: Precision = "fp32",
+    ranks: ProcessGroup | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Means | None:
     """Return the means over `loader`; None if `stop`, which is called after each batch, returned True.
 
     With several ranks, give each its share with a loader that has tail="mask". The model is in evaluation mode meanwhile.
     """
-    peers = ProcessGroup.join() if peers is None else peers
-    check_counts_once(loader, peers)
+    ranks = ProcessGroup.join() if ranks is None else ranks
+    check_counts_once(loader, ranks)
     device = torch.device(device)
-    autocast = (precision or MixedPrecision("fp32", device)).autocast
     sums, was_training = Sums(device), model.training
-    peers.align_buffers(model)
+    ranks.align_buffers(model)
     model.eval()
     try:
         with torch.no_grad():
             for raw in loader:
                 batch = labelled_batch(raw, device, channels_last=False)
-                with autocast():
+                with autocast(device, precision):
                     outputs = model(batch.images)
                     losses = criterion(outputs, batch.labels)
                 sums.add(losses, outputs, batch.labels, batch.real)
@@ -106,15 +127,15 @@ def evaluate(
                     return None
     finally:
         model.train(was_training)
-    return means_of(sums.over(peers))
+    return means_of(sums.over(ranks))
 
 
-def check_counts_once(loader: Any, peers: ProcessGroup) -> None:
+def check_counts_once(loader: Any, ranks: ProcessGroup) -> None:
     """Raise OptionError if a datapipe loader would give several ranks the same sample."""
     tail, dataset = getattr(getattr(loader, "options", None), "tail", None), getattr(loader, "dataset", ())
-    batch = (getattr(loader, "batch_size", None) or 1) * peers.world_size
-    if peers.world_size > 1 and tail is Tail.PAD and len(dataset) % batch % peers.world_size:
+    batch = (getattr(loader, "batch_size", None) or 1) * ranks.world_size
+    if ranks.world_size > 1 and tail is Tail.PAD and len(dataset) % batch % ranks.world_size:
         raise OptionError(
-            f"the validation loader pads {len(dataset)} samples for {peers.world_size} ranks, so some would count twice; "
+            f"the validation loader pads {len(dataset)} samples for {ranks.world_size} ranks, so some would count twice; "
             "pass tail='mask' to it"
         )

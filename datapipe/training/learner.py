@@ -1,9 +1,10 @@
-"""A model in training: from a loader's batches, in mixed precision, to updated weights."""
+"""Take the steps of a training: from a loader's batches, in mixed precision, to updated weights."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from datapipe.core.errors import OptionError
-from datapipe.training.ranks import ProcessGroup
-from datapipe.training.schedule import scale_gradients, set_rate
+from datapipe.training.options import Precision
+from datapipe.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,52 +67,17 @@ def _parts(batch: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
     return images, labels, last if marks else None
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class MixedPrecision:
-    """Mixed-precision autocast and loss scaling. Weights and optimiser state stay float32.
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Return the context for a forward pass and the loss. Weights and optimiser state stay float32.
 
-    With "fp16" the loss is multiplied by a scale and gradients are divided by it. A step whose gradients are not finite is
-    skipped and the scale lowered (Micikevicius et al., "Mixed Precision Training", 2018). Raises OptionError if the device
-    does not support the precision.
+    Raises OptionError if the device does not support the precision.
     """
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        if name not in ("fp32", *_DTYPES):
-            raise OptionError(f"precision is {name!r}; choose one of fp32, {', '.join(_DTYPES)}")
-        if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not support; choose 'fp16'")
-        self.name = name
-        self._device_type = device.type
-        self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
-
-    def autocast(self) -> torch.autocast:
-        """Return the context for the forward pass and the loss."""
-        dtype = _DTYPES.get(self.name)
-        return torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, scaled."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, before anything reads them."""
-        self._scaler.unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights, unless the gradients are not finite, and adapt the scale."""
-        self._scaler.step(optimizer)
-        self._scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state; empty except for "fp16"."""
-        return self._scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the scale. An empty state, saved with another precision, leaves it unchanged."""
-        if state and self.name == "fp16":
-            self._scaler.load_state_dict(state)
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not support; choose 'fp16'")
+    return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=_DTYPES[precision] is not None)
 
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (b, c) outputs, labels -> (b,) losses
@@ -123,11 +89,55 @@ def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor, *, label_smoothin
     return nn.functional.cross_entropy(outputs, labels, reduction="none", label_smoothing=label_smoothing)
 
 
+def warmup_cosine(num_steps: int, *, warmup: float, final: float) -> Callable[[int], float]:
+    """Return the share of the top learning rate by step, for `torch.optim.lr_scheduler.LambdaLR`.
+
+    `warmup` is a share of the steps: of w such steps, step k has (k + 1) / w. After that the share falls from 1 as 1 + cos
+    (Loshchilov and Hutter, "SGDR", 2017), and reaches `final` at `num_steps`, the step after the last.
+    """
+    rising = round(warmup * num_steps)
+
+    def share(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        if step >= num_steps:
+            return final
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * (step - rising) / (num_steps - rising)))
+
+    return share
+
+
+def ends_step(batch: int, *, num_batches: int, accumulate: int) -> bool:
+    """Return True if the weights change after this batch (from 0) of an epoch; its last batch always ends a step."""
+    return (batch + 1) % accumulate == 0 or batch + 1 == num_batches
+
+
+def scale_gradients(parameters: Iterable[torch.Tensor], nominal: float, num_real: float | torch.Tensor) -> None:
+    """Turn gradients of `sum of losses / nominal` into those of the mean over `num_real` samples, in place.
+
+    That is exact for short batches, masked samples, the rest of an epoch, and ranks whose numbers of samples differ. Under DDP,
+    which averages over ranks, pass the mean over ranks as `num_real`. If the two are equal nothing changes. A tensor is not read
+    on the host. With no samples the gradients, which are 0, stay unchanged.
+    """
+    if not isinstance(num_real, torch.Tensor):
+        if num_real == nominal:
+            return
+        num_real = torch.tensor(float(num_real))
+    factor = nominal / num_real.clamp(min=1e-9)
+    factor = torch.where(num_real > 0, factor, torch.ones_like(factor))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device, torch.float32))
+
+
 class Learner:
     """A model, its optimiser, and the path from losses to a step. Not thread-safe.
 
-    `nominal`: samples of a full step on one rank; losses are divided by it before the real number is known. The gradient of a
-    step is that of the mean loss over all its samples on all ranks, however they were divided into batches.
+    Several batches make one step, weighted as if they were one large batch: the gradient of a step is that of the mean loss
+    over all its samples on all ranks, however they were divided. `nominal`: samples of a full step on one rank; losses are
+    divided by it before the real number is known. With "fp16" losses are scaled; a step whose gradients are not finite is
+    skipped and the scale lowered (Micikevicius et al., "Mixed Precision Training", 2018). Raises OptionError if the device does
+    not support the precision.
     """
 
     def __init__(
@@ -135,47 +145,51 @@ class Learner:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        criterion: Criterion,
-        precision: MixedPrecision,
-        peers: ProcessGroup,
         nominal: int,
+        precision: Precision = "fp32",
+        criterion: Criterion = cross_entropy,
         clip_norm: float | None = None,
+        ranks: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.precision = precision
-        self.rates: list[float] = [float(group["lr"]) for group in optimizer.param_groups]
+        self.device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._criterion = criterion
-        self._peers = peers
+        self._ranks = ranks or ProcessGroup()
         self._nominal = nominal
         self._clip_norm = clip_norm
         self._parallel: nn.Module = model
         self._num_real: int | torch.Tensor = 0
-        if peers.world_size > 1:
-            device = next(model.parameters()).device
-            self._parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        autocast(self.device, precision)  # refuse it now
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # torch's schedulers multiply it by the share of each step
+        if self._ranks.world_size > 1:
+            device_ids = [self.device] if self.device.type == "cuda" else None
+            self._parallel = nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
 
     def learn(self, batch: LabelledBatch, *, ends_step: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the gradient of a batch; return its (b,) losses and its outputs. Ranks exchange gradients at the end of a step."""
         parallel = self._parallel
         waits = isinstance(parallel, nn.parallel.DistributedDataParallel) and not ends_step
         with parallel.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            with self.precision.autocast():
+            with autocast(self.device, self.precision):
                 outputs = parallel(batch.images)
                 losses = self._losses(outputs, batch)
-            self.precision.backward(losses.sum() / self._nominal)
+            self.scaler.scale(losses.sum() / self._nominal).backward()  # type: ignore[no-untyped-call]
         self._num_real = self._num_real + batch.num_real
         return losses.detach(), outputs.detach()
 
-    def step(self, share: float) -> None:
-        """Update the weights at `share` of the learning rate, and clear the gradients."""
-        set_rate(self.optimizer.param_groups, self.rates, share)
-        self.precision.unscale(self.optimizer)
+    def step(self) -> None:
+        """Update the weights, and clear the gradients."""
+        self.scaler.unscale_(self.optimizer)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        scale_gradients(parameters, self._nominal, self._mean_num_real(parameters[0].device))
+        scale_gradients(parameters, self._nominal, self._mean_num_real())
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self._clip_norm)
-        self.precision.step(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._num_real = 0
 
@@ -185,12 +199,12 @@ class Learner:
             raise OptionError(f"criterion returned {tuple(losses.shape)}; it must return one loss per sample, ({len(batch)},)")
         return losses if batch.real is None else losses.where(batch.real, torch.zeros_like(losses))
 
-    def _mean_num_real(self, device: torch.device) -> float | torch.Tensor:
+    def _mean_num_real(self) -> float | torch.Tensor:
         """Return the mean number of samples of this step per rank."""
-        if self._peers.world_size == 1:
+        if self._ranks.world_size == 1:
             return self._num_real
-        num = torch.as_tensor(self._num_real, dtype=torch.float64, device=device)
-        return self._peers.add(num.reshape(1).clone())[0] / self._peers.world_size
+        num = torch.as_tensor(self._num_real, dtype=torch.float64, device=self.device)
+        return self._ranks.add(num.reshape(1).clone())[0] / self._ranks.world_size
 
 
 def _check_head(outputs: Any, labels: torch.Tensor) -> None:

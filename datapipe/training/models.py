@@ -53,7 +53,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patch = patch
         self.embed = nn.Conv2d(3, width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(_AttentionBlock(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(_encoder_block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
         nn.init.zeros_(self.head.weight)
@@ -71,24 +71,8 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(tokens)).mean(1))  # type: ignore[no-any-return]
 
 
-class _AttentionBlock(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        tokens = tokens + self._attend(self.norm1(tokens))
-        return tokens + self.mlp(self.norm2(tokens))  # type: ignore[no-any-return]
-
-    def _attend(self, tokens: torch.Tensor) -> torch.Tensor:
-        num, length, width = tokens.shape
-        query, key, value = self.qkv(tokens).view(num, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        return self.proj(mixed.transpose(1, 2).reshape(num, length, width))  # type: ignore[no-any-return]
+def _encoder_block(width: int, heads: int) -> nn.Module:
+    return nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
 
 
 def _positions(rows: int, columns: int, width: int, device: torch.device) -> torch.Tensor:
@@ -143,7 +127,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module({"torchvision": "torchvision.models"}.get(name, name))
     except ImportError as exc:
-        raise DependencyError(f"{name} is not installed (pip install {name})") from exc
+        raise DependencyError(f"{name} is not installed (pip install 'gpu-datapipe[train]')") from exc
     except RuntimeError as exc:  # torchvision was built for another torch
         raise DependencyError(f"{name} does not work with this torch: {exc}") from exc
 

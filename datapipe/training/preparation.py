@@ -1,10 +1,9 @@
-"""Prepare the first step: device, model, optimizer, and the checkpoint to resume from."""
+"""Prepare the first step: device, model, optimiser, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import inspect
 import os
 from collections.abc import Iterator, Sized
@@ -18,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import OptionError
 from datapipe.training.checkpoint import BEST, LAST
-from datapipe.training.learner import Criterion, Learner, MixedPrecision, cross_entropy
 from datapipe.training.options import TrainOptions
-from datapipe.training.ranks import ProcessGroup
+from datapipe.training.process_group import ProcessGroup
 from datapipe.training.record import METRICS, RECORD
 
 
@@ -170,38 +168,15 @@ def prepare_model(model: nn.Module, options: TrainOptions, device: torch.device)
     return model
 
 
-def make_learner(
-    model: nn.Module,
-    options: TrainOptions,
-    *,
-    device: torch.device,
-    peers: ProcessGroup,
-    nominal_batch: int,
-    criterion: Criterion | None,
-    optimizer: torch.optim.Optimizer | None,
-) -> Learner:
-    """Return a learner over the prepared `model`, with its optimizer, criterion and precision."""
-    return Learner(
-        model,
-        make_optimizer(model, options) if optimizer is None else optimizer,
-        criterion=criterion or functools.partial(cross_entropy, label_smoothing=options.label_smoothing),
-        precision=MixedPrecision(options.precision, device),
-        peers=peers,
-        nominal=nominal_batch * options.accumulate,
-        clip_norm=options.clip_norm,
-    )
-
-
-def batches_per_epoch(loader: object, peers: ProcessGroup) -> int:
-    """Return the number of batches on this rank. Raises OptionError if the loader has no length, no batches, or ranks differ."""
+def check_length(loader: object, ranks: ProcessGroup) -> None:
+    """Raise OptionError for a loader that has no length or no batches, or whose length differs between ranks."""
     if not isinstance(loader, Sized):
         raise OptionError(f"{type(loader).__name__} has no length; the schedule needs one: give it a __len__")
-    lengths = peers.gather(len(loader))
+    lengths = ranks.gather(len(loader))
     if len(set(lengths)) > 1:
         raise OptionError(f"the loaders of the ranks have {', '.join(map(str, lengths))} batches; the numbers must be equal")
     if lengths[0] < 1:
         raise OptionError("the loader has no batches: fewer samples than batch_size x world_size and drop_last; lower batch_size")
-    return int(lengths[0])
 
 
 def checkpoint_to_resume(options: TrainOptions) -> Path | None:

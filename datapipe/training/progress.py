@@ -1,22 +1,45 @@
-"""Report a run as it goes: on standard error, as a bar or a line every ten seconds, and in the files of its directory."""
+"""The figures of a run, and their display on standard error: a bar, or a line every ten seconds."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import printable
-from datapipe.training.checkpoint import Place
-from datapipe.training.options import Display, TrainOptions
-from datapipe.training.record import METRICS, RECORD, EpochMetrics, MetricsLog, RunRecord, StepMetrics
-from datapipe.training.schedule import Best
+from datapipe.training.options import Display
 
 _LINE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """Mean figures over the steps since the previous line, over all ranks."""
+
+    step: int  # weight updates so far
+    epoch: int
+    loss: float
+    accuracy: float | None
+    lr: float  # at the last of these steps
+    images_per_s: float
+    starvation: float | None  # of this pass so far, on rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The figures of one epoch, over all ranks. None: not measured."""
+
+    step: int
+    epoch: int
+    train_loss: float
+    train_accuracy: float | None
+    val_loss: float | None
+    val_accuracy: float | None
+    val_samples: int | None
+    images_per_s: float | None  # for the part that this process trained, without validation
+    starvation: float | None
+    seconds: float  # for the same part, with validation
 
 
 class RunDisplay:
@@ -98,69 +121,3 @@ def epoch_line(metrics: EpochMetrics, num_epochs: int) -> str:
 def _state(metrics: StepMetrics) -> str:
     starved = "" if metrics.starvation is None else f", starved {metrics.starvation:.0%}"
     return f"loss {metrics.loss:.3f}, {metrics.images_per_s:,.0f} images/s{starved}"
-
-
-class RunLogger:
-    """Records a run from `place` on. On ranks other than 0 (`leads` False) it keeps the epochs and prints nothing."""
-
-    def __init__(
-        self,
-        options: TrainOptions,
-        *,
-        place: Place,
-        num_steps: int,
-        facts: Mapping[str, Any],
-        leads: bool,
-        on_step: Callable[[StepMetrics], None] | None,
-    ) -> None:
-        kind = options.display if leads else "none"
-        self._display = RunDisplay(kind, num_steps=num_steps, num_epochs=options.epochs, first_step=place.step)
-        self._on_step = on_step if leads else None
-        self._log: MetricsLog | None = None
-        self._record: RunRecord | None = None
-        self._epochs: list[EpochMetrics] = []
-        if options.out is not None and leads:
-            out = Path(options.out)
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-                self._log = MetricsLog(out / METRICS, place)
-            except OSError as exc:
-                raise StorageError(f"{out}: cannot be written ({exc}); choose another out") from exc
-            self._record = RunRecord(out / RECORD, facts, resumed_at=place.step or None)
-        self.write("running", Best())
-
-    @property
-    def epochs(self) -> list[EpochMetrics]:
-        """All epochs so far; those of earlier processes only if the run is recorded in `out`."""
-        return self._epochs if self._log is None else self._log.epochs
-
-    def say(self, text: str) -> None:
-        self._display.say(text)
-
-    def advance(self) -> None:
-        self._display.advance()
-
-    def step(self, metrics: StepMetrics) -> None:
-        if self._log is not None:
-            self._log.write(metrics)
-        self._display.show(metrics)
-        if self._on_step is not None:
-            self._on_step(metrics)
-
-    def epoch(self, metrics: EpochMetrics, best: Best) -> None:
-        if self._log is None:
-            self._epochs.append(metrics)
-        else:
-            self._log.write(metrics)
-        self._display.show_epoch(metrics)
-        self.write("running", best)
-
-    def write(self, status: str, best: Best) -> None:
-        """Update run.json."""
-        if self._record is not None:
-            self._record.write(status, self.epochs, dataclasses.asdict(best))
-
-    def close(self) -> None:
-        self._display.close()
-        if self._log is not None:
-            self._log.close()

@@ -1,4 +1,4 @@
-"""The written record of a run: run.json (options, environment, epochs) and metrics.jsonl (a line per interval and epoch)."""
+"""Record a run: run.json (options, environment, epochs), metrics.jsonl (a line per interval and epoch), and the screen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -20,78 +19,100 @@ from datapipe.core.errors import StorageError
 from datapipe.core.installed import version_of
 from datapipe.core.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
+from datapipe.training.evaluation import Best
+from datapipe.training.options import TrainOptions
+from datapipe.training.progress import EpochMetrics, RunDisplay, StepMetrics
 
 RECORD, METRICS = "run.json", "metrics.jsonl"
 _PACKAGES = ("gpu-datapipe", "torch", "torchvision", "timm", "numpy", "pillow", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120")
 
 
-@dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """Mean figures over the steps since the previous line, over all ranks."""
+class RunLogger:
+    """Records a run from `place` on: on the screen, in metrics.jsonl and in run.json.
 
-    step: int  # weight updates so far
-    epoch: int
-    loss: float
-    accuracy: float | None
-    lr: float  # at the last of these steps
-    images_per_s: float
-    starvation: float | None  # of this pass so far, on rank 0
+    Lines of metrics are flushed at once; those of an earlier process after `place` are dropped, so that no step occurs twice.
+    run.json is rewritten atomically whenever something is added. On ranks other than 0 (`leads` False) it only keeps the epochs.
+    Raises StorageError if a file cannot be written.
+    """
 
+    def __init__(
+        self,
+        options: TrainOptions,
+        *,
+        place: Place,
+        num_steps: int,
+        facts: Mapping[str, Any],
+        leads: bool,
+        on_step: Callable[[StepMetrics], None] | None,
+    ) -> None:
+        kind = options.display if leads else "none"
+        self._display = RunDisplay(kind, num_steps=num_steps, num_epochs=options.epochs, first_step=place.step)
+        self._on_step = on_step if leads else None
+        self._out = Path(options.out) if options.out is not None and leads else None
+        self._file: TextIO | None = None
+        self._facts: dict[str, Any] = {}
+        self.epochs: list[EpochMetrics] = []  # those of earlier processes only if the run is recorded in `out`
+        if self._out is not None:
+            try:
+                self._out.mkdir(parents=True, exist_ok=True)
+                self._file = self._open_metrics(self._out / METRICS, place)
+            except OSError as exc:
+                raise StorageError(f"{self._out}: cannot be written ({exc}); choose another out") from exc
+            self._facts = _with_history(self._out / RECORD, facts, resumed_at=place.step or None)
+        self.write("running", Best())
 
-@dataclass(frozen=True, slots=True)
-class EpochMetrics:
-    """The figures of one epoch, over all ranks. None: not measured."""
-
-    step: int
-    epoch: int
-    train_loss: float
-    train_accuracy: float | None
-    val_loss: float | None
-    val_accuracy: float | None
-    val_samples: int | None
-    images_per_s: float | None  # for the part that this process trained, without validation
-    starvation: float | None
-    seconds: float  # for the same part, with validation
-
-
-class MetricsLog:
-    """JSON lines, each flushed at once. Resuming at `place` drops the lines after it, so that no step occurs twice."""
-
-    def __init__(self, path: Path, place: Place) -> None:
+    def _open_metrics(self, path: Path, place: Place) -> TextIO:
         kept = [line for line in _lines(path) if _is_before(line, place)]
         with atomic_writer(path) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
         self.epochs = [_epoch(line) for line in kept if "train_loss" in line]
-        self._file = path.open("a", encoding="utf-8")
+        return path.open("a", encoding="utf-8")
 
-    def write(self, metrics: StepMetrics | EpochMetrics) -> None:
-        """Append one line. Raises StorageError."""
+    def say(self, text: str) -> None:
+        self._display.say(text)
+
+    def advance(self) -> None:
+        self._display.advance()
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._append(metrics)
+        self._display.show(metrics)
+        if self._on_step is not None:
+            self._on_step(metrics)
+
+    def epoch(self, metrics: EpochMetrics, best: Best) -> None:
+        self._append(metrics)
+        self.epochs.append(metrics)
+        self._display.show_epoch(metrics)
+        self.write("running", best)
+
+    def write(self, status: str, best: Best) -> None:
+        """Update run.json; `status` is running, finished, stopped early, interrupted, diverged or failed."""
+        if self._out is not None:
+            rows = [dataclasses.asdict(epoch) for epoch in self.epochs]
+            write_json(self._out / RECORD, {**self._facts, "status": status, "epochs": rows, "best": dataclasses.asdict(best)})
+
+    def close(self) -> None:
+        self._display.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, metrics: StepMetrics | EpochMetrics) -> None:
+        if self._file is None:
+            return
         try:
             self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
             self._file.flush()
         except OSError as exc:
             raise StorageError(f"{self._file.name}: cannot be written ({exc}); is the disk full?") from exc
-        if isinstance(metrics, EpochMetrics):
-            self.epochs.append(metrics)
-
-    def close(self) -> None:
-        self._file.close()
 
 
-class RunRecord:
-    """The file `run.json`, rewritten atomically whenever something is added."""
-
-    def __init__(self, path: Path, facts: Mapping[str, Any], *, resumed_at: int | None) -> None:
-        self._path = path
-        before = _json(path) if resumed_at is not None else {}
-        resumptions = [*before.get("resumed_at", []), *([] if resumed_at is None else [resumed_at])]
-        started = before.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._facts = {"started": started, "resumed_at": resumptions, **facts}
-
-    def write(self, status: str, epochs: list[EpochMetrics], best: Mapping[str, Any]) -> None:
-        """Write the file; `status` is running, finished, stopped early, interrupted, diverged or failed."""
-        rows = [dataclasses.asdict(epoch) for epoch in epochs]
-        write_json(self._path, {**self._facts, "status": status, "epochs": rows, "best": dict(best)})
+def _with_history(path: Path, facts: Mapping[str, Any], *, resumed_at: int | None) -> dict[str, Any]:
+    """Return `facts` with the start of the run and the steps at which it was resumed, from the run.json of earlier processes."""
+    before = _json(path) if resumed_at is not None else {}
+    resumptions = [*before.get("resumed_at", []), *([] if resumed_at is None else [resumed_at])]
+    started = before.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"started": started, "resumed_at": resumptions, **facts}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,21 +12,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from datapipe.core.errors import OptionError
-from datapipe.training.checkpoint import Place
+from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.epoch import train_epoch
-from datapipe.training.evaluation import DivergenceError, Means, check_counts_once, evaluate, means_of
-from datapipe.training.learner import Criterion, cross_entropy
+from datapipe.training.evaluation import Best, DivergenceError, Means, check_counts_once, evaluate, means_of
+from datapipe.training.learner import Criterion, Learner, cross_entropy, warmup_cosine
 from datapipe.training.options import TrainOptions
-from datapipe.training.preparation import batches_per_epoch, checkpoint_to_resume, device_for, make_learner, prepare_model
-from datapipe.training.progress import RunLogger
-from datapipe.training.ranks import ProcessGroup
-from datapipe.training.record import EpochMetrics, StepMetrics, environment
-from datapipe.training.schedule import Best, Schedule, steps_per_epoch
-from datapipe.training.starvation import Bracket, open_bracket
-from datapipe.training.state import TrainingState
-from datapipe.training.stop_signals import InterruptedRun, Stopping, StopSignal, note_signals, obey
+from datapipe.training.preparation import check_length, checkpoint_to_resume, device_for, make_optimizer, prepare_model
+from datapipe.training.process_group import ProcessGroup
+from datapipe.training.progress import EpochMetrics, StepMetrics
+from datapipe.training.record import RunLogger, environment
+from datapipe.training.starvation import Bracket, ClockBracket
+from datapipe.training.stop_signals import InterruptedRun, Stopping, note_signals, obey
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def fit(
     val_loader: Iterable[Any] | None = None,
     criterion: Criterion | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    bracket: Callable[[], Bracket] = open_bracket,
+    bracket: Callable[[], Bracket] = ClockBracket,
     on_step: Callable[[StepMetrics], None] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -72,89 +72,84 @@ def fit(
     StorageError if `out` cannot be written.
     """
     options = TrainOptions() if options is None else options
-    validation = Validation(val_loader, criterion or cross_entropy)  # without label smoothing
     if val_loader is None and options.patience is not None:
         raise OptionError(f"patience is {options.patience} and there is no validation data; pass val_loader as well")
     with note_signals() as stop_signal:
-        run = _prepared(model, loader, options, validation, criterion, optimizer, stop_signal)
-        report, signal = run(bracket, on_step=on_step, about=about)
-        del run  # an exception's traceback would keep it alive, and with it the process group
+        state, notes = _prepared(model, loader, options, criterion, optimizer, val_loader)
+        run = _Run(state, val_loader, criterion or cross_entropy, Stopping(stop_signal, options, state.ranks))
+        report, signal = run(bracket, notes=notes, on_step=on_step, about=about)
+        del run, state  # an exception's traceback would keep them alive, and with them the process group
     if signal:
         obey(signal)
     return report
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The loader and criterion of the validation after each epoch; without a loader there is none."""
-
-    loader: Any
-    criterion: Criterion
 
 
 def _prepared(
     model: nn.Module,
     loader: Any,
     options: TrainOptions,
-    validation: Validation,
     criterion: Criterion | None,
     optimizer: torch.optim.Optimizer | None,
-    stop_signal: StopSignal,
-) -> _Run:
-    """Return a run at its beginning, or at the checkpoint to resume from."""
-    peers, device = ProcessGroup.join(), device_for(loader)
-    num_batches = batches_per_epoch(loader, peers)
-    if validation.loader is not None:
-        check_counts_once(validation.loader, peers)
+    val_loader: Any,
+) -> tuple[TrainingState, list[str]]:
+    """Return the state of a run at its beginning, or at the checkpoint to resume from, and notes for the user."""
+    ranks, device = ProcessGroup.join(), device_for(loader)
+    check_length(loader, ranks)
+    if val_loader is not None:
+        check_counts_once(val_loader, ranks)
     resumed = checkpoint_to_resume(options)
-    learner = make_learner(
-        prepare_model(model, options, device),
-        options,
-        device=device,
-        peers=peers,
-        nominal_batch=_whole(getattr(loader, "batch_size", None)),
-        criterion=criterion,
-        optimizer=optimizer,
+    model = prepare_model(model, options, device)
+    batch_size = getattr(loader, "batch_size", None)
+    # Of a loader that does not say, 1: that changes the scale of losses, not of gradients.
+    num_nominal = batch_size if isinstance(batch_size, int) and batch_size > 0 else 1
+    learner = Learner(
+        model,
+        make_optimizer(model, options) if optimizer is None else optimizer,
+        criterion=criterion or functools.partial(cross_entropy, label_smoothing=options.label_smoothing),
+        precision=options.precision,
+        ranks=ranks,
+        nominal=num_nominal * options.accumulate,
+        clip_norm=options.clip_norm,
     )
-    state = TrainingState(learner, loader, options, peers=peers, device=device)
+    state = TrainingState(learner, loader, options, ranks=ranks, device=device)
     if resumed is None:
         state.begin()
-        return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, [])
+        return state, []
     notes = [f"note: {note}" for note in state.resume(resumed)]
-    notes.insert(0, f"resuming from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}")
-    return _Run(state, validation, Stopping(stop_signal, options, peers), num_batches, notes)
+    return state, [f"resuming from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}", *notes]
 
 
 class _Run:
-    """The epochs of a run, one after the other."""
+    """The epochs of a run, one after the other. Validation, if there is a loader for it, is without label smoothing."""
 
-    def __init__(
-        self, state: TrainingState, validation: Validation, stopping: Stopping, num_batches: int, notes: list[str]
-    ) -> None:
-        self._state, self._validation, self._stopping = state, validation, stopping
-        self._num_batches, self._notes = num_batches, notes
+    def __init__(self, state: TrainingState, val_loader: Any, criterion: Criterion, stopping: Stopping) -> None:
+        self._state, self._stopping = state, stopping
+        self._val_loader, self._criterion = val_loader, criterion
+        self._num_batches = len(state.loader)
         # Ranks whose validation loaders differ in length would wait for each other's messages forever.
-        self._stops_between = len(set(state.peers.gather(_length(validation.loader)))) == 1
+        self._stops_between = len(set(state.ranks.gather(_length(val_loader)))) == 1
 
     def __call__(
         self,
         make_bracket: Callable[[], Bracket],
         *,
+        notes: list[str],
         on_step: Callable[[StepMetrics], None] | None,
         about: Mapping[str, Any] | None,
     ) -> tuple[Report, int]:
         """Train, and return the report and the signal that ended the run, or 0."""
         state, options = self._state, self._state.options
-        num_steps = options.epochs * steps_per_epoch(self._num_batches, options.accumulate)
-        schedule = Schedule.of(num_steps, warmup=options.warmup, final=options.final_lr)
-        leads, facts = state.peers.leads, _facts(state, about)
+        num_steps = options.epochs * -(-self._num_batches // options.accumulate)
+        leads, facts = state.ranks.leads, _facts(state, about)
+        share = warmup_cosine(num_steps, warmup=options.warmup, final=options.final_lr)
+        scheduler = LambdaLR(state.learner.optimizer, share, last_epoch=state.place.step - 1)
         logger = RunLogger(options, place=state.place, num_steps=num_steps, facts=facts, leads=leads, on_step=on_step)
         status, signal = "failed", 0
         try:
-            for note in self._notes:
+            for note in notes:
                 logger.say(note)
             while state.place.epoch < options.epochs and not state.best.is_exhausted(options.patience):
-                self._epoch(schedule, make_bracket(), logger)
+                self._epoch(scheduler, make_bracket(), logger)
             status = "finished" if state.place.epoch >= options.epochs else "stopped early"
             self._stopping.close()
         except InterruptedRun as exc:
@@ -168,16 +163,11 @@ class _Run:
         out = None if options.out is None else Path(options.out)
         return Report(status, state.place.step, tuple(logger.epochs), state.best, out), signal
 
-    def _epoch(self, schedule: Schedule, bracket: Bracket, logger: RunLogger) -> None:
-        state = self._state
+    def _epoch(self, scheduler: LambdaLR, bracket: Bracket, logger: RunLogger) -> None:
+        state, stopping = self._state, self._stopping
         started_s = time.perf_counter()
         pace = train_epoch(
-            state,
-            schedule=schedule,
-            num_batches=self._num_batches,
-            bracket=bracket,
-            logger=logger,
-            stopping=self._stopping,
+            state, scheduler=scheduler, num_batches=self._num_batches, bracket=bracket, logger=logger, stopping=stopping
         )
         train, val = means_of(state.total), self._validate()
         epoch = state.place.epoch
@@ -198,19 +188,19 @@ class _Run:
         logger.epoch(metrics, state.best)
         state.place = Place(state.place.step, epoch + 1)
         state.total.zero_()
-        self._stopping.save(state)
+        stopping.save(state)
 
     def _validate(self) -> Means | None:
-        if self._validation.loader is None:
+        if self._val_loader is None:
             return None
         state = self._state
         means = evaluate(
             state.learner.model,
-            self._validation.loader,
+            self._val_loader,
             device=state.device,
-            criterion=self._validation.criterion,
+            criterion=self._criterion,
             precision=state.learner.precision,
-            peers=state.peers,
+            ranks=state.ranks,
             stop=self._stopping.asks_to_stop if self._stops_between else None,
         )
         if means is None:
@@ -231,12 +221,16 @@ class _Run:
 def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what run.json says about a run from its beginning."""
     model, loader = state.learner.model, state.loader
+    optimizer = state.learner.optimizer
     dataset = getattr(loader, "dataset", None)
     index = getattr(dataset, "index", None)
     return {
         "options": state.options.to_json(),
         "model": {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())},
-        "optimizer": {"class": type(state.learner.optimizer).__name__, "lr": state.learner.rates},
+        "optimizer": {
+            "class": type(optimizer).__name__,
+            "lr": [group["initial_lr"] for group in optimizer.param_groups],
+        },
         "data": {
             "fingerprint": getattr(index, "fingerprint", None),
             "samples": _length(dataset),
@@ -244,7 +238,7 @@ def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, A
             "batches": _length(loader),
             "seed": getattr(loader, "seed", None),
         },
-        "world_size": state.peers.world_size,
+        "world_size": state.ranks.world_size,
         **environment(state.device),
         **dict(about or {}),
     }
@@ -255,8 +249,3 @@ def _length(value: Any) -> int | None:
         return len(value)
     except TypeError:
         return None
-
-
-def _whole(batch_size: object) -> int:
-    """Return the samples of a full batch; 1 if the loader does not say, which changes the scale of losses, not of gradients."""
-    return batch_size if isinstance(batch_size, int) and batch_size > 0 else 1

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from datapipe.training.checkpoint import TrainingState
 from datapipe.training.options import TrainOptions
-from datapipe.training.ranks import Agreement, ProcessGroup
-from datapipe.training.state import TrainingState
+from datapipe.training.process_group import Agreement, ProcessGroup
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT)
 _ONE_AND_THE_SAME_S = 1.0  # a terminal and a launcher both deliver the same Ctrl-C
@@ -71,16 +71,16 @@ class InterruptedRun(Exception):  # noqa: N818  (nothing went wrong)
 class Stopping:
     """Saves when due, and ends the run when a rank was told to stop. All ranks make the same calls."""
 
-    def __init__(self, stop_signal: StopSignal, options: TrainOptions, peers: ProcessGroup) -> None:
-        self._stop_signal, self._options, self._peers = stop_signal, options, peers
-        self._agreement = Agreement(peers)
+    def __init__(self, stop_signal: StopSignal, options: TrainOptions, ranks: ProcessGroup) -> None:
+        self._stop_signal, self._options, self._ranks = stop_signal, options, ranks
+        self._agreement = Agreement(ranks)
         self._signal = 0
         self._saved_s = time.monotonic()
 
     def after_step(self, state: TrainingState) -> None:
         """Save if due. Raises InterruptedRun, with the state saved, if a rank was told to stop."""
         every_s, every_steps = self._options.save_every_minutes, self._options.save_every_steps
-        is_hour = self._peers.leads and every_s is not None and time.monotonic() - self._saved_s > 60 * every_s
+        is_hour = self._ranks.leads and every_s is not None and time.monotonic() - self._saved_s > 60 * every_s
         signal, save = self._agreement(self._stop_signal.number, is_hour)
         if signal:
             self.end(state, signal)
@@ -100,7 +100,7 @@ class Stopping:
         """Save the state and raise InterruptedRun once every rank has arrived."""
         self._agreement.settle()
         state.save()
-        self._peers.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
+        self._ranks.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
         raise InterruptedRun(signal or self._signal)
 
     def close(self) -> None:

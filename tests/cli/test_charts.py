@@ -49,7 +49,7 @@ def test_shares_are_where_they_belong(tmp_path: Path) -> None:
 def test_sizes_are_those_of_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = make_image_folder(tmp_path / "photos", num_images=20, num_classes=2, scale="small")
     drawn = {}
-    monkeypatch.setattr("datapipe.cli.charts.draw_histogram", lambda path, counts, edges, **words: drawn.update(words, n=counts))
+    monkeypatch.setattr("datapipe.cli.inspect.draw_histogram", lambda path, counts, edges, **words: drawn.update(words, n=counts))
     draw_sizes(open_index(photos), tmp_path / "x.png", where="photos")
     largest = max(path.stat().st_size for path in photos.glob("*/*.jpg"))
     assert sum(drawn["n"]) == 20
@@ -62,7 +62,7 @@ def test_waiting_is_that_of_the_metrics(tmp_path: Path, monkeypatch: pytest.Monk
     lines += [{"step": 2, "train_loss": 2.0, "starvation": 0.3}, {"step": 3, "loss": 1.0, "starvation": 0.5}]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     drawn = []
-    monkeypatch.setattr("datapipe.cli.charts.draw_shares", lambda path, points, ends, **words: drawn.append((points, ends)))
+    monkeypatch.setattr("datapipe.cli.train.draw_shares", lambda path, points, ends, **words: drawn.append((points, ends)))
     draw_waiting(tmp_path, tmp_path / "x.png", where="photos")
     assert drawn == [([(2, 0.25), (3, 0.5)], [2])]
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from datapipe.cli.main import COMMANDS, main, parse
+from datapipe.cli.main import build_parser, main, parse
+from datapipe.training.options import TrainOptions
 
 _REQUIRED = {
     "convert": ["src", "dst", "--to", "hdf5"],
@@ -21,7 +27,7 @@ _REQUIRED = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", _REQUIRED)
 def test_an_unknown_option_is_answered_by_its_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the usage of that command, not the list of all commands."""
     with pytest.raises(SystemExit) as caught:
@@ -41,3 +47,29 @@ def test_unknown_commands_are_answered_by_the_program(capsys: pytest.CaptureFixt
         main(["konvert"])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: datapipe [-h] [--version] COMMAND")
+
+
+@pytest.mark.parametrize("command", _REQUIRED)
+def test_each_command_names_a_function_that_exists(command: str) -> None:
+    module, _, function = parse([command, *_REQUIRED[command]]).run.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_help_needs_none_of_what_commands_need() -> None:
+    code = (
+        "import sys\nfrom datapipe.cli.main import build_parser\nbuild_parser().format_help()\n"
+        "print([name for name in ('torch', 'numpy', 'pyarrow', 'msgspec', 'converters') if name in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_train_is_not_told_is_left_to_its_options() -> None:
+    args = vars(parse(["train", "path"]))
+    given = {name: args[name] for name in TrainOptions.__dataclass_fields__ if name in args}
+    assert given == {"out": Path("train-out"), "activation_checkpointing": False, "channels_last": True, "compile": None}
+    default = TrainOptions()
+    text = " ".join(next(one for one in build_parser()._actions if one.choices).choices["train"].format_help().split())  # type: ignore[union-attr,index]
+    for shown in (f"--epochs N (default: {default.epochs})", f"STEPS line of metrics (default: {default.log_every})"):
+        assert shown in text

@@ -16,7 +16,7 @@ from trees import ROOT, make_tree, run_cli
 
 from converters import ClassFrom, ConvertOptions, Encode, FieldChoice, Resize, convert
 from converters.sources import join
-from datapipe.cli.convert import _EPILOG
+from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
 from datapipe.containers.listing import ScanNotes, is_image_name, list_classes, scan_class, walk
 from datapipe.core.errors import DecodeError, MissingDataError, OptionError
@@ -247,7 +247,7 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
 def test_commands_of_the_documentation_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     parser = build_parser()
-    lines = re.findall(r"^ *(?:datapipe )(convert [^#\n]+)", (ROOT / "docs" / "convert.md").read_text() + _EPILOG, re.MULTILINE)
+    lines = re.findall(r"^ *(?:datapipe )(convert [^#\n]+)", (ROOT / "docs" / "convert.md").read_text() + EPILOG, re.MULTILINE)
     assert len(lines) > 15
     forms = set()
     for line in lines:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from datapipe.cli.main import main
 from datapipe.diagnostics.attach.step_hooks import RangedMeter
+from datapipe.diagnostics.torch_stages.install import restore_probe
 from datapipe.diagnostics.torch_stages.probe import CollateProbe
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder
 
@@ -71,10 +72,10 @@ def test_ranges_are_put_around_what_is_measured(monkeypatch: pytest.MonkeyPatch)
 def test_workers_that_are_not_forked_record_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "datapipe.diagnostics.torch_stages.ranges._recorder"
     monkeypatch.setattr(place, FakeRecorder())
-    probe = pickle.dumps(CollateProbe(len, (1, 2)))
+    probe = pickle.dumps(CollateProbe(len, (1, 2), restore_probe))
     monkeypatch.setattr(place, None)
-    monkeypatch.setattr("datapipe.diagnostics.torch_stages.probe.open_recorder", lambda: "opened")
-    assert pickle.loads(pickle.dumps(CollateProbe(len, (1, 2)))).iterator == (1, 2)
+    monkeypatch.setattr("datapipe.diagnostics.torch_stages.install.open_recorder", lambda: "opened")
+    assert pickle.loads(pickle.dumps(CollateProbe(len, (1, 2), restore_probe))).iterator == (1, 2)
     assert recorder() is None
     assert pickle.loads(probe).iterator == (1, 2)
     assert recorder() == "opened"  # type: ignore[comparison-overlap]

@@ -12,7 +12,7 @@ import torch
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 
 import datapipe as dp
-from datapipe.cli.diagnose_trials import UnmeasurableError, num_samples_of, resized_side, trials
+from datapipe.diagnostics.trials.process import UnmeasurableError, num_samples_of, resized_side, trials
 from datapipe.diagnostics.trials.sample import pickled_sample, sample_of
 from datapipe.diagnostics.trials.shards import Shards
 

@@ -109,7 +109,7 @@ def test_exactly_once_in_equal_steps_and_resumed_on_other_ranks(
         return [make(gaps_ids, **options, rank=rank) for rank in range(world_size)]
 
     def picked(loader: dp.DataLoader, first: int) -> list[list[int]]:
-        source = loader._begin()[1]
+        source = loader._passes.begin()[1]
         cursor = Cursor(0, first * 12)
         return [index.ids(picks.positions)[picks.real].tolist() for picks in source.steps(cursor)]  # type: ignore[union-attr]
 

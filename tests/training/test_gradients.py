@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from datapipe.core.errors import OptionError
-from datapipe.training import Learner, MixedPrecision, ProcessGroup, ends_step, make_model, recompute_blocks, steps_per_epoch
+from datapipe.training import Learner, ends_step, make_model, recompute_blocks
 from datapipe.training.learner import LabelledBatch, cross_entropy, labelled_batch
+from datapipe.training.options import Precision
 
 CPU = torch.device("cpu")
 
@@ -34,15 +35,15 @@ def samples(num: int, *, size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.randint(0, 4, (num,), generator=generator)
 
 
-def gradients(model: nn.Module, batches: list[LabelledBatch], *, precision: str = "fp32", **arguments: Any) -> list[torch.Tensor]:
+def gradients(
+    model: nn.Module, batches: list[LabelledBatch], *, precision: Precision = "fp32", **arguments: Any
+) -> list[torch.Tensor]:
     """Those that reach the optimiser."""
     optimizer = NoStep(model.parameters())
-    learner = Learner(
-        model, optimizer, criterion=cross_entropy, precision=MixedPrecision(precision, CPU), peers=ProcessGroup(), **arguments
-    )
+    learner = Learner(model, optimizer, precision=precision, **arguments)
     for number, batch in enumerate(batches):
         learner.learn(batch, ends_step=number + 1 == len(batches))
-    learner.step(1.0)
+    learner.step()
     assert all(parameter.grad is None for parameter in model.parameters())
     return optimizer.seen
 
@@ -103,7 +104,7 @@ def test_soft_labels_and_smoothing() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_keeps_the_direction(precision: str) -> None:
+def test_mixed_precision_keeps_the_direction(precision: Precision) -> None:
     torch.manual_seed(0)
     model = make_model("cnn", 4)
     images, labels = samples(8)
@@ -119,29 +120,23 @@ def test_mixed_precision_keeps_the_direction(precision: str) -> None:
 def test_float16_leaves_out_a_step_that_overflows_and_lowers_the_scale() -> None:
     model = nn.Linear(4, 4)
     before = model.weight.clone()
-    precision = MixedPrecision("fp16", CPU)
     learner = Learner(
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         criterion=lambda outputs, labels: outputs.float().sum(1) * float("inf"),
-        precision=precision,
-        peers=ProcessGroup(),
+        precision="fp16",
         nominal=2,
         clip_norm=1.0,
     )
     learner.learn(LabelledBatch(torch.ones(2, 4), torch.zeros(2, dtype=torch.int64), None), ends_step=True)
-    scale = precision.state_dict()["scale"]
-    learner.step(1.0)
+    scale = learner.scaler.get_scale()
+    learner.step()
     assert torch.equal(model.weight, before)
-    assert precision.state_dict()["scale"] == scale / 2
-    other = MixedPrecision("fp16", CPU)
-    other.load_state_dict(precision.state_dict())
-    assert other.state_dict() == precision.state_dict()
-    assert MixedPrecision("bf16", CPU).state_dict() == {}
+    assert learner.scaler.get_scale() == scale / 2
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_clipping(precision: str) -> None:
+def test_clipping(precision: Precision) -> None:
     """Of the gradient itself, not of one that is still scaled for float16."""
     batch = LabelledBatch(*samples(8), None)
     model = make_model("cnn", 4)
@@ -151,7 +146,7 @@ def test_clipping(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputing_gives_the_same_gradients(model: nn.Module, precision: str) -> None:
+def test_recomputing_gives_the_same_gradients(model: nn.Module, precision: Precision) -> None:
     batch = LabelledBatch(*samples(6), None)
     names = list(model.state_dict())
     kept = gradients(model, [batch], precision=precision, nominal=6)
@@ -209,7 +204,6 @@ def test_nothing_to_recompute() -> None:
 def test_an_epoch_ends_a_step(num_batches: int, accumulate: int, ends: list[int]) -> None:
     found = [number for number in range(num_batches) if ends_step(number, num_batches=num_batches, accumulate=accumulate)]
     assert found == ends
-    assert steps_per_epoch(num_batches, accumulate) == len(ends)
 
 
 @pytest.mark.parametrize(("batch", "said"), [

@@ -7,40 +7,48 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from datapipe.core.errors import OptionError
-from datapipe.training import Schedule, TrainOptions, make_optimizer, parameter_groups
+from datapipe.training import Learner, TrainOptions, make_optimizer, parameter_groups, warmup_cosine
 
 
 def test_warm_up_then_half_a_cosine() -> None:
-    schedule = Schedule(10, warmup_steps=4, final=0.1)
-    assert [schedule(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert schedule(4) == 1.0
-    assert schedule(7) == pytest.approx(0.1 + 0.9 / 2)
-    assert schedule(9) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 5 / 6)))
-    assert schedule(10) == schedule(99) == 0.1
+    share = warmup_cosine(10, warmup=0.4, final=0.1)
+    assert [share(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert share(4) == 1.0
+    assert share(7) == pytest.approx(0.1 + 0.9 / 2)
+    assert share(9) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 5 / 6)))
+    assert share(10) == share(99) == 0.1
 
 
 def test_as_torchs_cosine() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
     reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.2)
-    schedule = Schedule(30, final=0.1)
+    share = warmup_cosine(30, warmup=0, final=0.1)
     for step in range(30):
-        assert 2.0 * schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        assert 2.0 * share(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
         optimizer.step()
         reference.step()
 
 
-@pytest.mark.parametrize(("num_steps", "warmup", "expected"), [(100, 0.05, 5), (3, 0.05, 0), (10, 0.99, 10), (1, 0, 0)])
-def test_warm_up_as_a_share(num_steps: int, warmup: float, expected: int) -> None:
-    schedule = Schedule.of(num_steps, warmup=warmup, final=0)
-    assert schedule.warmup_steps == expected
-    assert all(0 < schedule(step) <= 1 for step in range(num_steps))
+@pytest.mark.parametrize(("num_steps", "warmup", "rising"), [(100, 0.05, 5), (3, 0.05, 0), (10, 0.99, 10), (1, 0, 0)])
+def test_warm_up_as_a_share(num_steps: int, warmup: float, rising: int) -> None:
+    shares = [warmup_cosine(num_steps, warmup=warmup, final=0)(step) for step in range(num_steps)]
+    assert all(0 < share <= 1 for share in shares)
+    assert shares.index(1.0) == max(0, rising - 1)
 
 
-def test_more_warm_up_than_steps() -> None:
-    with pytest.raises(OptionError, match="warmup_steps is 4; it must lie between 0 and num_steps = 3"):
-        Schedule(3, 4)
+def test_each_group_has_a_rate_of_its_own_and_a_run_that_goes_on_has_that_of_its_options() -> None:
+    def rates(step: int, lr: float) -> list[float]:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([{"params": [model.weight], "lr": lr}, {"params": [model.bias], "lr": 10 * lr}])
+        Learner(model, optimizer, nominal=1)
+        LambdaLR(optimizer, warmup_cosine(10, warmup=0.4, final=0), last_epoch=step - 1)
+        return [group["lr"] for group in optimizer.param_groups]
+
+    assert rates(0, 0.2) == pytest.approx([0.05, 0.5])
+    assert rates(2, 0.4) == pytest.approx([0.3, 3.0])
 
 
 def make_net() -> nn.Module:

@@ -18,6 +18,7 @@ from torch import nn
 
 import datapipe as dp
 from datapipe.training import Report, TrainOptions, fit
+from datapipe.training.process_group import launched_group
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,5 @@ def as_script(settings: Settings) -> list[str]:
 
 
 if __name__ == "__main__":
-    from datapipe.cli.train import process_group
-
-    with process_group(torch.device("cpu")):
+    with launched_group(torch.device("cpu")):
         train(Settings(**json.loads(sys.argv[1])), rank=int(os.environ.get("RANK", "0")))

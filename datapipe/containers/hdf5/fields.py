@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.npy import npy_header
 from datapipe.containers.field_names import HEAD_NBYTES, kind_of_array, kind_of_bytes, kind_of_text
 from datapipe.containers.hdf5 import layout as form
 from datapipe.containers.hdf5.pixels import array_extents, check_chunks
 from datapipe.containers.hdf5.rows import ArrayRows
 from datapipe.containers.hdf5.vlen import vlen_extents
-from datapipe.containers.rows import npy_header
 from datapipe.core.errors import FormatError
 from datapipe.index.sidecar import FieldColumn
 

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.npy import npy_bytes
 from datapipe.containers.hdf5.vlen import vlen_extents
-from datapipe.containers.rows import npy_bytes
 from datapipe.core.errors import DecodeError, FormatError
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.row_groups import RowGroup, Rows

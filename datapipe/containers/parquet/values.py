@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.field_values import FieldKind, json_bytes
+from datapipe.codecs.npy import npy_bytes
 from datapipe.containers.parquet.columns import PYARROW_ERRORS
-from datapipe.containers.rows import json_bytes, npy_bytes
 from datapipe.core.errors import DecodeError
 
 _NUMBERS = {"halffloat": "f2", "float": "f4", "double": "f8", "bool": "?"}  # by Arrow's names, where numpy's differ

@@ -7,6 +7,7 @@ loader)`, after which `_collate_fn` is what the fetcher will get, the two fetche
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from datapipe.diagnostics.torch_stages.patching import after_import, forget_us
 from datapipe.diagnostics.torch_stages.probe import CollateProbe, new_iterator_key, probed
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Pinning
+from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder, set_recorder
 from datapipe.diagnostics.torch_stages.transform_patching import add_compose
 
 _COMPOSES = {"torchvision.transforms.transforms": "__call__", "torchvision.transforms.v2._container": "forward"}
@@ -44,6 +46,15 @@ def install_in_worker() -> None:
 
     if not _wrong_fetchers(fetch):
         _install_fetchers(fetch)
+
+
+def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has_ranges: bool) -> CollateProbe:
+    """Unpickle a probe; in a worker that was not forked, first install what a forked one inherits."""
+    with contextlib.suppress(Exception):  # otherwise nothing is measured in this worker
+        install_in_worker()
+        if has_ranges and recorder() is None:
+            set_recorder(open_recorder())
+    return CollateProbe(function, iterator, restore_probe)
 
 
 def probing(is_wanted: bool) -> bool:
@@ -83,7 +94,7 @@ def _probing(init: Callable[..., None]) -> Callable[..., None]:
             forget_us(exc)
             raise
         if getattr(_local, "is_probing", False) and callable(getattr(self, "_collate_fn", None)):
-            self._collate_fn = CollateProbe(self._collate_fn, new_iterator_key())
+            self._collate_fn = CollateProbe(self._collate_fn, new_iterator_key(), restore_probe)
 
     return _marked(__init__)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from datapipe.diagnostics.torch_stages.patching import forget_us
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, Making, Passage
-from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder, set_recorder
+from datapipe.diagnostics.torch_stages.ranges import recorder
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule, TransformClock, between, thread_counters
 from datapipe.diagnostics.torch_stages.transform_patching import (
     Slot,
@@ -44,11 +44,15 @@ def new_iterator_key() -> tuple[int, int]:
 
 
 class CollateProbe:
-    """Collates as `function` does, and records the time during a fetch."""
+    """Collates as `function` does, and records the time during a fetch.
 
-    def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int]) -> None:
+    `restore(function, iterator, has_ranges)` unpickles it, in a worker that was not forked.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], iterator: tuple[int, int], restore: Callable[..., CollateProbe]) -> None:
         self.function = function
         self.iterator = iterator
+        self.restore = restore
         self.schedule = TimingSchedule()
         self.slots: list[Slot] | None = None
 
@@ -68,20 +72,7 @@ class CollateProbe:
         return getattr(self.function, name)
 
     def __reduce__(self) -> tuple[Callable[..., CollateProbe], tuple[Any, ...]]:
-        return restore_probe, (self.function, self.iterator, recorder() is not None)
-
-
-def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has_ranges: bool) -> CollateProbe:
-    """Unpickle a probe; in a worker that was not forked, first install what a forked one inherits."""
-    try:
-        from datapipe.diagnostics.torch_stages.install import install_in_worker
-
-        install_in_worker()
-        if has_ranges and recorder() is None:
-            set_recorder(open_recorder())
-    except Exception:
-        pass  # nothing is measured in this worker
-    return CollateProbe(function, iterator)
+        return self.restore, (self.function, self.iterator, recorder() is not None)
 
 
 class Fetching:

@@ -9,14 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.attach.ours import ROOT
-
-if TYPE_CHECKING:
-    from datapipe.diagnostics.analysis import Analysis
-    from datapipe.diagnostics.candidates import Trials
-    from datapipe.diagnostics.recorded import Process
+from datapipe.diagnostics.candidates import CACHED, CONVERTED, OURS, RESIZED, Trials
+from datapipe.diagnostics.recorded import Process
 
 _GRACE_S = 20.0  # beyond the time for trials: for imports, and for the trial in progress
 
@@ -31,8 +29,6 @@ class Trying:
         self._results, self._processes, self._seconds, self._tell = results, processes, seconds, tell
 
     def __call__(self, found: Analysis) -> Trials:
-        from datapipe.diagnostics.candidates import Trials
-
         assert found.loader is not None
         key, dataset = found.loader.key, found.loader.dataset
         alike = (one for one in self._processes if key in one.loaders and one.loaders[key].dataset == dataset)
@@ -46,8 +42,6 @@ class Trying:
         return self._try(self._results / source.file, evicts=_waits_for_storage(found))
 
     def _try(self, sample: Path, *, evicts: bool) -> Trials:
-        from datapipe.diagnostics.candidates import Trials
-
         result = sample.with_suffix(".json")
         # -P and the path: folders in the user's working directory may have our names
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -55,7 +49,7 @@ class Trying:
             sys.executable,
             "-P",
             "-m",
-            "datapipe.cli.diagnose_trials",
+            "datapipe.diagnostics.trials.process",
             str(sample),
             str(result),
             str(self._seconds),
@@ -87,7 +81,7 @@ class Trying:
             found = json.loads(result.read_text())
         if not found:
             return Trials(reasons={"": note})
-        missing = dict.fromkeys(("ours", "converted", "cached", "resized"), note)
+        missing = dict.fromkeys((OURS, CONVERTED, CACHED, RESIZED), note)
         facts = {name: found[name] for name in ("resized_to", "where", "batch_size", "reads_shards")}
         return Trials(found["rates"], {**missing, **found["reasons"]}, **facts)
 

@@ -1,7 +1,7 @@
 """Try remedies on a sample of a script's data: a process of its own, started by `datapipe diagnose` after the script.
 
-`python -m datapipe.cli.diagnose_trials SAMPLE RESULT SECONDS EVICT`: writes the result of each trial as JSON, as soon as it
-is known, so that a killed process leaves its results so far. In this room because it converts, which only commands may.
+`python -m datapipe.diagnostics.trials.process SAMPLE RESULT SECONDS EVICT`: writes the result of each trial as JSON, as soon as
+it is known, so that a killed process leaves its results so far.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from converters import ConvertOptions, Limit, OnError, Resize, convert
+from datapipe.codecs.probe import probe
 from datapipe.core.atomic import write_json
 from datapipe.core.errors import DatapipeError
 from datapipe.core.regular_files import open_file
+from datapipe.diagnostics.candidates import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.diagnostics.trials.sample import Sample, SampledFiles
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of
 from datapipe.index.entries import WHOLE_FILE, Entries
 
-OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"
 _SHARE = 0.1  # share of the time, for the passes of one trial
 _LARGER = 1.25  # resizing pays if an image's shorter side is this many times as long
 
@@ -100,8 +102,6 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
 
 def convert_sample(sample: Sample, scratch: Path, name: str, resize: int | None) -> Path:
     """Convert the sample to WebDataset shards as `datapipe convert` would. Returns their directory."""
-    from converters import ConvertOptions, Limit, OnError, Resize, convert
-
     paths, labels = files_of(sample, scratch)
     manifest = scratch / f"{name}.csv"
     with manifest.open("w", newline="", errors="surrogateescape") as file:
@@ -162,8 +162,6 @@ def _read(path: str, offset: int, nbytes: int) -> bytes:
 
 def resized_side(sample: Sample, scratch: Path) -> int | None:
     """Return the shorter side, in pixels, to which images could be resized, like 256 for crops of 224; None: none."""
-    from datapipe.codecs.probe import probe
-
     size = next((getattr(op, "size", None) for _, op in sample.recipe.geometry if type(op).__name__ == "RandomResizedCrop"), None)
     if size is None:
         return None

@@ -14,87 +14,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datapipe.cli.say import say
+import msgspec
 
-if TYPE_CHECKING:
-    from datapipe.diagnostics.attach.command import CommandResult
-    from datapipe.diagnostics.attach.settings import Settings
-    from datapipe.diagnostics.diagnosis import Diagnosis
-    from datapipe.diagnostics.document import Document
-    from datapipe.diagnostics.fail_if import Condition
+from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
+from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.core.printable import say
+from datapipe.core.regular_files import read_bytes
+from datapipe.diagnostics.analysis import analyze
+from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
+from datapipe.diagnostics.attach.settings import Settings
+from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
+from datapipe.diagnostics.document import AppliedRemedy, Document, as_json
+from datapipe.diagnostics.fail_if import Condition
+from datapipe.diagnostics.recorded import read_processes
+from datapipe.diagnostics.report.compare import compare, differences
+from datapipe.diagnostics.report.page import page
+from datapipe.diagnostics.report.screen import screen, takes_colours
+from datapipe.diagnostics.report.trace import trace as trace_of
+from datapipe.diagnostics.torch_stages.ranges import open_recorder
+from datapipe.diagnostics.trials.trying import Trying
+from datapipe.diagnostics.verdict import judge_ranks
 
-_EPILOG = """\
-examples:
-  datapipe diagnose train.py --epochs 1
-  datapipe diagnose --steps 500 -m package.train --config base
-  datapipe diagnose -- torchrun --nproc-per-node 2 train.py
-  datapipe diagnose --fail-if 'starvation>10%' train.py
-  datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
-"""
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _DEFERRAL_S = 4.0  # at most, of the time for trials
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 _APPLIED_STEPS = 300  # limit of the run with the remedy
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the program's parser."""
-    parser = subparsers.add_parser(
-        "diagnose",
-        help="run an unchanged training script: how long it waits for data, why, and what would help",
-        description="Run a training script, unmodified, and measure how long the GPU stands idle for data, which stage is at "
-        "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first.",
-        usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS...",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after N training steps; the script continues")
-    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON; what the script prints goes to stderr")
-    parser.add_argument("--html", action=argparse.BooleanOptionalAction, default=True, help="write an HTML page (default)")
-    parser.add_argument("--trace", action="store_true", help="write trace.json, for chrome://tracing or ui.perfetto.dev")
-    parser.add_argument(
-        "--nvtx",
-        action="store_true",
-        help="put NVTX ranges around each next() and each step, and around what workers do, for Nsight Systems: "
-        "nsys profile datapipe diagnose --nvtx SCRIPT",
-    )
-    parser.add_argument("--profile", action="store_true", help="have torch.profiler record 10 steps, which are then not measured")
-    parser.add_argument(
-        "--trials",
-        type=float,
-        metavar="SECONDS",
-        default=15.0,
-        help="after the script has ended, if it waits for data, try datapipe's loader and converted data on up to 1,000 of the "
-        "samples for about this long; 0: do not (default: 15)",
-    )
-    parser.add_argument(
-        "--fail-if",
-        metavar="CONDITION",
-        action="append",
-        default=[],
-        help="exit with status 1 if this holds, such as 'starvation>10%%' or 'step>120ms'; may be repeated",
-    )
-    parser.add_argument(
-        "--apply",
-        action="store_true",
-        help="apply the best remedy that needs no edit and run the script again, from its start and for at most "
-        f"{_APPLIED_STEPS} steps, with everything that it writes",
-    )
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="show what changed between two diagnoses")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script and its arguments")
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Diagnose, or compare. Raises OptionError for options that exclude each other."""
-    from datapipe.core.errors import OptionError
-    from datapipe.diagnostics.fail_if import Condition
-    from datapipe.diagnostics.torch_stages.ranges import open_recorder
-
     conditions = [Condition.parse(text) for text in args.fail_if]
     if args.compare is not None:
         if args.command or args.module is not None:
@@ -118,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    from datapipe.core.errors import MissingDataError, OptionError
-
     command = list(args.command) if args.module is None else ["-m", *args.module, *args.command]
     if command in ([], ["--"], ["-m"]):
         raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
@@ -132,9 +80,6 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _fresh_directory(wanted: Path | None) -> Path:
     """Create the directory now, so that no script runs for hours in vain. Raises OptionError for one that holds a diagnosis."""
-    from datapipe.core.atomic import refuse_to_replace
-    from datapipe.core.errors import OptionError, StorageError
-
     out = wanted
     if out is None:
         stamp = datetime.now().strftime("diagnosis-%Y%m%d-%H%M%S")
@@ -162,11 +107,6 @@ def diagnose_command(
     quiet: bool = False,
 ) -> tuple[Diagnosis, CommandResult]:
     """Run a script or a command and diagnose it; `quiet`: its output goes to standard error."""
-    from datapipe.cli.diagnose_trying import Trying
-    from datapipe.diagnostics.attach.settings import Settings
-    from datapipe.diagnostics.diagnosis import Command, diagnose
-    from datapipe.diagnostics.recorded import read_processes
-
     settings = Settings(
         nvtx=nvtx,
         max_steps=max_steps,
@@ -189,18 +129,11 @@ def diagnose_command(
 
 def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:
     """Write `diagnosis.json` and the other requested files. Returns the path of the page, if written."""
-    from datapipe.core.atomic import atomic_writer, write_json
-    from datapipe.diagnostics.document import as_json
-
     write_json(out / _DIAGNOSIS, as_json(document))
     if trace:
-        from datapipe.diagnostics.report.trace import trace as trace_of
-
         write_json(out / _TRACE, trace_of(document))
     if not html:
         return None
-    from datapipe.diagnostics.report.page import page
-
     path = out / _PAGE
     with atomic_writer(path) as file:
         file.write(page(document).encode("utf-8", "backslashreplace"))
@@ -215,8 +148,6 @@ def _scratch(out: Path) -> Iterator[Path]:
 
 def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
     """Run the command; `quiet`: its output goes to standard error."""
-    from datapipe.diagnostics.attach.command import run_command, run_script
-
     sys.stdout.flush()
     stdout = sys.stderr if quiet else None
     if command[0] == "--":
@@ -226,14 +157,6 @@ def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bo
 
 def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> Document:
     """Run the script again with a remedy. Returns the document, with the outcome added."""
-    import msgspec
-
-    from datapipe.diagnostics.analysis import analyze
-    from datapipe.diagnostics.attach.settings import Settings
-    from datapipe.diagnostics.document import AppliedRemedy
-    from datapipe.diagnostics.recorded import read_processes
-    from datapipe.diagnostics.verdict import judge_ranks
-
     document = diagnosis.document
     predictions = document.remedies.predictions if document.remedies is not None else ()
     chosen = next((one for one in predictions if one.name in diagnosis.applied), None)
@@ -272,9 +195,6 @@ def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: D
 
 
 def _report(args: argparse.Namespace, document: Document, exit_code: int, conditions: Sequence[Condition], out: Path) -> int:
-    from datapipe.diagnostics.document import as_json
-    from datapipe.diagnostics.report.screen import screen, takes_colours
-
     page = write_reports(document, out, html=args.html, trace=args.trace)
     if args.json:
         print(json.dumps(as_json(document), indent=1))
@@ -287,8 +207,6 @@ def _report(args: argparse.Namespace, document: Document, exit_code: int, condit
 
 
 def _compare(before: Path, after: Path, *, as_json: bool) -> int:
-    from datapipe.diagnostics.report.compare import compare, differences
-
     first, second = _read(before), _read(after)
     print(json.dumps(differences(first, second), indent=1) if as_json else compare(first, second))
     return 0
@@ -296,9 +214,6 @@ def _compare(before: Path, after: Path, *, as_json: bool) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a diagnosis, or the one in a directory."""
-    from datapipe.core.errors import FormatError, MissingDataError
-    from datapipe.core.regular_files import read_bytes
-
     file = path / _DIAGNOSIS if path.is_dir() else path
     try:
         found: dict[str, Any] = json.loads(read_bytes(file))

@@ -1,12 +1,42 @@
-"""Communication between the ranks of a run: sums, values, and when to stop or save."""
+"""The processes of a run: join them, communicate among them, and agree when to stop or save."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed, nn
+
+
+@contextlib.contextmanager
+def launched_group(device: torch.device) -> Iterator[bool]:
+    """Join the processes that torchrun started, if it did. Yields whether this one leads.
+
+    After an error no process waits for the others: the launcher ends them.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield True
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield distributed.get_rank() == 0
+        distributed.barrier()  # no process leaves while another still communicates with it
+    except (SystemExit, KeyboardInterrupt):  # a stop on which all ranks have agreed
+        _leave_group()
+        raise
+    _leave_group()
+
+
+def _leave_group() -> None:
+    gc.collect()  # the rest of the model holds the group, whose threads must end before the interpreter does
+    distributed.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)

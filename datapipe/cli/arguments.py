@@ -1,0 +1,189 @@
+"""The arguments of the commands that read, measure and show. Each names its function, which is imported after parsing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+_VERIFY_EPILOG = """\
+example:
+  datapipe verify shards/train
+  datapipe verify s3://bucket/train
+
+Reads every byte; each shard of a dataset in a store is downloaded to a temporary directory.
+Lists missing, truncated and foreign files, and the samples whose bytes differ.
+"""
+
+
+def add_verify(subparsers: Commands) -> None:
+    """Add `datapipe verify`."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="check every byte of a converted dataset",
+        description="Check a converted dataset against its manifest: shards, indexes, and every byte.",
+        epilog=_VERIFY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "directory", metavar="DST", help="a converted dataset, on disk or the URL of one in a store, or a directory of its splits"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (all cores this process may use)")
+    parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
+    parser.set_defaults(run="datapipe.cli.datasets:run_verify")
+
+
+_FIT_EPILOG = """\
+example:
+  datapipe fit 'train/*.parquet' recipe.json
+
+  recipe.json before:  {"version": 1, "columns": [
+                          ["I*", [{"operation": "FillMissing", "value": "median"}, {"operation": "Normalize"}]],
+                          ["C*", [{"operation": "Categorify", "min_count": 10}]]]}
+  and after: the same, with means, medians and vocabularies; in a script:
+                       dp.TableLoader("train/*.parquet", 65536, transform=dp.Columns.load("recipe.json"))
+
+Operations: FillMissing, Normalize, Log1p, Clip, Bucketize, HashBucket, Categorify, Cast (docs/tables.md). Ids of Categorify:
+0 padding, 1 null, 2 unseen, then by count. One pass over the table; the same bytes for any number of workers.
+"""
+
+
+def add_fit(subparsers: Commands) -> None:
+    """Add `datapipe fit`."""
+    parser = subparsers.add_parser(
+        "fit",
+        help="find the means, medians and vocabularies of a table's columns",
+        description="Fit a recipe for the columns of tables: find the means, medians and vocabularies that its operations need.",
+        epilog=_FIT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SRC", help="Parquet or Arrow files: a file, a directory or a pattern")
+    parser.add_argument("recipe", metavar="RECIPE", type=Path, help="a JSON file that says which operations which columns get")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where the fitted recipe goes (into RECIPE)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (all cores this process may use)")
+    parser.set_defaults(run="datapipe.cli.datasets:run_fit")
+
+
+def add_inspect(subparsers: Commands) -> None:
+    """Add `datapipe inspect`."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="describe a dataset; --grid draws a contact sheet",
+        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
+        "folder or a table: samples, classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
+        "of a table its columns, row groups and nulls.",
+        epilog="example: datapipe inspect shards/ --grid sheet.png --sizes sizes.png",
+    )
+    parser.add_argument("path", help="dataset")
+    parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
+    parser.add_argument("--sizes", metavar="PNG", type=Path, help="draw how many images have how many bytes")
+    parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run="datapipe.cli.inspect:run")
+
+
+def add_index(subparsers: Commands) -> None:
+    """Add `datapipe index`."""
+    parser = subparsers.add_parser(
+        "index",
+        help="index shards of other tools or an image folder ahead of first use",
+        description="Create or update the index of data that datapipe did not write: a directory, file or glob "
+        "pattern of WebDataset, TFRecord, HDF5 or Parquet shards, or an image folder. Loading does this by itself on first use.",
+        epilog="example: datapipe index 'shards/train-*.tar'",
+    )
+    parser.add_argument("path", help="data to index")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run="datapipe.cli.datasets:run_index")
+
+
+def add_bench(subparsers: Commands) -> None:
+    """Add `datapipe bench`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure the loader alone on a dataset, against torch's if asked",
+        description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) without a "
+        "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
+        "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
+        "does not count.",
+        epilog="example: datapipe bench shards/train --against torch --plot rates.png",
+    )
+    parser.add_argument("path", help="dataset")
+    parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
+    parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
+    parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
+    parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
+    parser.add_argument("--table-batch-size", metavar="N", type=int, default=65536, help="rows per batch of a table (65536)")
+    parser.add_argument("--num-workers", metavar="N", type=int, help="threads, and torch's processes (default: usable cores)")
+    parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
+    parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
+    parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
+    parser.add_argument("--plot", metavar="PNG", type=Path, help="draw the rates as bars")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run="datapipe.cli.bench:run")
+
+
+def add_doctor(subparsers: Commands) -> None:
+    """Add `datapipe doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="show what this machine has, and what to install",
+        description="Report cores, memory, limits, GPU, and the packages the loader can use; say what would help.",
+        epilog="example: datapipe doctor",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--empty-shard-caches", action="store_true", help="first remove the cached shards of object stores that are not in use"
+    )
+    parser.set_defaults(run="datapipe.cli.doctor:run")
+
+
+_DEMO_EPILOG = """\
+examples:
+  datapipe demo
+  datapipe demo --photos photos --images 600
+  datapipe demo --data photos/train --out /tmp/demo
+"""
+
+
+def add_demo(subparsers: Commands) -> None:
+    """Add `datapipe demo`."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="see it work: photos to shards to a trained network, compared with torch's DataLoader",
+        description="Make photographs (or take yours), convert and verify them, and train a small network for an epoch: from the "
+        "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
+        "a training script before and after its loader is replaced.",
+        epilog=_DEMO_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
+    parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (2000)")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
+    parser.set_defaults(run="datapipe.cli.demo:run")
+
+
+_COMPLETION_EPILOG = """\
+examples:
+  datapipe completion bash > ~/.local/share/bash-completion/completions/datapipe
+  datapipe completion zsh > "${fpath[1]}/_datapipe"
+"""
+
+
+def add_completion(subparsers: Commands) -> None:
+    """Add `datapipe completion`."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="print the completion of commands and options for a shell",
+        description="Print the code that completes datapipe's commands, options and files in a shell. Put it where the shell "
+        "looks for completions, then start a new shell.",
+        epilog=_COMPLETION_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    parser.set_defaults(run="datapipe.cli.completion:run")
