@@ -7,7 +7,7 @@ not be tried is left out, with the reason.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from datapipe.core.observe import Stage
 from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.contention import Contention, contention_of
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS
-from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
 from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
@@ -44,6 +45,7 @@ class Trials:
     batch_size: int | None = None  # of the loader's batches, whichever component makes them
     reads_shards: bool = False  # the dataset already streams from shards
     deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread", or "reason"; None: no Dataset of the script's own
+    scaling: Mapping[str, Any] | None = None  # the result of `trials.scaling.try_scaling`; None: it was not tried
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Candidates:
     remedies: list[Remedy] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)  # by name, the remedies that need no edit of the script
+    contention: Contention | None = None  # of more workers; None: the loader has none
 
 
 def workload_from(found: Analysis) -> Workload | str:
@@ -101,7 +104,10 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         _add_prefetch(result, found.loader, workload, is_ours=is_ours)
     if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
         _add_order(result, found.loader, workload)
-    _add_workers(result, found.loader, workload, is_ours=is_ours, waits=_mostly_waits(found))
+    waits = mostly_waits([profile.made for profile in found.profiles])
+    if not is_ours:
+        result.contention = contention_of(workload, trials.scaling)
+    _add_workers(result, found.loader, workload, waits=waits)
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
         note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
@@ -130,25 +136,41 @@ def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> N
     result.applied[name] = Applied(loader.site, in_order=False)
 
 
-def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
-    setup, now = workload.setup, workload.setup.num_workers
+def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, waits: bool) -> None:
+    setup, now, contention = workload.setup, workload.setup.num_workers, result.contention
     if loader.num_workers is None:
         result.left_out["more workers"] = f"{loader.kind} has no workers"
         return
     if loader.is_iterable and not now:
         result.left_out["more workers"] = "an IterableDataset yields every sample once per worker unless it divides them itself"
         return
-    cores = int(setup.num_cores or 1)
-    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
-    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
     each = loader.prefetch_factor or 2
-    for num in sorted(num for num in nums if 0 < num <= most and num != now):
-        depth = setup.depth if is_ours else max(1, num * each)
+    stall, cpu = production_parts(workload)
+    for num in worker_counts(now, int(setup.num_cores or 1), waits=waits):
+        depth = setup.depth if contention is None else max(1, num * each)
         name = f"num_workers={num}"
         change = Change(replace(setup, num_workers=num, depth=depth))
-        result.remedies.append(Remedy(name, change, argument_of(loader, name, now)))
-        if not is_ours:
+        note = str(now)
+        if contention is not None:
+            added_s = contention.added_s(num)
+            stalled = float((stall.mean() + added_s) / (stall.mean() + added_s + cpu.mean()))
+            change = replace(
+                change,
+                stall_added_s=added_s,
+                worst_stall_added_s=contention.worst_added_s(num),
+                production_spread=contention.spread * stalled if added_s else 0.0,
+            )
+            if change.worst_stall_added_s is not None:
+                note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
             result.applied[name] = Applied(loader.site, num_workers=num)
+        result.remedies.append(Remedy(name, change, argument_of(loader, name, note)))
+
+
+def worker_counts(now: int, cores: int, *, waits: bool) -> list[int]:
+    """Return the numbers of workers worth trying instead of `now`, ascending. `waits`: see `mostly_waits`."""
+    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
+    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
+    return sorted(num for num in nums if 0 < num <= most and num != now)
 
 
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
@@ -248,11 +270,16 @@ def place_of(site: str) -> str:
         return site
 
 
-def _mostly_waits(found: Analysis) -> bool:
+def mostly_waits(made: Sequence[Making]) -> bool:
     """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
-    made = [profile.made for profile in found.profiles]
+    return waiting_share(made) > _MOSTLY_WAITING
+
+
+def waiting_share(made: Sequence[Making]) -> float:
+    """Return the share of the time to make batches that is spent neither on a core nor waiting for one."""
     busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
-    return busy_ns < (1 - _MOSTLY_WAITING) * sum(one.ready_ns - one.start_ns for one in made)
+    all_ns = sum(one.ready_ns - one.start_ns for one in made)
+    return 1 - busy_ns / all_ns if all_ns else 0.0
 
 
 def _seconds(values: Any) -> Floats:

@@ -175,6 +175,7 @@ def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> R
         now=_outlook(ranking.now),
         measured_step_s=ranking.measured_step_s,
         misfit=ranking.misfit,
+        contention=candidates.contention,
     )
 
 
@@ -197,7 +198,7 @@ def guide_of(how: Instruction) -> dict[str, Any]:
 
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     doubt = abs(ranking.misfit or 0.0)
-    return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
+    return prediction.least_gain > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
 
 
 def _run_time(found: Analysis) -> RunTime | None:

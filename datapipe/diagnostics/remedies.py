@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,6 +38,13 @@ class Prediction:
     step_s: Interval
     starvation: Interval
     gain: Interval  # as a share of the step's time: 0.3 is a step 30% shorter
+    least_gain: float  # its lower bound if workers do not wait for each other; equal to `gain.low` where that is known
+
+    @property
+    def expected_s(self) -> float:
+        """The step by which remedies are ordered: halfway to the worst case if it is unknown how workers scale."""
+        is_known = self.remedy.change.worst_stall_added_s is None
+        return self.step_s.value if is_known else (self.step_s.value + self.step_s.high) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,12 @@ def rank_remedies(
     doubt = max(_RESOLUTION, abs(1 / scale - 1))
     now = _predict(Remedy(NOTHING, Change()), replays, scale, doubt)
     predictions = [_predict(remedy, replays, scale, doubt) for remedy in remedies]
-    ordered = tuple(sorted(predictions, key=lambda one: one.step_s.value))
+    ordered = tuple(sorted(predictions, key=lambda one: one.expected_s))
     best, harmless = now, [one for one in predictions if not one.remedy.changes_results]
     if harmless:
-        shortest = min(harmless, key=lambda one: one.step_s.value)
-        if shortest.gain.low > 0 and shortest.gain.value >= max(WORTH_IT, doubt):
-            best = next(one for one in harmless if one.step_s.value <= (1 + WORTH_IT) * shortest.step_s.value)
+        shortest = min(harmless, key=lambda one: one.expected_s)
+        if shortest.least_gain > 0 and shortest.gain.value >= max(WORTH_IT, doubt):
+            best = next(one for one in harmless if one.expected_s <= (1 + WORTH_IT) * shortest.expected_s)
     return Ranking(best, ordered, now, measured_step_s, replayed_s)
 
 
@@ -107,9 +114,14 @@ def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> P
     """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way."""
     now, then = replays.of(Change()), replays.of(remedy.change)
     each_s = then.step_s / remedy.change.batch_factor * scale
-    step_s = _interval(each_s)
+    step_s, gain = _interval(each_s), _interval(1 - each_s / (now.step_s * scale))
+    least_gain = gain.low
+    if (worst_s := remedy.change.worst_stall_added_s) is not None:
+        worst = replays.of(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
+        step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
+        gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
     step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
-    return Prediction(remedy, step_s, _interval(then.starvation), _interval(1 - each_s / (now.step_s * scale)))
+    return Prediction(remedy, step_s, _interval(then.starvation), gain, least_gain)
 
 
 def _interval(values: Floats) -> Interval:

@@ -52,6 +52,8 @@ class Change:
     setup: Setup | None = None  # None: as measured
     production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
     production_spread: float = 0.0  # relative standard error of that factor
+    stall_added_s: float = 0.0  # to the mean time that making a batch waits, not on a core: workers that wait for each other
+    worst_stall_added_s: float | None = None  # the same at worst, where that is not known; None: it is known
     delivery_factor: float = 1.0  # on the caller's part of next()
     batch_factor: float = 1.0  # samples per batch; making, delivery and the device's work grow with it
     drops_syncs: bool = False  # the loop no longer waits for the device
@@ -120,6 +122,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
+    stall = _stalls_with(stall, change.stall_added_s)
     pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
     if pace is not None and workload.made_by is not None:  # the first free worker makes a batch, at its own pace
         stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
@@ -139,6 +142,14 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
         host_cpu_s=workload.host_cpu_s * (1.0 if has_device else change.batch_factor),
         pace=pace,
     )
+
+
+def _stalls_with(stall: Floats, added_s: float) -> Floats:
+    """Return (b,) seconds of waiting, longer by `added_s` each, or shorter in proportion."""
+    if added_s >= 0:
+        return stall + added_s
+    mean_s = float(stall.mean())
+    return stall * max(0.0, 1 + added_s / mean_s) if mean_s > 0 else stall
 
 
 def _pace(workload: Workload) -> Floats | None:

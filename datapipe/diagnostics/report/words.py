@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.contention import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Fault, Outlook, RunTime, Saving, StageOfWait
 from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.needs import Need
@@ -185,6 +186,17 @@ def _computing(attribution: Fault) -> StageOfWait | None:
     return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
 
 
+def contention_line(contention: Contention | None) -> str | None:
+    """Return that workers wait for each other; None if they do not, or if it is unknown."""
+    if contention is None or not contention.grows:
+        return None
+    most = contention.levels[-1].num_workers
+    then_s = contention.now_s + contention.added_s(most)
+    now = f"{contention.now} worker{'s' * (contention.now > 1)}"
+    what = f"a batch waits {seconds(contention.now_s)} with {now} and {seconds(then_s)} with {most}"
+    return f"Workers wait for each other, as behind a lock or a saturated disk: {what}."
+
+
 def levels_line(levels: Sequence[Regime]) -> str | None:
     """Return how passes differ; None if they do not."""
     if len(levels) < 2:
@@ -245,14 +257,18 @@ def need_line(need: Need) -> str:
     return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
 
 
-def to_try(need: Need) -> str | None:
+def to_try(need: Need, contention: Contention | None = None) -> str | None:
     """Return what usually makes such a stage faster; None if there is no general advice."""
+    if need.stage == "read" and contention is not None and contention.grows:
+        return "give each worker a file, connection or lock of its own; a saturated disk needs fewer bytes per sample"
     return _TO_TRY.get(need.stage)
 
 
 def no_gain(outlook: Outlook) -> str:
     """Return a remedy that is not recommended, and why."""
     name, gain = plain(outlook.name), outlook.gain
+    if outlook.refuted is not None:
+        return f"{name} ({plain(outlook.refuted)})"
     if gain is None:
         return name
     if gain.value < -_SMALL:
@@ -283,13 +299,14 @@ def unmeasured(diagnosis: Document) -> list[str]:
     return missing
 
 
-def applied_line(applied: AppliedRemedy) -> str:
-    """Return the predicted and the measured effect of an applied remedy."""
+def applied_line(applied: AppliedRemedy, *, is_refuted: bool = False) -> str:
+    """Return the predicted and the measured effect of an applied remedy. `is_refuted`: it gained nothing."""
     line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted)} per step, "
     if applied.measured_step_s is None:
         return line + "not measured" + _because(applied.reason)
     share = "" if applied.starvation is None else f", waiting for data {percent(applied.starvation.value)} of the time"
-    return f"{line}measured {seconds(applied.measured_step_s)}{share}"
+    line += f"measured {seconds(applied.measured_step_s)}{share}"
+    return line + ". It gained nothing and is no longer recommended" if is_refuted else line
 
 
 def instruction_note(how: Instruction) -> str:
