@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.diagnostics.cells import Cell, matrix
-from benchmarks.diagnostics.outcomes import Finding, apply_all, find, sum_up
+from benchmarks.diagnostics.outcomes import Finding, apply_all, as_rows, find, sum_up
 from benchmarks.diagnostics.plots import plot
-from benchmarks.diagnostics.real_runs import CONTROLS, real_cells, run_control, run_real
+from benchmarks.diagnostics.real_runs import CONTROLS, NUM_BATCHES, real_cells, run_control, run_real
 from benchmarks.diagnostics.remedies import apply
 from benchmarks.diagnostics.runs import Run, run_ranks
 from datapipe.diagnostics.figures import figures_of
@@ -55,7 +55,7 @@ def main() -> None:
         "settings": {"every": arguments.every, "versions": _versions()},
         "predictions_file": predictions,
         **sum_up(findings, applied),
-        **({"controls": [_control(control) for control in CONTROLS]} if is_real else {}),
+        **({"controls": [_control(control) for control in CONTROLS], "applied": as_rows(applied)} if is_real else {}),
         "minutes": round((time.perf_counter() - started) / 60, 1),
     }
     harness.save(name, "benchmarks.diagnostics", result, results=arguments.results)
@@ -103,6 +103,7 @@ def apply_really(remedy: Remedy, cell: Cell) -> Run:
         factor=remedy.change.production_factor,
         drops_syncs=remedy.change.drops_syncs,
         seed=1,
+        num_batches=2 * NUM_BATCHES,  # its second half, which counts, is as long as the run that the prediction was made from
     )
 
 

@@ -64,11 +64,15 @@ def workload_from(found: Analysis) -> Workload | str:
     if loader is None:
         return "there was no training"
     cores = float(found.process.environment.get("cores") or 1)
-    steps = found.steps[found.steps["loader"] == loader.key]
+    is_own = found.steps["loader"] == loader.key
+    steps, others_s = found.steps[is_own].copy(), found.others_wait_s[is_own]
+    steps["host_wait_s"] -= others_s  # to this loader, waiting for another one is the caller's own time
+    steps["host_work_s"] += others_s
+    floor_s = supply_s(found)
     if found.events and not found.profiles:
         made_s = _own_batches(found)
         setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
-        workload = workload_of(steps, setup, production_s=made_s)
+        workload = workload_of(steps, setup, production_s=made_s, floor_s=floor_s)
     else:
         profiles = _whole_rounds(steady_profiles(found))
         workload = workload_of(
@@ -80,12 +84,24 @@ def workload_from(found: Analysis) -> Workload | str:
             else None,
             made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
             delivery_s=_deliveries(profiles) if profiles else None,
+            floor_s=floor_s,
         )
     if workload is not None:
         return workload
     if found.profiles or found.events:
         return f"the steady state has fewer than {MIN_STEPS} steps; run longer"
     return "the time to make a batch is unknown, since the loader could not be inspected"
+
+
+def supply_s(found: Analysis) -> float:
+    """Return the seconds per batch that the workers of loaders need that are read in turn with the judged one."""
+    slowest_s = 0.0
+    for key in found.others:
+        num_workers = found.process.loaders[key].num_workers
+        made = [one.made.ready_ns - one.made.start_ns for one in found.process.profiles if one.loader == key]
+        if made and num_workers:
+            slowest_s = max(slowest_s, float(np.mean(made)) * 1e-9 / num_workers)
+    return slowest_s
 
 
 def setup_of(loader: LoaderFacts, cores: float) -> Setup:

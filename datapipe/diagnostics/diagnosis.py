@@ -203,11 +203,11 @@ def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
 
 def _run_time(found: Analysis) -> RunTime | None:
     """Return the account of the slowest rank's run, and what keeping workers would save."""
-    account = account_of(found.process)
+    account = account_of(found.recorded)
     if account is None:
         return None
     production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
-    saved = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
+    saved = savings_of(found.recorded, account, float(np.mean(production)) * 1e-9 if production else None)
     savings = (_saving(found.process.loaders[loader], saved_s, account.wall_s) for loader, saved_s in saved)
     return RunTime(wall_s=account.wall_s, parts=account.parts(), loaders=account.loaders, savings=tuple(savings))
 
@@ -224,7 +224,7 @@ def _rank_result(found: Analysis) -> RankResult:
 
 
 def _loader_row(facts: LoaderFacts, found: Analysis) -> LoaderRow:
-    steps = found.process.steps[found.process.steps["loader"] == facts.key]
+    steps = found.recorded.steps[found.recorded.steps["loader"] == facts.key]
     training = ~steps["is_evaluation"]
     return LoaderRow(
         id=facts.key,

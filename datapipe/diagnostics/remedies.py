@@ -82,6 +82,10 @@ class _Replays:
             self.done[change] = replay(course, change.setup or self.workload.setup, num_settling=_NUM_SETTLING)
         return self.done[change]
 
+    def least_s(self, now: Replayed, scale: float) -> float:
+        """Return the step below which no remedy leads, because of other loaders; at most the present one."""
+        return min(self.workload.floor_s, float(now.step_s[0]) * scale)
+
 
 def rank_remedies(
     workload: Workload, remedies: Sequence[Remedy], *, measured_step_s: float | None = None, seed: int = 0
@@ -113,7 +117,7 @@ def rank_remedies(
 def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> Prediction:
     """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way."""
     now, then = replays.of(Change()), replays.of(remedy.change)
-    each_s = then.step_s / remedy.change.batch_factor * scale
+    each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, replays.least_s(now, scale))
     step_s, gain = _interval(each_s), _interval(1 - each_s / (now.step_s * scale))
     least_gain = gain.low
     if (worst_s := remedy.change.worst_stall_added_s) is not None:

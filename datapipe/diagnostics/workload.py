@@ -28,6 +28,7 @@ class Workload:
     setup: Setup  # the setup of the measurement
     host_cpu_s: float = 0.0  # core time of the caller per step
     made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: unknown
+    floor_s: float = 0.0  # no remedy for this loader makes a step shorter: another loader, which is read in turn, takes this
 
     def __post_init__(self) -> None:
         if not (
@@ -74,6 +75,7 @@ def workload_of(
     production_cpu_s: Floats | None = None,
     made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
+    floor_s: float = 0.0,
 ) -> Workload | None:
     """Return the workload of a run's steady steps; None if too little was measured to replay it.
 
@@ -108,6 +110,7 @@ def workload_of(
         setup=setup,
         host_cpu_s=float(host_s.mean()),
         made_by=made_by,
+        floor_s=floor_s,
     )
 
 

@@ -142,7 +142,7 @@ def detail(diagnosis: Document) -> str:
         return _capital(plain(verdict.reason)) + "."
     low, high = verdict.starvation.low, verdict.starvation.high
     text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "
-    text += f"{verdict.figures.num_steps} steady steps."
+    text += f"{verdict.figures.num_steps} steady steps." if verdict.figures.is_settled else "the second half; it has not settled."
     copy_s, exposed_s, hidden_s = verdict.figures.copy_s, verdict.figures.exposed_by_sync_s, verdict.figures.hidden_s
     if copy_s is not None and copy_s > data_s / 2:
         text += f" {seconds(copy_s)} of it goes to copies from the host that the loop requests."
