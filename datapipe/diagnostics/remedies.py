@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,10 @@ NOTHING = "change nothing"
 NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data
 _NUM_REPLICATES, _NUM_STEPS, _NUM_SETTLING = 32, 1500, 500
 _RESOLUTION = 0.01  # share of a step: the replay's error even when it repeats exactly what was measured
+# Standard deviation by which the mean step of one run differs from that of the next, as a share, beyond what resampling the steps
+# of one run shows. In the proof in real time the 90th percentile of errors was 8% (benchmarks/results/diagnostics-real.json).
+RUN_TO_RUN = 0.04
+_NORMAL_95 = 1.96
 WORTH_IT = 0.02  # share of a step: a smaller gain is not worth a change, however certain
 
 
@@ -38,7 +43,8 @@ class Prediction:
     step_s: Interval
     starvation: Interval
     gain: Interval  # as a share of the step's time: 0.3 is a step 30% shorter
-    least_gain: float  # its lower bound if workers do not wait for each other; equal to `gain.low` where that is known
+    # Its lower bound if both runs were on the same day, and workers did not wait for each other: decides whether there is a gain.
+    least_gain: float
 
     @property
     def expected_s(self) -> float:
@@ -124,8 +130,17 @@ def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> P
         worst = replays.of(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
         step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
         gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
+    step_s = _with_run_to_run(step_s, step_s.value)
+    gain = _with_run_to_run(gain, 1 - gain.value)
     step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
     return Prediction(remedy, step_s, _interval(then.starvation), gain, least_gain)
+
+
+def _with_run_to_run(found: Interval, scale: float) -> Interval:
+    """Return the interval with the run-to-run part added, independent of the rest. `scale`: what that part is a share of."""
+    own = _NORMAL_95 * RUN_TO_RUN * scale
+    low, high = math.hypot(found.value - found.low, own), math.hypot(found.high - found.value, own)
+    return Interval(found.value, found.value - low, found.value + high)
 
 
 def _interval(values: Floats) -> Interval:

@@ -1,7 +1,6 @@
 """Put a diagnosis into words, shared by the screen, the page and the comparison. Pure.
 
-The intervals are never called 95% intervals: they come from resampling the steps of one run, and the next run may
-differ by more.
+The intervals are not called 95% intervals: they come from resampling the steps of one run, with a model of how runs differ.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _TO_TRY = {
     "augment": "run it on the device over the whole batch",
 }
 INTERVALS = (
-    "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
-    "the next."
+    "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
+    "differ from each other, and the error of replaying this run."
 )
 
 
