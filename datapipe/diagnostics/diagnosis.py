@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.account import account_of, savings_of
+from datapipe.diagnostics.advice import situation_of
 from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
@@ -153,7 +154,14 @@ def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tu
     found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
         places = {what: place_of(place) for what, place in worst.loader.places.items()}
-        needs = needs_of(workload, worst.attribution, places, scale=ranking.scale)
+        contention = candidates.contention
+        situation = situation_of(
+            worst.profiles,
+            num_workers=worst.loader.num_workers or 0,
+            has_own_sampler="sampler" in worst.loader.places,
+            workers_wait=contention is not None and contention.grows,
+        )
+        needs = needs_of(workload, worst.attribution, places, situation=situation, scale=ranking.scale)
         found = msgspec.structs.replace(found, needs=tuple(needs))
     return found, None, candidates
 

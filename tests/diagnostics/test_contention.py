@@ -127,3 +127,9 @@ def test_numbers_of_workers_to_try() -> None:
     assert worker_counts(2, 2, waits=True) == [1, 4, 8]
     assert worker_counts(0, 2, waits=False) == [1, 2]
     assert worker_counts(8, 2, waits=False) == [1, 2, 4]
+
+
+def test_what_can_be_done_by_hand_comes_with_its_bound() -> None:
+    found = diagnosed(tried(w1=27, w4=27.5, w8=27))
+    shown = " ".join(screen(found).split())
+    assert "By hand: read (at most 67% shorter): " in shown or "By hand: read (at most 66% shorter): " in shown

@@ -39,7 +39,17 @@ def test_scripts_are_python_and_unlike() -> None:
     for script in SCRIPTS:
         ast.parse(script.source)
         assert "loader = " in script.main
-    wanted = {"lock", "bandwidth", "rare stalls", "own Dataset", "two levels", "start-up", "zipped", "validation", "large batches"}
+    wanted = {
+        "lock",
+        "bandwidth",
+        "rare stalls",
+        "own Dataset",
+        "two levels",
+        "start-up",
+        "zipped",
+        "validation",
+        "large batches",
+    }
     assert {one.name for one in SCRIPTS} >= wanted | {"slow rank", "slow sampler", "heavy collate", "feeder"}
 
 

@@ -94,8 +94,7 @@ def _fault(read: Document) -> str:
 def _needs(read: Document) -> list[str]:
     """Return what must become faster, and what to try for that."""
     needs = read.remedies.needs if read.remedies is not None else ()
-    advice = (words.to_try(need, read.remedies.contention if read.remedies is not None else None) for need in needs)
-    return [words.need_line(need) + (f". To try: {text}." if text else ".") for need, text in zip(needs, advice, strict=True)]
+    return [words.need_line(need) + (f". To try: {words.plain(need.advice)}." if need.advice else ".") for need in needs]
 
 
 def _run_parts(read: Document) -> list[tuple[str, str]]:

@@ -135,6 +135,11 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
         how = how if len(how) <= spare else []
         spare -= len(how)
         lines += [_outlook(number, outlook), *how]
+    first = next(filter(None, map(words.by_hand, what_if.needs)), None) if what_if.best not in (NOTHING, NO_REMEDY) else None
+    if first is not None and spare > 0:
+        shown = _wrap(f"By hand: {first}", num=min(2, spare), indent=2)
+        lines += shown
+        spare -= len(shown)
     if num_more and room > 0:
         lines.append(f"  {num_more} more in the page")
     elif what_if.within_noise and spare > 0:
@@ -157,7 +162,7 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
     """Return what must become faster, each in at most two lines."""
     lines: list[str] = []
     for need in what_if.needs:
-        wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), words.to_try(need, what_if.contention)
+        wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), need.advice
         if len(lines) + len(wrapped) > room - 1:
             break
         lines += wrapped

@@ -29,17 +29,6 @@ _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
 _SMALL = 0.02  # of a step: a smaller change gets no figure
-_TO_TRY = {
-    "sampler": "draw the order of an epoch as one array, and yield its values",
-    "collate": "make arrays of one shape in __getitem__, so that collating is one torch.stack",
-    "transfer": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
-    "pin": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
-    "copy": "copy uint8 to the device and convert there: a quarter of the bytes",
-    "read": "keep the data on a faster disk, or in larger files that are read in order (datapipe convert)",
-    "decode": "store images at about the size that is trained on (datapipe convert --resize)",
-    "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
-    "augment": "run it on the device over the whole batch",
-}
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
     "differ from each other, and the error of replaying this run."
@@ -249,6 +238,7 @@ def need_line(need: Need) -> str:
     if need.step_s is None:
         return f"{stage}{where}: how much faster it must be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
+    free += "" if need.gain is None else f", {need.gain:.0%} shorter at most"
     if need.times_faster is None:
         return f"{stage}{where}: {free}, and the loop would still wait"
     if need.times_faster > _NEARLY_FREE:
@@ -256,11 +246,13 @@ def need_line(need: Need) -> str:
     return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
 
 
-def to_try(need: Need, contention: Contention | None = None) -> str | None:
-    """Return what usually makes such a stage faster; None if there is no general advice."""
-    if need.stage == "read" and contention is not None and contention.grows:
-        return "give each worker a file, connection or lock of its own; a saturated disk needs fewer bytes per sample"
-    return _TO_TRY.get(need.stage)
+def by_hand(need: Need) -> str | None:
+    """Return what to try for a stage, and the most that it can gain; None if there is no general advice."""
+    if need.advice is None or need.gain is None:
+        return None
+    stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
+    where = f" in {short(need.where, 60)}" if need.where else ""
+    return f"{stage}{where} (at most {need.gain:.0%} shorter): {plain(need.advice)}"
 
 
 def no_gain(outlook: Outlook) -> str:
