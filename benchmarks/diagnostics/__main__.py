@@ -1,8 +1,8 @@
 """Is the diagnosis right? Starvation against a device's own log, verdicts, the stage that is blamed against the one with
 the planted fault, and predictions against what came of them.
 
-    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: three minutes
-    python -m benchmarks.diagnostics real            # nearly fifty cells and the controls in real time: five minutes
+    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: five minutes
+    python -m benchmarks.diagnostics real            # nearly fifty cells and the controls in real time: eight minutes
 
 Every cell is run and measured; from that, what each remedy would bring is predicted and written to a file. Only then
 are the remedies applied, to loaders whose jitter is drawn anew. A run in virtual time is exact and the same on any
