@@ -2,13 +2,16 @@
 #
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
 #   make test    the test suite    make test-fast   without what is slow: two minutes on two cores
+#   make setup   the environment of a contributor, with everything that tests, checks and documentation need
+#   make docs    the documentation as a site in site/; a broken link, anchor or piece of code fails
 #   make lint    ruff, format    make types      mypy --strict
-#   make bench   all benchmarks and the README's table (hours: close other programs)
+#   make bench   all benchmarks, docs/benchmarks.md and the README's picture (hours: close other programs)
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
 #   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute or two)
 #   make fuzz    a million damaged files of every format that others write (an hour; FUZZ_ARGS="--inputs 10000" for fewer)
 #   make resolve does pip find a consistent set for each extra? (network)
 #   make constraints   pin anew what CI runs (TORCH=... and TORCHVISION=... to move those two)
+#   make check-wheel   wheel and sdist from a clean clone, checked; the quick start in an empty environment with that wheel
 #   make check-clean   is the work tree as committed?
 #
 # PYTHON=... chooses the interpreter (3.11 or newer), VENV=... the environment's place, PIP_ARGS=... further
@@ -36,9 +39,11 @@ test test-fast: export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench dev
+EXTRAS := cpu nvimgcodec remote dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 bench docs release dev
 
-.PHONY: demo test test-fast lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-clean
+.PHONY: setup demo test test-fast docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
+
+setup: $(VENV)/.installed-dev $(VENV)/.installed-docs
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
@@ -48,6 +53,9 @@ test: $(VENV)/.installed-dev
 
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
@@ -107,11 +115,23 @@ resolve: $(VENV)/.made
 constraints:
 	rm -rf $(VENV)-constraints
 	$(MAKE) --no-print-directory VENV=$(VENV)-constraints $(VENV)-constraints/.made
-	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev]' '$(TORCH)'
+	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) -e '.[dev,docs,release]' '$(TORCH)'
 	$(VENV)-constraints/bin/python -m pip -qq install $(PIP_ARGS) --no-deps '$(TORCHVISION)'
 	@{ echo '# What CI runs, pinned by `make constraints`. Local builds such as +cpu satisfy a pin.'; \
 	   $(VENV)-constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } >constraints.txt
 	rm -rf $(VENV)-constraints
+
+check-wheel: $(VENV)/.installed-release
+	rm -rf $(VENV)-wheel
+	git clone -q . $(VENV)-wheel/clone
+	$(BIN)/python -m build --outdir $(VENV)-wheel/dist $(VENV)-wheel/clone >$(VENV)-wheel/build.log || { cat $(VENV)-wheel/build.log; exit 1; }
+	$(BIN)/python -m twine check --strict $(VENV)-wheel/dist/*
+	$(PYTHON) -m venv $(VENV)-wheel/env
+	$(VENV)-wheel/env/bin/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -c constraints.txt $(VENV)-wheel/dist/*.whl
+	mkdir $(VENV)-wheel/here
+	PATH="$(abspath $(VENV)-wheel/env/bin):$$PATH" PYTHONPATH= $(VENV)-wheel/env/bin/python tests/docs/typed.py docs/quickstart.md \
+		$(VENV)-wheel/here 'Make some data' Convert Load 'Diagnose a training script' 'Change one line'
+	rm -rf $(VENV)-wheel/env $(VENV)-wheel/here $(VENV)-wheel/clone
 
 check-clean:
 	@test -z "$$(git status --porcelain)" || { git status --short; echo 'the work tree differs from the commit'; exit 1; }
@@ -134,3 +154,13 @@ $(VENV)/.installed-dev: $(VENV)/.made $(NEEDS)
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt --no-deps torchvision
 	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: $(VENV)/.made $(NEEDS)
+	@echo 'Installing the tools of the documentation into $(VENV) ...'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-release: $(VENV)/.made $(NEEDS)
+	@echo 'Installing the tools of a release into $(VENV) ...'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt build twine
+	@touch $@

@@ -1,8 +1,8 @@
-"""Make what README.md shows of `datapipe diagnose`: the screen as text, the page as a picture, both of one document.
+"""Make what docs/diagnose.md and README.md show of `datapipe diagnose`: the screen as text, the page as a picture.
 
-python -m benchmarks.diagnose_picture                 # diagnose again (two minutes), and write all three
+python -m benchmarks.diagnose_picture                 # diagnose again (two minutes), and write all of them
 python -m benchmarks.diagnose_picture --keep          # draw the committed document again
-python -m benchmarks.diagnose_picture --keep --check  # exit 1 if README.md says anything else than that document
+python -m benchmarks.diagnose_picture --keep --check  # exit 1 if a page says anything else than that document
 
 The document is `docs/images/diagnosis.json`. The picture needs Chromium (CHROMIUM names another).
 """
@@ -26,7 +26,8 @@ from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 from datapipe.testing.synthetic_images import make_image_folder
 
-DOCUMENT, PICTURE, README = (ROOT / name for name in ("docs/images/diagnosis.json", "docs/images/diagnosis.png", "README.md"))
+DOCUMENT, PICTURE = (ROOT / name for name in ("docs/images/diagnosis.json", "docs/images/diagnosis.png"))
+MANUAL, README = ROOT / "docs" / "diagnose.md", ROOT / "README.md"
 _NUM_IMAGES, _TRIALS_S = 600, 30
 _WIDTH = 1200  # pixels
 _NUM_COLOURS = 256
@@ -36,20 +37,21 @@ _LAST = "What would help"  # section of the page that the picture ends with
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnose_picture")
     parser.add_argument("--keep", action="store_true", help="do not diagnose anew: take the committed document")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if README.md differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     arguments = parser.parse_args()
     if not arguments.keep:
         diagnose(DOCUMENT)
     document = json.loads(DOCUMENT.read_text())
-    text = README.read_text()
-    updated = with_transcript(text, document)
-    if arguments.check:
-        if updated != text:
-            raise SystemExit(f"README.md: its diagnosis is not {DOCUMENT}; run python -m benchmarks.diagnose_picture --keep")
-        return
-    README.write_text(updated)
-    draw(document, PICTURE)
-    print(f"wrote {README} and {PICTURE} ({PICTURE.stat().st_size / 1e3:.0f} kB)")
+    for path in (MANUAL, README):
+        text = path.read_text()
+        updated = with_transcript(text, document, where=path)
+        if arguments.check and updated != text:
+            raise SystemExit(f"{path}: its diagnosis is not {DOCUMENT}; run python -m benchmarks.diagnose_picture --keep")
+        if not arguments.check:
+            path.write_text(updated)
+    if not arguments.check:
+        draw(document, PICTURE)
+        print(f"wrote {MANUAL}, {README} and {PICTURE} ({PICTURE.stat().st_size / 1e3:.0f} kB)")
 
 
 def diagnose(destination: Path) -> None:
@@ -65,11 +67,23 @@ def diagnose(destination: Path) -> None:
         shutil.copy(directory / "out/diagnosis.json", destination)
 
 
-def with_transcript(readme: str, document: dict[str, Any]) -> str:
-    """`readme` with the document's screen between its markers. Raises SystemExit where it has none."""
+def with_transcript(text: str, document: dict[str, Any], *, where: Path) -> str:
+    """`text` with the document's screen between its markers, shortened for README.md. Raises SystemExit where it has none."""
     shown = screen(document, page="diagnosis/diagnosis.html")
+    if where == README:
+        shown = shortened(shown)
     transcript = f"```\n$ datapipe diagnose --out diagnosis {' '.join(document['command'])}\n{shown}\n```"
-    return replace_marked(readme, "diagnosis", transcript, where="README.md")
+    return replace_marked(text, "diagnosis", transcript, where=str(where))
+
+
+def shortened(shown: str) -> str:
+    """Return the verdict, the stage at fault with the costliest ones, and the two best remedies with the code of the first."""
+    lines = shown.split("\n")
+    fault = next(number for number, line in enumerate(lines) if line.startswith("At fault"))
+    remedies = next(number for number, line in enumerate(lines) if line.startswith(_LAST))
+    second = next(number for number in range(remedies, len(lines)) if lines[number].startswith("  2."))
+    kept = [lines[0], *lines[fault : fault + 4], "", *lines[remedies : second + 1]]
+    return "\n".join([*kept, "  ...", lines[-1]])
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:

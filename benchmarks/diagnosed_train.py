@@ -1,4 +1,4 @@
-"""The script that README.md has diagnosed: torchvision's ImageNet recipe over a folder, with too few workers.
+"""The script that docs/diagnose.md has diagnosed: torchvision's ImageNet recipe over a folder, with too few workers.
 
 python -m benchmarks.diagnosed_train PHOTOS
 """

@@ -1,7 +1,9 @@
-"""Write the figures of README.md, benchmarks/README.md and docs/diagnose.md from the committed results, never by hand.
+"""Write the figures of docs/benchmarks.md, benchmarks/README.md and docs/diagnose.md, and draw the picture of README.md.
 
-python -m benchmarks.table            # between the markers in each
-python -m benchmarks.table --check    # exit 1 if one of them says anything else
+All of them come from the committed results, never from a hand.
+
+python -m benchmarks.table            # between the markers in each, and docs/images/images-per-second-*.svg
+python -m benchmarks.table --check    # exit 1 if one of them differs
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
+from benchmarks.rate_picture import pictures
 
 _ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
@@ -24,22 +27,26 @@ _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README differs")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document or a picture differs")
     arguments = parser.parse_args()
-    for path, table in tables(read_results(arguments.results)).items():
-        text = path.read_text()
-        updated = replace_marked(text, "table", table, where=str(path))
-        if arguments.check and updated != text:
+    for path, updated in documents(read_results(arguments.results)).items():
+        if arguments.check and (not path.exists() or path.read_text() != updated):
             raise SystemExit(f"{path}: its figures are not those of {arguments.results}; run python -m benchmarks.table")
         if not arguments.check:
             path.write_text(updated)
             print(f"wrote {path}")
 
 
+def documents(found: dict[str, Any]) -> dict[Path, str]:
+    """Return what each file should hold: documents with their tables between the markers, and pictures."""
+    marked = {path: replace_marked(path.read_text(), "table", table, where=str(path)) for path, table in tables(found).items()}
+    return marked | pictures(found)
+
+
 def tables(found: dict[str, Any]) -> dict[Path, str]:
     """What stands between the markers of each file."""
     return {
-        ROOT / "README.md": as_markdown(found),
+        ROOT / "docs" / "benchmarks.md": as_markdown(found),
         ROOT / "benchmarks" / "README.md": bars.as_markdown(found),
         ROOT / "docs" / "diagnose.md": diagnostics.as_markdown(found),
     }
@@ -54,7 +61,7 @@ def read_results(results: Path) -> dict[str, Any]:
 
 
 def as_markdown(found: dict[str, Any]) -> str:
-    """The README's tables and sentences, of those results that are there."""
+    """The tables and sentences of docs/benchmarks.md, of those results that are there."""
     parts = [
         _peers(found),
         _raw(found),

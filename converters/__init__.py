@@ -19,11 +19,13 @@ from converters.options import (
     Resize,
     Split,
     parse_nbytes,
+    parse_place,
 )
 from converters.report import Advance, Phase, Preview, Report
-from converters.sources.recognise import Recognition, recognise
+from converters.sources.recognise import recognise
+from converters.sources.recognise_stored import Recognition
 
 __all__ = [
     "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",
-    "Recognition", "Report", "Resize", "Split", "convert", "parse_nbytes", "preview", "recognise",
+    "Recognition", "Report", "Resize", "Split", "convert", "parse_nbytes", "parse_place", "preview", "recognise",
 ]  # fmt: skip

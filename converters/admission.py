@@ -9,14 +9,14 @@ from pathlib import Path
 from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
 from converters.listing_store import ListingSummary
-from converters.options import ConvertOptions, OnError
+from converters.options import ConvertOptions, OnError, Place
 from converters.planning import ConversionPlan, PlannedShard
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 
 _SAMPLE_OVERHEAD = 512  # bytes per sample in the index
 _FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding
-_MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
+MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
 
 
 def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
@@ -72,7 +72,7 @@ def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOpti
     return changed
 
 
-def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Path) -> str:
+def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Place) -> str:
     """Return which properties of a finished dataset and its source were found unchanged.
 
     Raises IntegrityError if a shard is missing or truncated, or if the source changed.
@@ -102,14 +102,18 @@ def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
         return
     if plan.problems:
         source, reason = plan.problems[0]
-        where = options.source.parent if source.partition("/")[0] == options.source.name else options.source
+        at_parent = isinstance(options.source, Path) and source.partition("/")[0] == options.source.name
+        where = options.source.parent if at_parent and isinstance(options.source, Path) else options.source
         raise StorageError(
             f"{where}/{source}: {reason} ({len(plan.problems)} such places in all);"
             " repair, or leave them out with --on-error skip"
         )
     known = plan.unreadable
     if known.num:
-        shown = "; ".join(f"{source}: bad sample: {reason}" for source, reason in known.first)
+        by_reason: dict[str, list[str]] = {}
+        for source, reason in known.first:
+            by_reason.setdefault(reason, []).append(source)
+        shown = "; ".join(f"{', '.join(sources)}: bad sample: {reason}" for reason, sources in by_reason.items())
         more = f"; and {known.num - len(known.first)} more" if known.num > len(known.first) else ""
         raise DecodeError(
             f"{options.source}: {known.num} of {plan.num_samples} samples cannot be read: {shown}{more};"
@@ -123,7 +127,7 @@ def refuse_changed_options(plan: ConversionPlan, options: ConvertOptions, destin
     changed = [
         f"{name} was {plan.options.get(name)!r}, now {asked[name]!r}"
         for name in asked
-        if name not in _MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
+        if name not in MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
     ]
     if changed:
         raise OptionError(

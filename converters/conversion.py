@@ -25,6 +25,7 @@ from converters.admission import (
     refuse_changed_options,
     refuse_unreadable,
 )
+from converters.delivery import StoreDelivery
 from converters.engine import run_shards
 from converters.examine import Treatment
 from converters.inventory import find_sets, holds_dataset
@@ -61,12 +62,15 @@ from converters.writers import TARGETS
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
+from datapipe.stores.location import Location
 
 _PLAN_LOCK = "plan.lock"
 _NUM_SHOWN = 10  # samples in a preview
 
 
-def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Report:
+def convert(
+    options: ConvertOptions, on_progress: OnProgress = ignore_progress, *, delivery: StoreDelivery | None = None
+) -> Report:
     """Convert a source, or resume an interrupted conversion.
 
     The result depends only on the source and the options, not on workers, parts or interruptions. A finished dataset with
@@ -74,6 +78,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
 
     Raises OptionError, MissingDataError, StorageError, DecodeError (a bad sample under "fail", or too many), IntegrityError
     (the source changed); whatever it raises, the same call resumes. `on_progress` is called in the caller's thread.
+    `delivery`: takes each shard away once it is complete, and the rest at the end.
     """
     started = time.monotonic()
     destination = options.destination.absolute()
@@ -89,7 +94,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
     else:
         try:
             (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
-            return _Conversion(options, destination, source, on_progress, started).run()
+            return _Conversion(options, destination, source, on_progress, started, delivery).run()
         except (LockGoneError, DatapipeError, OSError) as exc:
             is_finished = not building.is_dir() and holds_dataset(destination)  # by another part in the meantime
             if not is_finished:
@@ -137,7 +142,13 @@ class _Conversion:
     """One run in an open building directory."""
 
     def __init__(
-        self, options: ConvertOptions, destination: Path, source: Source, on_progress: OnProgress, started: float
+        self,
+        options: ConvertOptions,
+        destination: Path,
+        source: Source,
+        on_progress: OnProgress,
+        started: float,
+        delivery: StoreDelivery | None,
     ) -> None:
         self.options = options
         self.destination = destination
@@ -145,6 +156,7 @@ class _Conversion:
         self.source = source  # not listed yet
         self.on_progress = on_progress
         self.started = started
+        self.delivery = delivery
         self.target = TARGETS[options.to]
         self.part = options.part or Part()
 
@@ -155,6 +167,8 @@ class _Conversion:
                     f"{self.destination}: another process is converting part {self.part} into it; wait for it, or stop it first"
                 )
             plan = self._take_up_plan()
+            if self.delivery is not None:
+                self.delivery.begin(plan)
             if not (self.building / finalise.FINAL_NAME).exists():
                 num_written, num_resumed = self._write_shards(plan)
             else:
@@ -220,6 +234,7 @@ class _Conversion:
         """Write this part's missing shards; return the numbers of written and of existing ones."""
         refuse_unreadable(plan, self.options)
         missing: list[PlannedShard] = []
+        undelivered: list[PlannedShard] = []
         num_errors = len(plan.problems)
         for shard in filter(self._owns, plan.shards):
             done = read_done(self.building, shard)
@@ -231,6 +246,7 @@ class _Conversion:
                 missing.append(shard)
             else:
                 num_errors += len(done.errors)
+                undelivered.append(shard)
         self._refuse_full_disk(plan, missing)
         self._refuse_too_many(plan, num_errors)
         self.on_progress(Advance(Phase.SCAN, 0, overview=overview_of(plan)))
@@ -244,12 +260,26 @@ class _Conversion:
             if num_bad:
                 self._refuse_too_many(plan, num_errors)
 
-        run_shards(self._job(plan), missing, num_workers=self.options.num_workers or num_usable_cores(), on_samples=on_samples)
+        for shard in undelivered:
+            self._deliver(shard)
+        run_shards(self._job(plan), missing, num_workers=self._num_workers, on_samples=on_samples, on_shard=self._deliver)
+        if self.delivery is not None:
+            self.delivery.settle(plan)
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)
+
+    @property
+    def _num_workers(self) -> int:
+        return self.options.num_workers or num_usable_cores()
+
+    def _deliver(self, shard: PlannedShard) -> None:
+        if self.delivery is not None:
+            self.delivery.take(shard)
 
     def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
         """Return False if bad samples were treated by another policy, or if the shard's files were deleted."""
         is_same_policy = not done.errors or done.on_error is self.options.on_error
+        if is_same_policy and self.delivery is not None and self.delivery.has(shard, done):
+            return True
         return is_same_policy and all((self.building / name).exists() for name in shard_files(shard.stem, self.target))
 
     def _owns(self, shard: PlannedShard) -> bool:
@@ -258,10 +288,14 @@ class _Conversion:
     def _job(self, plan: ConversionPlan) -> ShardJob:
         options = self.options
         treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
-        root = self.source.root.absolute()
-        return ShardJob(self.building, root, options.to, treatment, options.on_error, plan.fields, plan.classes)
+        root = self.source.root
+        root = root if isinstance(root, Location) else root.absolute()
+        return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes)
 
     def _refuse_full_disk(self, plan: ConversionPlan, missing: list[PlannedShard]) -> None:
+        if self.delivery is not None:  # so many are on the disk at once
+            at_once = min(self._num_workers, len(missing)) + self.delivery.most_waiting
+            missing = sorted(missing, key=lambda shard: shard.nbytes)[-at_once:]
         needed, free = needed_nbytes(missing, num_fields=len(plan.fields)), free_nbytes(self.destination)
         if not self.options.transcodes and needed > free:
             raise StorageError(
@@ -294,7 +328,10 @@ class _Conversion:
             if not (self.building / finalise.FINAL_NAME).exists():
                 self._refuse_too_many(plan, len(plan.problems) + sum(len(shard.errors) for shard in done.values()))
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
-            manifests = finalise.finish(self.destination, plan, done, target=self.target)
+            if self.delivery is None:
+                manifests = finalise.finish(self.destination, plan, done, target=self.target)
+            else:
+                manifests = self.delivery.finish(plan, done)
         num_shards = (num_written, num_resumed)
         return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 

@@ -31,35 +31,40 @@ from datapipe.core import errors
 from datapipe.core.errors import DatapipeError, StorageError
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
+OnShard = Callable[[PlannedShard], None]
 
 
-def run_shards(job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples) -> None:
+def run_shards(
+    job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples, on_shard: OnShard
+) -> None:
     """Build `shards`. Raises what the first failing one raised; the others are stopped.
 
-    `on_samples` is called in the caller's thread, and may raise to stop everything.
+    `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
+    everything. No worker gets its next shard before `on_shard` has returned for the last one.
     """
     num_workers = min(num_workers, len(shards))
     if num_workers <= 1:
-        build_shards(job, shards, on_samples=on_samples)
+        build_shards(job, shards, on_samples=on_samples, on_shard=on_shard)
         return
     workers: list[_Worker] = []
     try:
         workers.extend(_start(job) for _ in range(num_workers))
-        _dispatch(workers, deque(shard.number for shard in shards), on_samples)
+        _dispatch(workers, deque(shards), on_samples, on_shard)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples) -> None:
+def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples, on_shard: OnShard) -> None:
     """Build `shards` one after the other in this process."""
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:
         for shard in shards:
             build_shard(job, target, shard, samples(shard), on_samples=on_samples)
+            on_shard(shard)
 
 
-def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples) -> None:
+def _dispatch(workers: list[_Worker], waiting: deque[PlannedShard], on_samples: OnSamples, on_shard: OnShard) -> None:
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.answers, selectors.EVENT_READ, worker)
@@ -73,9 +78,12 @@ def _dispatch(workers: list[_Worker], waiting: deque[int], on_samples: OnSamples
                         on_samples(*answer["samples"])
                     elif "error" in answer:
                         raise _rebuilt(answer)
-                    elif waiting:
-                        worker.give(waiting.popleft())
                     else:
+                        assert worker.shard is not None
+                        on_shard(worker.shard)
+                        if waiting:
+                            worker.give(waiting.popleft())
+                            continue
                         num_busy -= 1
                         selector.unregister(worker.answers)
 
@@ -88,11 +96,11 @@ class _Worker:
     building: Path
     answers: int  # file descriptor
     partial: bytes = b""
-    shard_number: int = -1
+    shard: PlannedShard | None = None
 
-    def give(self, shard_number: int) -> None:
-        self.shard_number = shard_number
-        self._say(str(shard_number))
+    def give(self, shard: PlannedShard) -> None:
+        self.shard = shard
+        self._say(str(shard.number))
 
     def tell(self, value: Any) -> None:
         self._say(json.dumps(value))
@@ -107,8 +115,9 @@ class _Worker:
         """Return the answers that have arrived. Raises StorageError if the process is dead."""
         data = os.read(self.answers, 1 << 16)
         if not data:
+            number = "" if self.shard is None else f" {self.shard.number}"
             raise StorageError(
-                f"{self.building.parent}: a worker died while it wrote shard {self.shard_number} ({_death(self.process.wait())});"
+                f"{self.building.parent}: a worker died while it wrote shard{number} ({_death(self.process.wait())});"
                 " run the same command again, with fewer --workers if memory ran out"
             )
         *lines, self.partial = (self.partial + data).split(b"\n")
@@ -150,7 +159,7 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
     treatment = job.treatment
     return {
         "building": os.fspath(job.building),
-        "root": os.fspath(job.root),
+        "root": job.root,
         "target": job.target,
         "check": treatment.check.value,
         "resize": None if treatment.resize is None else str(treatment.resize),
@@ -168,7 +177,7 @@ def job_from_json(value: dict[str, Any]) -> ShardJob:
     treatment = Treatment(Check(value["check"]), resize, Encode.parse(value["encode"]), value["strips_exif"])
     return ShardJob(
         building=Path(value["building"]),
-        root=Path(value["root"]),
+        root=value["root"],
         target=value["target"],
         treatment=treatment,
         on_error=OnError(value["on_error"]),

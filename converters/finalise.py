@@ -48,9 +48,8 @@ def finish(destination: Path, plan: ConversionPlan, done: dict[int, DoneShard], 
     building = destination / BUILDING_NAME
     final = _read_final(destination, building / FINAL_NAME)
     _remove_old(destination, building, final.remove)
-    manifests = []
-    for one in final.sets:
-        name, manifest = one.name, Manifest.from_json(one.manifest, str(building / FINAL_NAME))
+    manifests = prepared_manifests(destination)
+    for name, manifest in manifests:
         directory = destination / name
         directory.mkdir(exist_ok=True)
         (directory / BUILDING_NAME).mkdir(exist_ok=True)  # marks the directory of a split as unfinished, too
@@ -61,14 +60,11 @@ def finish(destination: Path, plan: ConversionPlan, done: dict[int, DoneShard], 
         quarantine = building / QUARANTINE_NAME / name
         if OnError(manifest.options["on_error"]) is OnError.QUARANTINE and quarantine.is_dir():
             _move_quarantine(quarantine, directory / QUARANTINE_NAME)
-        errors = _errors_of(plan, name, [done[shard.number] for shard in shards])
-        if errors:
-            _write_errors(building / ERRORS_NAME, errors)
+        if write_errors(building / ERRORS_NAME, plan, name, done):
             os.replace(building / ERRORS_NAME, directory / ERRORS_NAME)
         atomic.sync_directory(directory)
         write_manifest(building, manifest)  # not in place, since a kill would leave a temporary file there
         atomic.move(building / MANIFEST_NAME, directory / MANIFEST_NAME)
-        manifests.append((name, manifest))
     for name, _ in manifests:
         if name:
             (destination / name / BUILDING_NAME).rmdir()
@@ -76,6 +72,12 @@ def finish(destination: Path, plan: ConversionPlan, done: dict[int, DoneShard], 
     atomic.move(building, destination / FINISHED_NAME)
     sweep(destination)
     return manifests
+
+
+def prepared_manifests(destination: Path) -> list[tuple[str, Manifest]]:
+    """Return the manifests that `prepare` recorded, by set."""
+    path = destination / BUILDING_NAME / FINAL_NAME
+    return [(one.name, Manifest.from_json(one.manifest, str(path))) for one in _read_final(destination, path).sets]
 
 
 class _FinalSet(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,8 +171,14 @@ def _errors_of(plan: ConversionPlan, set_name: str, done: list[DoneShard]) -> li
     return unlisted + sorted((error for shard in done for error in shard.errors), key=lambda error: error.id or 0)
 
 
-def _write_errors(path: Path, errors: list[SampleError]) -> None:
+def write_errors(path: Path, plan: ConversionPlan, set_name: str, done: dict[int, DoneShard]) -> bool:
+    """Write the list of a set's bad samples, and return True; False, and no file, if there are none."""
+    shards = [done[shard.number] for shard in plan.shards if shard.set_name == set_name]
+    errors = _errors_of(plan, set_name, shards)
+    if not errors:
+        return False
     with atomic.atomic_writer(path) as file:
         for error in errors:
             line = json.dumps({"source": error.source, "id": error.id, "reason": error.reason}, ensure_ascii=False)
             file.write(line.encode("utf-8", "backslashreplace") + b"\n")
+    return True

@@ -51,7 +51,7 @@ class ListingSummary:
     field_order: tuple[str, ...]  # by bit of `fields`
     field_nbytes: dict[str, int]  # by field
     unreadable: Unreadable
-    digest: str  # over every sample's name, size, label and fields, in listing order; without times and places
+    digest: str  # over every sample's name, size, label, fields and etags, in listing order; without times and places
 
 
 def write_listing(
@@ -158,14 +158,16 @@ def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
             return None, None
         if len(sample.origins) == 1:
             (origin,) = sample.origins.values()
-            if origin.is_whole and origin.path == sample.source:
+            if origin.is_whole and origin.path == sample.source and not origin.etag:
                 return origin.mtime_ns, None
-    files: dict[tuple[bytes, bool], tuple[int, list[Any]]] = {}
+    files: dict[tuple[bytes, bool], tuple[int, list[Any]]] = {}  # [path, size, time, is spooled, etag], the last two if needed
     stretches: dict[str, list[int | str]] = {}
     for name, origin in sample.origins.items():
         place = (origin.path, origin.is_spooled)
         if place not in files:
-            file = [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns, *([True] if origin.is_spooled else ())]
+            file: list[Any] = [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns]
+            if origin.is_spooled or origin.etag:
+                file += [origin.is_spooled, *([origin.etag] if origin.etag else ())]
             files[place] = len(files), file
         stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.packing] if origin.packing else ())]
     details: dict[str, Any] = {"files": [file for _, file in files.values()], "fields": stretches}
@@ -196,9 +198,9 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     files = [(os.fsencode(path), *rest) for path, *rest in details["files"]]
     origins = {}
     for name, (number, offset, field_nbytes, *packing) in details["fields"].items():
-        path, file_nbytes, file_mtime_ns, *spooled = files[number]
-        packed = packing[0] if packing else PLAIN
-        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, packed, bool(spooled))
+        path, file_nbytes, file_mtime_ns, *rest = files[number]
+        packed, is_spooled, etag = packing[0] if packing else PLAIN, bool(rest and rest[0]), rest[1] if len(rest) > 1 else ""
+        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, packed, is_spooled, etag)
     size = details.get("size")
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 
@@ -240,7 +242,7 @@ def _digest(connection: sqlite3.Connection, order: tuple[str, ...]) -> str:
             names[fields] = sorted(field for bit, field in enumerate(order) if fields >> bit & 1)
         if details is not None:
             details = json.loads(details)
-            details["files"] = [file[:2] for file in details["files"]]  # without the time
+            details["files"] = [file[:2] + file[4:] for file in details["files"]]  # without the time, with the etag
             details = json.dumps(details, sort_keys=True)
         digest.update(repr((path, name, nbytes, problem is None, label, names[fields], details)).encode())
     return digest.hexdigest()

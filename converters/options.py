@@ -13,6 +13,7 @@ from typing import Any
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
+from datapipe.stores.location import Location, is_url, parse_location
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
 FORMS = (
@@ -25,6 +26,14 @@ FIELD_KINDS = (
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})
+
+
+Place = Path | Location  # a path, or a prefix or an object in a store
+
+
+def parse_place(text: str) -> Place:
+    """Return the path or the location that a text names. Raises OptionError for URLs that are not read."""
+    return parse_location(text) if is_url(text) else Path(text)
 
 
 class Check(enum.Enum):
@@ -207,7 +216,7 @@ def parse_nbytes(text: str) -> int:
 class ConvertOptions:
     """The options of a conversion. Paths may be relative to the working directory."""
 
-    source: Path
+    source: Place
     destination: Path
     to: str = "webdataset"
     form: str = "auto"  # of the source, one of FORMS
@@ -234,7 +243,7 @@ class ConvertOptions:
         if self.form not in FORMS:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
         for name in ("source", "destination", "root", "class_map"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Location):
                 path_name(getattr(self, name), name)
         names = [choice.name for choice in self.fields]
         if len(set(names)) < len(names):
@@ -245,9 +254,21 @@ class ConvertOptions:
             raise OptionError(f"--workers is {self.num_workers}; it must be at least 1")
         if self.max_errors is not None and self.on_error is OnError.FAIL:
             raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
+        if isinstance(self.source, Location):
+            return
         source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
         if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
             raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
+
+    @property
+    def local_source(self) -> Path:
+        """The source, of a form that is read from disks alone. Raises OptionError for one in a store."""
+        if isinstance(self.source, Location):
+            raise OptionError(
+                f"{self.source}: --from {self.form} is not read from stores (image-folder, npy, tar, archive, parquet and dataset"
+                " are); copy it to a disk"
+            )
+        return self.source
 
     @property
     def transcodes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +16,15 @@ from converters.sources import ANY_SIZE, Origin
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.core.regular_files import open_descriptor, path_inside
+from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.requests import requests
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
+_REQUESTED_AHEAD = 256  # samples whose objects are requested in advance, to hide the latency of a store
+_REQUESTED_NBYTES = 64 << 20
 _PLAN = "the plan of the conversion"
 
 
@@ -26,8 +32,12 @@ _PLAN = "the plan of the conversion"
 class Roots:
     """What the paths of origins are relative to."""
 
-    source: bytes
+    source: bytes  # a directory, or the URL of a prefix
     spool: bytes
+
+    @property
+    def is_remote(self) -> bool:
+        return is_url(os.fsdecode(self.source))
 
     def of(self, origin: Origin) -> bytes:
         return self.spool if origin.is_spooled else self.source
@@ -44,16 +54,19 @@ class BadSample:
 
 @dataclass(slots=True)
 class _Opened:
-    """A sample waiting for its turn: its open files, or why there are none."""
+    """A sample waiting for its turn: its open files and requested objects, or why there are none."""
 
     planned: PlannedSample
     files: dict[tuple[bytes, bytes], int] = field(default_factory=dict)  # descriptors by root and path
+    requested: dict[str, PendingBytes] = field(default_factory=dict)  # by field
+    nbytes: int = 0  # of what was requested
     problem: str | None = None
 
     def close(self) -> None:
         for descriptor in self.files.values():
             os.close(descriptor)
         self.files.clear()
+        self.requested.clear()
 
 
 def read_samples(
@@ -96,13 +109,17 @@ def read_samples(
 def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
     """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_Opened] = deque()
+    most = _REQUESTED_AHEAD if roots.is_remote else _OPEN_AHEAD
+    nbytes = 0
     try:
         for sample in planned:
             opened = _Opened(sample, problem=sample.problem)
             waiting.append(opened)
             if opened.problem is None:
                 _open(roots, opened)
-            if len(waiting) > _OPEN_AHEAD:
+            nbytes += opened.nbytes
+            while len(waiting) > most or (nbytes > _REQUESTED_NBYTES and waiting):
+                nbytes -= waiting[0].nbytes
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
@@ -118,9 +135,13 @@ def _open(roots: Roots, opened: _Opened) -> None:
     if nbytes > MAX_SAMPLE_NBYTES:
         opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
         return
-    for origin in origins.values():
+    for name, origin in origins.items():
         root = roots.of(origin)
         place = (root, origin.path)
+        if roots.is_remote and not origin.is_spooled:
+            opened.requested[name] = _requested(root, origin)
+            opened.nbytes += origin.nbytes
+            continue
         if place not in opened.files:
             path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
@@ -136,6 +157,30 @@ def _open(roots: Roots, opened: _Opened) -> None:
         os.posix_fadvise(opened.files[place], origin.offset, stored, os.POSIX_FADV_WILLNEED)
 
 
+def _requested(root: bytes, origin: Origin) -> PendingBytes:
+    """Ask for the range of an object, which must have the etag and the size that it was listed with."""
+    location = parse_location(os.fsdecode(root)) / os.fsdecode(origin.path)
+    target = RemoteObject(location, origin.etag, origin.file_nbytes) if origin.etag else RemoteObject(location)
+    wanted = PendingBytes(target, origin.offset, origin.offset + stored_nbytes(origin.nbytes, origin.packing))
+    if wanted.nbytes:
+        requests().submit([wanted])
+    else:
+        wanted.finish(b"")
+    return wanted
+
+
+def _received(pending: PendingBytes) -> bytes:
+    """Return what was asked for. Raises IntegrityError if the object has changed, StorageError if the store fails."""
+    try:
+        return pending.wait()
+    except MissingDataError as exc:
+        raise IntegrityError(f"{pending.object.location}: was removed after the source was listed; {_CHANGED}") from exc
+    except StorageError as exc:
+        if exc.errno != errno.ESTALE:
+            raise
+        raise IntegrityError(f"{pending.object.location}: changed since the source was listed; {_CHANGED}") from exc
+
+
 _CHANGED = "restore it, or delete the destination's .building folder and convert again"
 
 
@@ -146,10 +191,15 @@ def _read(roots: Roots, opened: _Opened, contents: dict[str, bytes]) -> str | No
     for name, origin in opened.planned.origins.items():
         root = roots.of(origin)
         try:
-            data = _read_stretch(opened.files[root, origin.path], origin, root)
+            if name in opened.requested:
+                data = _received(opened.requested[name])
+            else:
+                data = _read_stretch(opened.files[root, origin.path], origin, root)
             contents[name] = unpack(data, origin.nbytes, origin.packing)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
+        except StorageError:  # what the store does is no sample's fault
+            raise
         except OSError as exc:
             return f"{_name(opened.planned, origin)}cannot be read: {exc.strerror}"
     return None

@@ -59,7 +59,7 @@ class ShardJob:
     """The settings shared by all shards of a run."""
 
     building: Path
-    root: Path  # of the source
+    root: str  # of the source: a directory, or the URL of a prefix
     target: str  # a key of converters.writers.TARGETS
     treatment: Treatment
     on_error: OnError

@@ -19,7 +19,6 @@ from pathlib import Path
 from crc32c import crc32c
 
 from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
-from converters.tables.conversion import TABLE_NAME
 from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
@@ -27,6 +26,7 @@ from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.index.manifest import ShardInfo, read_manifest, refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.index.tables import TABLE_NAME
 
 _READ_NBYTES = 4 << 20
 _MAX_NAMED = 20  # damaged samples to name per shard
@@ -52,6 +52,7 @@ class VerifyReport:
     nbytes: int  # read
     elapsed_s: float
     problems: tuple[Problem, ...]
+    is_table: bool = False  # samples are rows, shards its files
 
 
 def verify(
@@ -100,7 +101,7 @@ def _verify_table(directory: Path, started: float, meter: ByteMeter, num_workers
     infos = [ShardInfo(file.name, file.num_rows, file.nbytes, 0, file.num_rows, file.sha256) for file in document.files]
     problems += run_checks([partial(_check_bytes, directory / info.name, info, None, meter) for info in infos], num_workers)
     elapsed_s = time.monotonic() - started
-    return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems))
+    return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems), is_table=True)
 
 
 def run_checks(checks: Iterable[Callable[[], list[Problem]]], num_workers: int | None) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,12 @@ def _seeded() -> None:
     """A loader without a seed takes torch's; it is the same in every run, so that a failing test fails again."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported out of every garbage collection to come; a test that collects would walk all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""What turns measurements into figures: order of rounds, ratios, the README's table, the data sets."""
+"""What turns measurements into figures: order of rounds, ratios, the published tables and the picture, the data sets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,8 +17,9 @@ from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS, save, summarise
 from benchmarks.lock_sampling import watch
 from benchmarks.marked import replace_marked
+from benchmarks.rate_picture import draw
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.table import as_markdown, read_results, tables
+from benchmarks.table import as_markdown, documents, read_results
 from benchmarks.task import Task
 
 
@@ -67,9 +69,22 @@ def test_table_comes_from_results(tmp_path: Path) -> None:
 
 def test_published_figures_are_those_of_the_results() -> None:
     found = read_results(RESULTS)
-    for path, table in tables(found).items():
-        text = path.read_text()
-        assert replace_marked(text, "table", table, where=str(path)) == text, f"{path}: run python -m benchmarks.table"
+    written = documents(found)
+    assert {path.name for path in written} >= {"benchmarks.md", "README.md", "images-per-second-light.svg"}
+    for path, text in written.items():
+        assert path.read_text() == text, f"{path}: run python -m benchmarks.table"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_bars_of_the_picture_are_as_long_as_the_medians(theme: str) -> None:
+    found = read_results(RESULTS)
+    svg = ElementTree.fromstring(draw(found, theme))
+    lengths = [float(shape.get("width", "")) for shape in svg if shape.tag.endswith("rect")]
+    rows = ("ours", "ffcv", "dali-webdataset", "torch")
+    medians = [found[name]["contenders"][row]["median"] for name in ("images-photos", "images-256") for row in rows]
+    scale = lengths[0] / medians[0]
+    assert lengths == pytest.approx([median * scale for median in medians], abs=0.2)
+    assert {f"{median:,.0f}" for median in medians} <= {shape.text for shape in svg}
 
 
 def test_a_bar_says_whether_it_is_met() -> None:

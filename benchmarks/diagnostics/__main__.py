@@ -30,6 +30,7 @@ from benchmarks.diagnostics.remedies import apply
 from benchmarks.diagnostics.runs import Run, run_ranks
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.remedies import Remedy
+from datapipe.diagnostics.replay import Delivery
 from datapipe.diagnostics.verdict import MODERATE, judge
 
 
@@ -102,6 +103,7 @@ def apply_really(remedy: Remedy, cell: Cell) -> Run:
         prefetch=setup.depth // setup.num_workers if setup.num_workers else 1,
         factor=remedy.change.production_factor,
         drops_syncs=remedy.change.drops_syncs,
+        in_order=setup.delivery is not Delivery.FIRST_FREE,
         seed=1,
         num_batches=2 * NUM_BATCHES,  # its second half, which counts, is as long as the run that the prediction was made from
     )

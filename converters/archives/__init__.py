@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, overload
 
 from converters.archives.unpacking import compression_of, unpack_tar
 from converters.archives.zip_directory import scan_zip
-from converters.packing import deflated, summed_crc32
+from converters.options import Place
+from converters.packing import PLAIN, deflated, summed_crc32
 from converters.sources import Origin, Workspace
+from converters.stored_objects import opened_object
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tar.scanner import scan_members
 from datapipe.core.byte_source import ByteSource
-from datapipe.core.errors import FormatError
+from datapipe.core.errors import FormatError, OptionError
 from datapipe.core.printable import printable
+from datapipe.stores.location import Location
+from datapipe.stores.objects import object_facts
 
 
 class ArchiveMember(NamedTuple):
@@ -73,56 +78,94 @@ def split_archive_path(path: Path) -> tuple[Path, bytes] | None:
     return None
 
 
-def scan_archive(root: Path, name: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ArchiveMember]:
+def split_archive_location(location: Location) -> tuple[Location, bytes] | None:
+    """Return (archive, folder in it) of a location such as `s3://bucket/photos.zip/train`; None if no part names an archive."""
+    parts = location.key.split("/")
+    for number in range(len(parts), 0, -1):
+        if is_archive_name(parts[number - 1].encode()):
+            return Location(location.scheme, location.root, "/".join(parts[:number])), "/".join(parts[number:]).encode()
+    return None
+
+
+def refuse_compressed(root: Location, names: Iterable[bytes]) -> None:
+    """Raise OptionError for compressed tars in a store, which are one stream each."""
+    for name in names:
+        if compression_of(name) is not None:
+            where = root / os.fsdecode(name)
+            raise OptionError(f"{where}: a compressed tar cannot be read at random, and so not from a store; copy it to a disk")
+
+
+def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ArchiveMember]:
     """Yield the files of the archive `name` of `root`, in its order, and those of tars in it.
 
     Hidden and system files, links and devices are passed over. `notes` gets archives in it that cannot be read, and where it is
     damaged. Raises MissingDataError, StorageError, or FormatError for one that cannot be read at all.
     """
+    where = str(root / os.fsdecode(name))
+    with _opened(root, name, space) as (data, holder):
+        scan = _scan_zip if name.lower().endswith(b".zip") else _scan_tar
+        try:
+            yield from scan(data, where, holder, notes)
+        except FormatError as exc:
+            reason = str(exc).removeprefix(f"{printable(where)}: ")
+            notes.problems.append(ScanProblem(name, f"{reason}; members after that are missing"))
+
+
+@contextlib.contextmanager
+def _opened(root: Place, name: bytes, space: Workspace) -> Iterator[tuple[ByteSource, _Holder]]:
+    """Open an archive, unpacked into the spool if it is compressed. Raises what `scan_archive` raises."""
+    if isinstance(root, Location):
+        found = object_facts(root / os.fsdecode(name))
+        with opened_object(root, found, "an archive") as data:
+            yield data, _Holder(name, found.nbytes, 0, etag=found.etag or "")
+        return
     compression = compression_of(name)
     if compression is not None:
         name_in_spool, mtime_ns = unpack_tar(root, name, compression, space)
         path = space.spool / os.fsdecode(name_in_spool)
-        place = (name_in_spool, path.stat().st_size, mtime_ns, True)
-    else:
-        path = root / os.fsdecode(name)
+        with mapped(path, "an archive") as data:
+            yield data, _Holder(name_in_spool, len(data), mtime_ns, is_spooled=True)
+        return
+    path = root / os.fsdecode(name)
     with mapped(path, "an archive") as data:
-        if compression is None:
-            status = path.stat()
-            place = (name, status.st_size, status.st_mtime_ns, False)
-        scan = _scan_zip if name.lower().endswith(b".zip") else _scan_tar
-        try:
-            yield from scan(data, str(root / os.fsdecode(name)), place, notes)
-        except FormatError as exc:
-            reason = str(exc).removeprefix(f"{printable(str(root / os.fsdecode(name)))}: ")
-            notes.problems.append(ScanProblem(name, f"{reason}; members after that are missing"))
+        status = path.stat()
+        yield data, _Holder(name, status.st_size, status.st_mtime_ns)
 
 
-_Place = tuple[bytes, int, int, bool]  # of the file that holds the bytes: name, size, time, whether it is in the spool
+class _Holder(NamedTuple):
+    """The file or object that holds the bytes."""
+
+    path: bytes
+    nbytes: int
+    mtime_ns: int
+    is_spooled: bool = False
+    etag: str = ""
+
+    def origin(self, offset: int, nbytes: int, packing: str = PLAIN) -> Origin:
+        """Return a range of it as that of a field."""
+        return Origin(self.path, offset, nbytes, self.nbytes, self.mtime_ns, packing, self.is_spooled, self.etag)
 
 
 def _scan_tar(
-    data: ByteSource, where: str, place: _Place, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
+    data: ByteSource, where: str, holder: _Holder, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
 ) -> Iterator[ArchiveMember]:
-    path, file_nbytes, mtime_ns, is_spooled = place
     for member in scan_members(data, where, needs_end=True):
         name, problem = _cleaned(prefix, member.name)
         if _is_left_out(name, notes):
             continue
         if is_archive_name(name):
             yield from _nested(
-                data, (member.offset, member.nbytes), (where, name), place, notes, is_deep=bool(prefix), start=start
+                data, (member.offset, member.nbytes), (where, name), holder, notes, is_deep=bool(prefix), start=start
             )
         else:
-            origin = Origin(path, start + member.offset, member.nbytes, file_nbytes, mtime_ns, is_spooled=is_spooled)
-            yield ArchiveMember(name, origin, problem)
+            yield ArchiveMember(name, holder.origin(start + member.offset, member.nbytes), problem)
 
 
 def _nested(
     data: ByteSource,
     extent: tuple[int, int],
     named: tuple[str, bytes],
-    place: _Place,
+    holder: _Holder,
     notes: ScanNotes,
     *,
     is_deep: bool,
@@ -130,7 +173,7 @@ def _nested(
 ) -> Iterator[ArchiveMember]:
     """Yield the files of a plain tar within an archive; note any other archive."""
     where, name = named
-    source = place[0] + b"/" + name
+    source = holder.path + b"/" + name
     if not name.lower().endswith(b".tar") or is_deep:
         what = "an archive three levels deep" if is_deep else "a compressed archive within an archive"
         notes.problems.append(ScanProblem(source, f"{what}, which is not read; unpack the outer one first"))
@@ -138,15 +181,14 @@ def _nested(
     window = _Window(data, *extent)
     try:
         inner = f"{where}/{os.fsdecode(name)}"
-        yield from _scan_tar(window, inner, place, notes, prefix=stem_of_archive(name) + b"/", start=start + extent[0])
+        yield from _scan_tar(window, inner, holder, notes, prefix=stem_of_archive(name) + b"/", start=start + extent[0])
     except FormatError as exc:
         reason = str(exc).rpartition(f"{printable(inner)}: ")[2]
         notes.problems.append(ScanProblem(source, f"{reason}; members after that are missing"))
 
 
-def _scan_zip(data: ByteSource, where: str, place: _Place, notes: ScanNotes) -> Iterator[ArchiveMember]:
-    path, file_nbytes, mtime_ns, is_spooled = place
-    for member in scan_zip(data, where):  # type: ignore[arg-type]
+def _scan_zip(data: ByteSource, where: str, holder: _Holder, notes: ScanNotes) -> Iterator[ArchiveMember]:
+    for member in scan_zip(data, where):
         name, problem = _cleaned(b"", member.name)
         if _is_left_out(name, notes):
             continue
@@ -154,15 +196,14 @@ def _scan_zip(data: ByteSource, where: str, place: _Place, notes: ScanNotes) -> 
         if is_archive_name(name):
             if member.is_deflated or member.problem:
                 notes.problems.append(
-                    ScanProblem(path + b"/" + name, "a compressed archive within an archive, which is not read")
+                    ScanProblem(holder.path + b"/" + name, "a compressed archive within an archive, which is not read")
                 )
             else:
                 extent = (member.offset, member.nbytes)
-                yield from _nested(data, extent, (where, name), place, notes, is_deep=False, start=0)
+                yield from _nested(data, extent, (where, name), holder, notes, is_deep=False, start=0)
             continue
         packing = deflated(member.stored_nbytes, member.crc32) if member.is_deflated else summed_crc32(member.crc32)
-        origin = Origin(path, member.offset, member.nbytes, file_nbytes, mtime_ns, packing, is_spooled)
-        yield ArchiveMember(name, origin, problem)
+        yield ArchiveMember(name, holder.origin(member.offset, member.nbytes, packing), problem)
 
 
 def _cleaned(prefix: bytes, name: bytes) -> tuple[bytes, str | None]:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import mmap
 import stat
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory
@@ -38,7 +38,7 @@ class ZipMember(NamedTuple):
     problem: str | None  # why it cannot be read
 
 
-def scan_zip(data: mmap.mmap, where: str) -> Iterator[ZipMember]:
+def scan_zip(data: ByteSource, where: str) -> Iterator[ZipMember]:
     """Yield the regular files of a zip in the order of its directory; links and folders are passed over.
 
     Raises FormatError for what is no zip, is cut off, or whose members overlap.
@@ -48,8 +48,8 @@ def scan_zip(data: mmap.mmap, where: str) -> Iterator[ZipMember]:
     for number in range(num_entries):
         if position + _ENTRY.size > end:
             raise FormatError(f"{where}: its directory ends after {number} of {num_entries} members: damaged; get the file again")
-        magic, made_by, _, flags, method, _, _, crc32, stored, nbytes, *lengths, _, _, attributes, offset = _ENTRY.unpack_from(
-            data, position
+        magic, made_by, _, flags, method, _, _, crc32, stored, nbytes, *lengths, _, _, attributes, offset = _ENTRY.unpack(
+            data[position : position + _ENTRY.size]
         )
         name_at, extra_at = position + _ENTRY.size, position + _ENTRY.size + lengths[0]
         position = extra_at + lengths[1] + lengths[2]
@@ -66,7 +66,7 @@ def scan_zip(data: mmap.mmap, where: str) -> Iterator[ZipMember]:
         yield _member(data, name, offset + shift, start, (stored, nbytes, crc32), flags, method)
 
 
-def _member(data: mmap.mmap, name: bytes, at: int, end: int, sizes: tuple[int, int, int], flags: int, method: int) -> ZipMember:
+def _member(data: ByteSource, name: bytes, at: int, end: int, sizes: tuple[int, int, int], flags: int, method: int) -> ZipMember:
     stored, nbytes, crc32 = sizes
     problem: str | None = None
     offset = 0
@@ -77,31 +77,31 @@ def _member(data: mmap.mmap, name: bytes, at: int, end: int, sizes: tuple[int, i
     elif at < 0 or at + _LOCAL.size > end or data[at : at + 4] != b"PK\3\4":
         problem = "has no header where the directory says: the zip is damaged or cut off; get it again"
     else:
-        *_, len_name, len_extra = _LOCAL.unpack_from(data, at)
+        *_, len_name, len_extra = _LOCAL.unpack(data[at : at + _LOCAL.size])
         offset = at + _LOCAL.size + len_name + len_extra
         if offset + stored > end or (method == _STORED and stored != nbytes):
             problem = "reaches beyond the zip's members: the zip is damaged or cut off; get it again"
     return ZipMember(name, offset, stored, nbytes, crc32, method == _DEFLATED, problem)
 
 
-def _directory(data: mmap.mmap, where: str) -> tuple[int, int, int, int]:
+def _directory(data: ByteSource, where: str) -> tuple[int, int, int, int]:
     """Return (start, end, number of entries, bytes before the zip's own first byte) of the central directory."""
     size = len(data)
-    at = data.rfind(b"PK\5\6", max(0, size - _END.size - _MAX_COMMENT))
+    at = _last(data, b"PK\5\6", max(0, size - _END.size - _MAX_COMMENT), size)
     if at < 0 or at + _END.size > size:
         raise FormatError(f"{where}: not a zip, or cut off (it has no end of its directory); get the file again")
-    _, disk, _, _, num, nbytes, offset, _ = _END.unpack_from(data, at)
+    _, disk, _, _, num, nbytes, offset, _ = _END.unpack(data[at : at + _END.size])
     end = at
     locator = at - _LOCATOR.size
     if locator >= 0 and data[locator : locator + 4] == b"PK\6\7":
-        _, _, at64, num_disks = _LOCATOR.unpack_from(data, locator)
-        found = data.rfind(b"PK\6\6", max(0, locator - _END64.size - 4096), locator)
+        _, _, at64, num_disks = _LOCATOR.unpack(data[locator : locator + _LOCATOR.size])
+        found = _last(data, b"PK\6\6", max(0, locator - _END64.size - 4096), locator)
         at64 = at64 if data[at64 : at64 + 4] == b"PK\6\6" else found
         if at64 < 0 or at64 + _END64.size > locator or num_disks > 1:
             raise FormatError(
                 f"{where}: its zip64 directory does not parse: damaged, or one of several parts; get the file again"
             )
-        *_, num, nbytes, offset = _END64.unpack_from(data, at64)
+        *_, num, nbytes, offset = _END64.unpack(data[at64 : at64 + _END64.size])
         end = at64
     elif disk not in (0, 0xFFFF):
         raise FormatError(f"{where}: is the last of several parts; join them first, such as with `zip -s 0 OLD --out NEW`")
@@ -109,6 +109,12 @@ def _directory(data: mmap.mmap, where: str) -> tuple[int, int, int, int]:
     if start < 0 or start < offset:
         raise FormatError(f"{where}: its directory lies outside of the file: damaged, or cut off; get the file again")
     return start, end, num, start - offset
+
+
+def _last(data: ByteSource, sign: bytes, start: int, end: int) -> int:
+    """Return the offset of the last `sign` between `start` and `end`, -1 if there is none."""
+    found = data[start:end].rfind(sign)
+    return found if found < 0 else start + found
 
 
 def _widened(extra: bytes, stored: int, nbytes: int, offset: int, where: str) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from converters.options import ConvertOptions
+from converters.options import ConvertOptions, Place
 from converters.packing import PLAIN
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldSpec
@@ -36,20 +36,21 @@ _MODULES = {
 
 
 class Origin(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
-    """The range of a file that holds one field, and the file's size and time when it was listed."""
+    """The range of a file or object that holds one field, and its size and time, or etag, when it was listed."""
 
     path: bytes  # relative to the source's root, or to the conversion's spool
     offset: int  # bytes
     nbytes: int  # of the field: those of the range, unless `packing` says otherwise
     file_nbytes: int  # ANY_SIZE for a spooled file that was still being written
-    mtime_ns: int
+    mtime_ns: int  # 0 for an object
     packing: str = PLAIN  # how the bytes of the range become those of the field; see `converters.packing`
     is_spooled: bool = False  # the file is in the spool; its time is that of the source's file
+    etag: str = ""  # that the object must still have; "" for a file, or if the store has none
 
     @classmethod
-    def whole(cls, path: bytes, nbytes: int, mtime_ns: int) -> Origin:
-        """Return the range of a whole file."""
-        return cls(path, 0, nbytes, nbytes, mtime_ns)
+    def whole(cls, path: bytes, nbytes: int, mtime_ns: int, etag: str = "") -> Origin:
+        """Return the range of a whole file or object."""
+        return cls(path, 0, nbytes, nbytes, mtime_ns, etag=etag)
 
     @property
     def is_whole(self) -> bool:
@@ -106,8 +107,8 @@ class Source(Protocol):
     """A source of samples. One object lists once."""
 
     @property
-    def root(self) -> Path:
-        """The base of relative paths in the listing."""
+    def root(self) -> Place:
+        """The base of relative paths in the listing: a directory, or a prefix in a store."""
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         """Yield the samples, in any order; memory does not grow with their number.

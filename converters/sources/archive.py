@@ -13,15 +13,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from converters.archives import ArchiveMember, is_archive_name, scan_archive, split_archive_path, stem_of_archive
+from converters.archives import (
+    ArchiveMember,
+    is_archive_name,
+    refuse_compressed,
+    scan_archive,
+    split_archive_location,
+    split_archive_path,
+    stem_of_archive,
+)
 from converters.database import open_scratch
-from converters.options import ClassFrom, ConvertOptions
+from converters.options import ClassFrom, ConvertOptions, Place
 from converters.sources import ListedSample, SourceFacts, Workspace, divide
 from converters.sources.class_folders import class_name, refuse_class_map, refuse_field_choices
 from converters.sources.labels import LabelCensus
+from converters.stored_objects import objects_at
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name, is_junk
 from datapipe.core.errors import MissingDataError, OptionError, StorageError
+from datapipe.stores.location import Location
 
 _NO_FOLDER = (
     "lies in no folder of the archive that names its class; convert with --class-from none, or pass a .csv that lists files and"
@@ -44,12 +54,21 @@ class ArchiveSource:
             refuse_class_map(options)
         else:
             self._census = LabelCensus(options.class_map, is_named=True)
-        self._is_folder = options.source.is_dir()
         self._inner = b""
-        if self._is_folder:
+        self.root: Place
+        if isinstance(options.source, Location):
+            split_location = split_archive_location(options.source)
+            self._is_folder = split_location is None
+            archives, self._inner = split_location or (options.source, b"")
+            self.root, found = objects_at(archives, is_archive_name, what="archives")
+            self._names = list(found)
+            refuse_compressed(self.root, self._names)
+        elif options.source.is_dir():
+            self._is_folder = True
             self.root = options.source
             self._names = _archives_in(options.source)
         else:
+            self._is_folder = False
             split = split_archive_path(options.source)
             if split is None:
                 raise MissingDataError(f"{options.source}: no such archive; check the path of the source")

@@ -49,10 +49,10 @@ class _ArchivedFiles:
             row = self._connection.execute("SELECT * FROM files WHERE name = ?", (path,)).fetchone()
             if row is not None:
                 self._has_found = True
-                _, problem, place, offset, nbytes, file_nbytes, mtime_ns, packing, is_spooled, is_twice = row
+                _, problem, place, offset, nbytes, file_nbytes, mtime_ns, packing, is_spooled, etag, is_twice = row
                 if is_twice:
                     problem = problem or "is in the archive twice, by the same name; remove one of them"
-                origin = Origin(place, offset, nbytes, file_nbytes, mtime_ns, packing, bool(is_spooled))
+                origin = Origin(place, offset, nbytes, file_nbytes, mtime_ns, packing, bool(is_spooled), etag)
                 return path, None if problem else origin, problem
         self._num_missing += 1
         self._first_missing = self._first_missing or text
@@ -87,7 +87,7 @@ def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) 
     with open_scratch(space.scratch, "archived") as connection:
         connection.execute(
             "CREATE TABLE files (name BLOB PRIMARY KEY, problem TEXT, path BLOB, offset INTEGER, nbytes INTEGER,"
-            " file_nbytes INTEGER, mtime_ns INTEGER, packing TEXT, is_spooled INTEGER, is_twice INTEGER) WITHOUT ROWID"
+            " file_nbytes INTEGER, mtime_ns INTEGER, packing TEXT, is_spooled INTEGER, etag TEXT, is_twice INTEGER) WITHOUT ROWID"
         )
         seen = ScanNotes()
         rows = (
@@ -95,7 +95,7 @@ def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) 
             for member in scan_archive(archive.parent, os.fsencode(archive.name), space, seen)
         )
         connection.executemany(
-            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET is_twice = 1", rows
+            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET is_twice = 1", rows
         )
         notes.problems += seen.problems
         folders = (os.fsdecode(inner),) if inner else ("", *_only_folder(connection))

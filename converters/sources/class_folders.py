@@ -5,23 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, join
 from converters.sources.labels import LabelCensus, place_labels
+from converters.sources.trees import open_tree
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.listing import (
-    ListedFile,
-    ScanNotes,
-    held_apart,
-    is_image_name,
-    list_classes,
-    list_folders,
-    scan_class,
-    walk,
-)
+from datapipe.containers.listing import ListedFile, ScanNotes
 from datapipe.core.errors import MissingDataError, OptionError
 
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
@@ -50,13 +41,19 @@ class FolderSource:
         self._populated: set[bytes] = set()
         self._classes: tuple[str, ...] | None = None
         refuse_field_choices(options)
-        folders = list_folders(self.root, otherwise=NO_FOLDER)
+        self._tree = open_tree(self.root)
+        folders = self._tree.folders(otherwise=NO_FOLDER)
         if self._class_from is ClassFrom.NONE:
             refuse_class_map(options)
             return
-        _refuse_several_sets(options, folders)
+        _refuse_several_sets(options, self._tree.held_apart(folders))
         if self._class_from is ClassFrom.FOLDER:
-            self._folders = _class_folders(self.root)
+            self._folders = folders
+            if not folders:
+                raise MissingDataError(
+                    f"{self.root}: no class folders; expected one folder per class, with the images in it;"
+                    " for a set without labels pass --class-from none"
+                )
             names = map(os.fsdecode, self._folders)
             self._labels, self._classes = place_labels(names, options.class_map, "class folders")
         else:
@@ -64,14 +61,13 @@ class FolderSource:
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._class_from is not ClassFrom.FOLDER:
-            for file in walk(self.root, b"", notes, self._form.is_wanted):
+            for _, file in self._tree.files([b""], notes, self._form.is_wanted):
                 yield self._listed(file, 0, *self._class_of(file))
             return
-        for place, folder in enumerate(self._folders):
-            label = self._labels[os.fsdecode(folder)]
-            for file in self._scan_class(folder, notes):
-                self._populated.add(folder)
-                yield self._listed(file, place, label, None)
+        labels = [self._labels[os.fsdecode(folder)] for folder in self._folders]
+        for place, file in self._tree.files(self._folders, notes, self._form.is_wanted):
+            self._populated.add(self._folders[place])
+            yield self._listed(file, place, labels[place], None)
 
     def facts(self) -> SourceFacts:
         has_labels = self._class_from is not ClassFrom.NONE
@@ -86,11 +82,6 @@ class FolderSource:
             remedy=f"{what} are recognised by suffix: {self._form.suffixes}",
         )
 
-    def _scan_class(self, folder: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-        if self._form.is_wanted is is_image_name:  # the same listing that indexes the folder, so that ids agree
-            return scan_class(self.root, folder, notes)
-        return walk(self.root, folder, notes, self._form.is_wanted)
-
     def _class_of(self, file: ListedFile) -> tuple[int, str | None]:
         """Return (label, problem)."""
         if self._census is None:
@@ -100,7 +91,7 @@ class FolderSource:
 
     def _listed(self, file: ListedFile, place: int, label: int, problem: str | None) -> ListedSample:
         path = join(file.directory, file.name)
-        origins = {self._form.field.name: Origin.whole(path, file.nbytes, file.mtime_ns)}
+        origins = {self._form.field.name: Origin.whole(path, file.nbytes, file.mtime_ns, file.etag)}
         return ListedSample(file.directory, file.name, place, label, origins, problem=file.problem or problem)
 
 
@@ -129,16 +120,9 @@ def refuse_class_map(options: ConvertOptions) -> None:
         raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
 
 
-def _class_folders(root: Path) -> list[bytes]:
-    try:
-        return list_classes(root)
-    except MissingDataError as exc:
-        raise MissingDataError(f"{exc}; for a set without labels pass --class-from none") from exc
-
-
-def _refuse_several_sets(options: ConvertOptions, folders: list[bytes]) -> None:
+def _refuse_several_sets(options: ConvertOptions, sets: tuple[bytes, ...]) -> None:
     """Raise OptionError, with the commands to use instead, for a folder of `train/` and `val/`."""
-    names = [os.fsdecode(name) for name in held_apart(options.source, folders)]
+    names = [os.fsdecode(name) for name in sets]
     if names:
         command = "`datapipe convert {source} DST/{name} --to {to}`"
         commands = " and ".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)

@@ -48,8 +48,8 @@ class CocoSource:
 
     def __init__(self, options: ConvertOptions) -> None:
         """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
-        self._path = options.source
-        self._place = options.root or options.source.parent
+        self._path = options.local_source
+        self._place = options.root or options.local_source.parent
         self.root = root_of(self._place)
         refuse_class_from(options)
         self._class_map = options.class_map

@@ -7,16 +7,18 @@ bytes are read where they are; those that must be decoded a row group at a time 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
-from converters.options import ConvertOptions
+from converters.options import ConvertOptions, Place
 from converters.packing import PLAIN, joined, prefixed, summed_crc32c
 from converters.sources import ANY_SIZE, ListedSample, Origin, SourceFacts, Workspace, divide
 from converters.sources.fields import Choices, in_order
@@ -28,12 +30,15 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers import open_index
 from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import Extents
 from datapipe.index.manifest import Manifest
+from datapipe.stores.location import Location
+from datapipe.stores.objects import ListedObject, object_facts
 
 _SAMPLES_AT_ONCE = 4096
+_ASKED_AT_ONCE = 16
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABEL_KINDS = (FieldKind.TEXT, FieldKind.JSON, FieldKind.ARRAY)
 
@@ -47,11 +52,15 @@ class IndexSource:
         Raises what `open_index` raises, and OptionError for choices of fields that are not possible.
         """
         refuse_class_from(options)
-        self._index = open_index(options.source)
+        self._index = open_index(str(options.source))
         self._manifest = self._index.manifest
-        self.root = self._index.data_directory
+        remote = self._index.remote
+        self.root: Place = self._index.data_directory if remote is None else remote.location
         self._is_ours = not self._index.is_foreign
-        if self._is_ours:
+        self._objects: dict[str, ListedObject] = {}  # of a store, by URL
+        if isinstance(self.root, Location):
+            self._objects = _found_shards(self.root, self._manifest)
+        elif self._is_ours:
             _refuse_other_sizes(self.root, self._manifest)
         names = {spec.name for spec in self._manifest.fields}
         self._kinds, self._label_field = _chosen(self._manifest.fields, options, self._index.where)
@@ -63,7 +72,8 @@ class IndexSource:
             )
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
-        with _Reading(self.root, space, num_fields=len(self._wanted())) as reading:
+        files = open_files(self._index, row_groups=RowGroups(min_groups=len(self._wanted())))
+        with _Reading(self.root, space, files, self._objects) as reading:
             for start in range(0, len(self._index), _SAMPLES_AT_ONCE):
                 ids = self._index.ids(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._index)), dtype=np.int64))
                 found = {name: self._index.look_up(ids, name) for name in self._wanted()}
@@ -159,13 +169,14 @@ class _Reading:
     Leaving its block completes the spooled file that is being written; an exception gives it up.
     """
 
-    def __init__(self, root: Path, space: Workspace, *, num_fields: int) -> None:
+    def __init__(self, root: Place, space: Workspace, files: Files, objects: Mapping[str, ListedObject]) -> None:
         self._root = root
         self._space = space
-        self._stats: dict[str, os.stat_result] = {}
+        self._objects = objects
+        self._holders: dict[str, _Holder] = {}
         self._spooling = contextlib.ExitStack()
         self._spool: tuple[str, SpoolWriter] | None = None  # of one shard at a time, as ids ascend
-        self._files = LocalFiles(row_groups=RowGroups(min_groups=num_fields))
+        self._files = files
 
     def __enter__(self) -> _Reading:
         return self
@@ -181,30 +192,50 @@ class _Reading:
     def origin(self, extents: Extents, row: int) -> Origin:
         """Return where a field lies. Raises as `value` does where it is addressed by rows."""
         path = extents.paths[row]
-        status = self._status(path)
-        name = os.fsencode(os.path.relpath(path, self._root))
+        holder = self._holder(path)
         if extents.row_groups is not None and extents.row_groups[row] is not None:
             data = self.value(extents, row)
-            writer = self._writer(path, name, status)
+            writer = self._writer(path, holder)
             offset = writer.put(data)
-            return Origin(writer.name, offset, len(data), ANY_SIZE, status.st_mtime_ns, summed_crc32c(crc32c(data)), True)
+            return Origin(writer.name, offset, len(data), ANY_SIZE, holder.mtime_ns, summed_crc32c(crc32c(data)), True)
         prefix = extents.prefixes[row] if extents.prefixes is not None else b""
         checked = summed_crc32c(int(extents.crc32c[row])) if extents.has_crc[row] else PLAIN
         nbytes = int(extents.nbytes[row]) + len(prefix)
         packing = joined(checked, prefixed(prefix))
-        return Origin(name, int(extents.offset[row]), nbytes, status.st_size, status.st_mtime_ns, packing)
+        if holder.etag:
+            return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, 0, packing, etag=holder.etag)
+        return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, holder.mtime_ns, packing)
 
-    def _writer(self, path: str, name: bytes, status: os.stat_result) -> SpoolWriter:
+    def _writer(self, path: str, holder: _Holder) -> SpoolWriter:
         if self._spool is None or self._spool[0] != path:
             self._spooling.close()  # completes that of the shard before
-            opened = spooled(self._space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns)
+            opened = spooled(self._space, holder.name, nbytes=holder.nbytes, mtime_ns=holder.mtime_ns)
             self._spool = path, self._spooling.enter_context(opened)
         return self._spool[1]
 
-    def _status(self, path: str) -> os.stat_result:
-        if path not in self._stats:
-            self._stats[path] = os.stat(path)
-        return self._stats[path]
+    def _holder(self, path: str) -> _Holder:
+        if path not in self._holders:
+            found = self._objects.get(path)
+            if found is not None:
+                self._holders[path] = _Holder(found.name.encode(), found.nbytes, _time_of(found.etag), found.etag or "")
+            else:
+                status = os.stat(path)
+                name = os.fsencode(os.path.relpath(path, str(self._root)))
+                self._holders[path] = _Holder(name, status.st_size, status.st_mtime_ns)
+        return self._holders[path]
+
+
+class _Holder(NamedTuple):
+    """The file or object that holds fields."""
+
+    name: bytes  # relative to the root
+    nbytes: int
+    mtime_ns: int  # for an object, a number made of its etag: what is spooled of it bears that time
+    etag: str = ""
+
+
+def _time_of(etag: str | None) -> int:
+    return int.from_bytes(hashlib.sha256((etag or "").encode()).digest()[:7])
 
 
 def _chosen(fields: tuple[FieldSpec, ...], options: ConvertOptions, where: str) -> tuple[dict[str, FieldKind], str | None]:
@@ -230,6 +261,21 @@ def _chosen(fields: tuple[FieldSpec, ...], options: ConvertOptions, where: str) 
     if not kinds:
         raise OptionError(f"{where}: no field is left; keep one with --field")
     return kinds, label
+
+
+def _found_shards(location: Location, manifest: Manifest) -> dict[str, ListedObject]:
+    """Return sizes and etags of the shards in a store, by URL.
+
+    Raises MissingDataError or IntegrityError if one is gone or has another size than it had, StorageError.
+    """
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        found = list(pool.map(lambda shard: object_facts(location / shard.name), manifest.shards))
+    for shard, one in zip(manifest.shards, found, strict=True):
+        if one.nbytes != shard.nbytes:
+            raise IntegrityError(
+                f"{location / shard.name}: has {one.nbytes} bytes, its manifest says {shard.nbytes}; get the file again"
+            )
+    return {str(location / one.name): one for one in found}
 
 
 def _refuse_other_sizes(root: Path, manifest: Manifest) -> None:

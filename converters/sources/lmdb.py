@@ -34,7 +34,7 @@ class LmdbSource:
     def __init__(self, options: ConvertOptions) -> None:
         """Raises MissingDataError if there is no database, OptionError for choices that are not possible."""
         refuse_field_choices(options)
-        source = options.source
+        source = options.local_source
         self.root, self._names = _databases(source)
         has_classes = len(self._names) > 1 or self._names[0].count("/") > 0
         allowed = (ClassFrom.NONE, *((ClassFrom.FOLDER,) if has_classes else ()))

@@ -33,8 +33,8 @@ class ManifestSource:
         Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError if the roles of columns are
         not clear.
         """
-        self._path = options.source
-        self._place = options.root or options.source.parent
+        self._path = options.local_source
+        self._place = options.root or options.local_source.parent
         self.root = root_of(self._place)
         refuse_class_from(options)
         self._is_typed = is_json_lines(self._path)

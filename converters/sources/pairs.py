@@ -48,7 +48,7 @@ class PairedFiles:
 
     def __init__(self, options: ConvertOptions) -> None:
         """Raises MissingDataError or StorageError for a folder that cannot be read."""
-        self.root = options.source
+        self.root = options.local_source
         self._class_from = options.class_from or ClassFrom.NONE
         self._choices = Choices(options.fields)
         self._roles = role_folders(list_folders(self.root, otherwise=NO_FOLDER))

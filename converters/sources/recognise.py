@@ -18,31 +18,16 @@ from converters.sources.lmdb import DATA_NAME
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pair_names import KINDS, role_folders
 from converters.sources.recognise_archives import archive_of_file, archives_of_folder
+from converters.sources.recognise_stored import Recognition, recognise_stored
 from datapipe.containers import container_of
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
 from datapipe.core.errors import FormatError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
+from datapipe.stores.location import Location
 
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
-_TITLES = {
-    "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
-    "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
-    "dataset": "a converted dataset", "hdf5": "HDF5 files",
-    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files", "lmdb": "LMDB databases of images",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Recognition:
-    """The form of a source, and the evidence for it."""
-
-    form: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{_TITLES[self.form]} ({self.why}; --from {self.form})"
 
 
 @dataclass(slots=True)
@@ -74,13 +59,15 @@ def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | Non
 def recognise(options: ConvertOptions) -> Recognition:
     """Return the form of `options.source`. Raises as `resolved` does."""
     source = options.source
+    if isinstance(source, Location):
+        return recognise_stored(source, options.class_from)
     if not source.exists() and glob.has_magic(str(source)):
         return _of_pattern(str(source))
     if source.is_file():
         return _of_file(source)
     if not source.exists() and split_archive_path(source) is not None:
         return Recognition("archive", "it is a folder in an archive")
-    return _of_folder(options)
+    return _of_folder(source, options.class_from)
 
 
 def _of_pattern(pattern: str) -> Recognition:
@@ -125,10 +112,9 @@ def _is_coco(path: Path) -> bool:
         return False
 
 
-def _of_folder(options: ConvertOptions) -> Recognition:
-    source = options.source
+def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
     folders = list_folders(source, otherwise=NO_FOLDER)
-    if held_apart(source, folders) and options.class_from is not ClassFrom.NONE:
+    if held_apart(source, folders) and class_from is not ClassFrom.NONE:
         return Recognition("image-folder", "it has class folders")  # its errors then explain the problem
     if (source / MANIFEST_NAME).is_file():
         return Recognition("dataset", f"it holds {MANIFEST_NAME}")
@@ -145,14 +131,14 @@ def _of_folder(options: ConvertOptions) -> Recognition:
             else Recognition("tar", f"it holds {os.path.splitext(os.fsdecode(min(seen.archives)))[1]} files")
         )
     roles = role_folders(folders)
-    if len(roles) > 1 and options.class_from in (None, ClassFrom.NONE):
+    if len(roles) > 1 and class_from in (None, ClassFrom.NONE):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
         return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source)
     if seen.beside:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
         found.append(Recognition("image-folder", "images in folders"))
-    elif seen.num_images and options.class_from is ClassFrom.NONE:
+    elif seen.num_images and class_from is ClassFrom.NONE:
         found.append(Recognition("image-folder", "images in it"))
     elif seen.num_images and not seen.beside:
         raise _without_folders(source, seen)

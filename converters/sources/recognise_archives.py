@@ -6,15 +6,16 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from converters.archives import is_archive_name, stem_of_archive
 from converters.archives.unpacking import compression_of, unpacked_chunks
+from converters.options import Place
 from datapipe.containers.listing import is_image_name, is_junk
-from datapipe.containers.mapped import mapped
+from datapipe.containers.mapped import byte_source
 from datapipe.containers.tar.scanner import scan_members, split_name
 from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import DatapipeError, FormatError
+from datapipe.stores.location import Location
 
 _MAX_MEMBERS = 300  # looked at in each archive
 _MAX_TARS = 3
@@ -22,7 +23,7 @@ _HEAD_NBYTES = 8 << 20  # of a compressed tar
 _NUMBERED = re.compile(rb"(.*?)(\d+)((?:[-_.]?of[-_.]?\d+)?)")
 
 
-def archive_of_file(path: Path) -> str | None:
+def archive_of_file(path: Place) -> str | None:
     """Return why a file is an archive of a folder, in words; None for WebDataset's tars and what is no archive.
 
     A tar that cannot be read is left to whoever reads it.
@@ -41,7 +42,7 @@ def archive_of_file(path: Path) -> str | None:
     return None
 
 
-def archives_of_folder(source: Path, names: list[bytes]) -> str | None:
+def archives_of_folder(source: Place, names: list[bytes]) -> str | None:
     """Return why the archives `names` of a folder are class tars or archives of folders, in words; None for WebDataset's tars."""
     zips = [name for name in names if name.lower().endswith(b".zip")]
     if zips:
@@ -72,12 +73,14 @@ def _are_numbered(names: list[bytes]) -> bool:
     return len(stems) == 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def _first_members(path: Path) -> list[bytes]:
+def _first_members(path: Place) -> list[bytes]:
     """Return the names of the first members of a tar that are no system files; fewer where it does not parse."""
     names: list[bytes] = []
     try:
         compression = compression_of(os.fsencode(path.name))
         if compression is not None:
+            if isinstance(path, Location):  # whoever reads it says that it is not read from stores
+                return names
             head = bytearray()
             for chunk in unpacked_chunks(path, compression):
                 head += chunk
@@ -85,7 +88,7 @@ def _first_members(path: Path) -> list[bytes]:
                     break
             _take(names, bytes(head))
         else:
-            with mapped(path, "a tar") as data:
+            with byte_source(str(path), "a tar") as data:
                 _take(names, data)
     except (DatapipeError, OSError):
         return names  # whoever reads it says what is wrong with it

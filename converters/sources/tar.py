@@ -13,22 +13,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.archives import refuse_compressed
 from converters.archives.unpacking import compression_of, unpack_tar
-from converters.options import ConvertOptions
+from converters.options import ConvertOptions, Place
 from converters.packing import PLAIN
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace
 from converters.sources.fields import Choices, in_order
 from converters.sources.labels import LabelCensus
 from converters.sources.manifest import refuse_class_from
+from converters.stored_objects import objects_at, opened_object
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
+from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.fields import HEAD_NBYTES, field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core import regular_files
+from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import printable
-from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
+from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
+from datapipe.index.remote_set import read_manifest_text
+from datapipe.stores.location import Location
+from datapipe.stores.objects import ListedObject
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _LABELS = ("cls", "label")
@@ -46,14 +53,15 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mapped:
-    """A tar, and its size and time when it was opened."""
+class _OpenTar:
+    """A tar, and its size and time, or etag, when it was opened."""
 
-    data: mmap.mmap
+    data: ByteSource
     path: bytes  # relative to the source's root, or to the spool
     is_spooled: bool
     nbytes: int
     mtime_ns: int
+    etag: str = ""
 
 
 class TarSource:
@@ -65,11 +73,23 @@ class TarSource:
         Raises MissingDataError or StorageError if there are no tars, UnfinishedError for an unfinished dataset.
         """
         refuse_class_from(options)
-        source = options.source
-        self.root = source if source.is_dir() else source.parent
-        self._names = _tars_in(source) if source.is_dir() else [os.fsencode(source.name)]
-        refuse_unfinished(self.root)
-        converted = read_manifest(self.root) if (self.root / MANIFEST_NAME).is_file() else None
+        self.root: Place
+        self._objects: dict[bytes, ListedObject] = {}  # of a store, by name
+        converted: Manifest | None = None
+        if isinstance(options.source, Location):
+            self.root, self._objects = objects_at(options.source, _is_tar, what="tars")
+            self._names = list(self._objects)
+            refuse_compressed(self.root, self._names)
+            refuse_unfinished_at(self.root)
+            text = read_manifest_text(self.root)
+            converted = None if text is None else parse_document(text, str(self.root / MANIFEST_NAME))
+        else:
+            source = options.source
+            self.root = source if source.is_dir() else source.parent
+            self._names = _tars_in(source) if source.is_dir() else [os.fsencode(source.name)]
+            refuse_unfinished(self.root)
+            if (self.root / MANIFEST_NAME).is_file():
+                converted = read_manifest(self.root)
         self._kinds = {} if converted is None else {spec.name: spec.kind for spec in converted.fields}
         self._classes = None if converted is None or options.class_map else converted.classes
         self._choices = Choices(options.fields)
@@ -79,13 +99,23 @@ class TarSource:
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
         for name in self._names:
-            path = os.path.join(os.fsencode(self.root), name)
-            tar = _open_map(self.root, name, space)
-            with contextlib.closing(tar.data):
+            path = os.fsencode(str(self.root)) + b"/" + name
+            with self._opened(name, space) as tar:
                 groups = _groups(tar.data, os.fsdecode(path), notes)
                 while group := self._next(groups, name, path, notes):
                     yield self._listed(place, name, group, tar)
                     place += 1
+
+    @contextlib.contextmanager
+    def _opened(self, name: bytes, space: Workspace) -> Iterator[_OpenTar]:
+        """Open a tar. Raises MissingDataError, StorageError or FormatError."""
+        if isinstance(self.root, Location):
+            with opened_object(self.root, self._objects[name], "a tar") as data:
+                yield _OpenTar(data, name, False, len(data), 0, self._objects[name].etag or "")
+            return
+        tar, data = _open_map(self.root, name, space)
+        with contextlib.closing(data):
+            yield tar
 
     @staticmethod
     def _next(groups: Iterator[_Group], name: bytes, path: bytes, notes: ScanNotes) -> _Group | None:
@@ -116,7 +146,7 @@ class TarSource:
             remedy="samples are members named KEY.SUFFIX",
         )
 
-    def _listed(self, place: int, name: bytes, group: _Group, tar: _Mapped) -> ListedSample:
+    def _listed(self, place: int, name: bytes, group: _Group, tar: _OpenTar) -> ListedSample:
         origins: dict[str, Origin] = {}
         problem = "its members are not consecutive: some were earlier; sort the tar by name" if group.is_again else None
         label, met = NO_LABEL, set()
@@ -136,11 +166,11 @@ class TarSource:
                     problem = problem or f"its label {text[:20]!r} is not text"
             else:
                 origins[field.name] = Origin(
-                    tar.path, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns, PLAIN, tar.is_spooled
+                    tar.path, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns, PLAIN, tar.is_spooled, tar.etag
                 )
         return ListedSample(name, group.key, place, label, origins, problem=problem)
 
-    def _field_of(self, suffix: str, member: Member, data: mmap.mmap | bytes) -> FieldSpec | None:
+    def _field_of(self, suffix: str, member: Member, data: ByteSource) -> FieldSpec | None:
         if suffix not in self._fields:
             if len(self._fields) >= _MAX_SUFFIXES:
                 raise OptionError(
@@ -170,7 +200,7 @@ def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:
     return f"has {shown} for the field {field.name!r}" + (f"; {remedy}" if len(set(suffixes)) > 1 else "")
 
 
-def _groups(data: mmap.mmap | bytes, where: str, notes: ScanNotes) -> Iterator[_Group]:
+def _groups(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[_Group]:
     """Yield the samples of a tar. Raises FormatError where it does not parse; the current sample is then dropped."""
     done: set[bytes] = set()
     current: bytes | None = None
@@ -208,8 +238,8 @@ def _tars_in(source: Path) -> list[bytes]:
     return sorted(names)
 
 
-def _open_map(root: Path, name: bytes, space: Workspace) -> _Mapped:
-    """Map a tar into memory; the caller closes it. Raises MissingDataError, StorageError or FormatError."""
+def _open_map(root: Path, name: bytes, space: Workspace) -> tuple[_OpenTar, mmap.mmap]:
+    """Map a tar into memory; the caller closes the map. Raises MissingDataError, StorageError or FormatError."""
     compression, mtime_ns, spooled = compression_of(name), None, name
     if compression is not None:
         spooled, mtime_ns = unpack_tar(root, name, compression, space)
@@ -226,7 +256,8 @@ def _open_map(root: Path, name: bytes, space: Workspace) -> _Mapped:
     except OSError as exc:
         raise StorageError(f"{where}: cannot be read ({exc.strerror}); check its permissions") from exc
     data.madvise(mmap.MADV_RANDOM)  # only headers are read: do not read the images ahead
-    return _Mapped(data, spooled, compression is not None, status.st_size, status.st_mtime_ns if mtime_ns is None else mtime_ns)
+    mtime_ns = status.st_mtime_ns if mtime_ns is None else mtime_ns
+    return _OpenTar(data, spooled, compression is not None, status.st_size, mtime_ns), data
 
 
 def open_source(options: ConvertOptions) -> TarSource:

@@ -29,8 +29,8 @@ from datapipe.core import atomic, regular_files
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DatapipeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME
+from datapipe.index.tables import TABLE_NAME
 
-TABLE_NAME = "table.json"
 _PLAN_NAME, _FINAL_NAME, _REMOVED_NAME = "plan.json", "final.json", "old-removed"
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
 from datapipe.columns.lists import flat_lists, item_of
 from datapipe.columns.values import ColumnValues, values_of
-from datapipe.core.errors import OptionError
+from datapipe.core.errors import DecodeError, OptionError
 from datapipe.index.tables import TableGroup
 
 Write = Callable[[int, int, NDArray[Any]], None]  # rows from start to stop, and where they go
@@ -67,7 +67,11 @@ def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], gr
     """Return the function that writes rows of a feature into a column of a matrix."""
     array = arrays[feature.column.name]
     if feature.chain is None:
-        return _plain(feature, dtype, values_of(array, feature.column), group)
+        try:
+            values = values_of(array, feature.column)
+        except DecodeError as exc:
+            raise DecodeError(f"{group}: {exc}") from None
+        return _plain(feature, dtype, values, group)
     block_of, is_float = feature.chain.bind(array, feature.column), dtype.startswith("float")
 
     def write(start: int, stop: int, target: NDArray[Any]) -> None:

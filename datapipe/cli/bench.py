@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datapipe.cli.say import say_text
@@ -29,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
         "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
         "does not count.",
-        epilog="example: datapipe bench shards/train --against torch",
+        epilog="example: datapipe bench shards/train --against torch --plot rates.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
@@ -41,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
+    parser.add_argument("--plot", metavar="PNG", type=Path, help="draw the rates as bars")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
@@ -62,21 +64,32 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
+    from datapipe.cli.charts import Bar, draw_bars
     from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
+    from datapipe.core.atomic import refuse_to_replace
     from datapipe.core.errors import OptionError
     from datapipe.index.tables import TableIndex
 
+    if args.plot is not None:
+        refuse_to_replace(args.plot)
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
         if getattr(args, name) < 1:
             raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
-        if args.against is not None:
-            raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
+        if args.against is not None or args.plot is not None:
+            raise OptionError("--against and --plot are for images; a table is measured beside a bare read of its columns")
         found = measure_table(index, args)
         say_text(json.dumps(found, indent=1) if args.json else measured_text(found))
         return 0
     result = measure(index, args)
+    if args.plot is not None:
+        bars = [
+            Bar(name, rate, min(result["rounds"][name]), max(result["rounds"][name]))
+            for name, rate in result["images_per_s"].items()
+        ]
+        words = f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers"
+        draw_bars(args.plot, bars, title=f"images per second: {args.path}", subtitle=f"{words}, on {result['device']}")
     say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
 

@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="a folder or a file; see below")
+    parser.add_argument("source", metavar="SRC", help="a folder, a file, or the URL of either; see below")
     parser.add_argument("destination", metavar="DST", help="directory to create, or the URL of a place in an object store")
     parser.add_argument(
         "--to",
@@ -177,10 +177,10 @@ def _convert(options: ConvertOptions, destination: str, display: _Display) -> Re
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
-    from converters import Check, ClassFrom, ConvertOptions, OnError
+    from converters import Check, ClassFrom, ConvertOptions, OnError, parse_place
 
     return ConvertOptions(
-        source=args.source,
+        source=parse_place(args.source),
         destination=Path(args.destination),
         to=args.to,
         form=args.form,
@@ -295,7 +295,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         bad = f", {one.num_errors} bad samples left out (see {shown(one.directory / 'errors.jsonl')})" if one.num_errors else ""
         say(
             f"{shown(one.directory)}: {one.num_samples} samples{_of_classes(report.num_classes)}"
-            f" in {one.num_shards} shards, {one.nbytes / 1e6:.1f} MB{bad}"
+            f" in {one.num_shards} {_shards(one.num_shards)}, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
     resumed = f", {report.num_resumed} shards existed already" if report.num_resumed else f", {rate:.0f} samples/s"
@@ -316,7 +316,7 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
     for one in preview.sets:
         say(
             f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
-            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} shards"
+            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} {_shards(one.num_shards)}"
         )
         for sample in one.first:
             say(f"  {_shown(sample)}")
@@ -400,3 +400,7 @@ def _part(text: str) -> Any:
     from converters.options import Part
 
     return _parsed(Part.parse, text)
+
+
+def _shards(num: int) -> str:
+    return "shard" if num == 1 else "shards"

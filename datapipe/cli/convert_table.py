@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from datapipe.cli.say import say
 from datapipe.core.errors import OptionError
-from datapipe.stores.location import is_url
+from datapipe.stores.location import is_url, redacted
 
 if TYPE_CHECKING:
     from converters import Advance
@@ -51,6 +51,10 @@ def wants_table(args: argparse.Namespace) -> bool:
     """Whether SRC is a table: because the command says so, or by a look at it."""
     from converters.tables.sources import is_table
 
+    if is_url(args.source):
+        if args.form == FORM:
+            raise OptionError(f"{redacted(args.source)}: tables are not converted from stores; copy the files to a disk")
+        return False
     if args.form == FORM:
         return True
     if args.form != "auto" or args.to not in ("parquet", "hdf5"):
@@ -58,7 +62,7 @@ def wants_table(args: argparse.Namespace) -> bool:
     if any(getattr(args, name) is not None for name in ("schema", "names", "delimiter", "compression", "group_rows")):
         return True
     is_for_samples = args.field or args.root or args.class_from or args.class_map or args.resize
-    return not is_for_samples and is_table(args.source)
+    return not is_for_samples and is_table(Path(args.source))
 
 
 def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> Callable[[], None]:
@@ -87,7 +91,7 @@ def _options(args: argparse.Namespace) -> TableConversion:
     if is_url(str(args.destination)):
         raise OptionError(f"{args.destination}: tables are converted into directories; convert locally, then copy")
     return TableConversion(
-        source=args.source,
+        source=Path(args.source),
         destination=Path(args.destination),
         to=args.to,
         schema={} if args.schema is None else read_schema(args.schema),

@@ -31,6 +31,7 @@ NUM_CLASSES = 10
 _EPILOG = """\
 examples:
   datapipe demo
+  datapipe demo --photos photos --images 600
   datapipe demo --data photos/train --out /tmp/demo
 """
 
@@ -49,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
     parser.add_argument("--images", type=int, metavar="N", help=f"photographs to generate ({DEFAULT_IMAGES})")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
     parser.set_defaults(run=run)
@@ -59,14 +61,17 @@ def run(args: argparse.Namespace) -> int:
     from datapipe.core.atomic import write_json
     from datapipe.core.errors import OptionError
 
-    if args.data is not None and args.images is not None:
-        raise OptionError("--images counts generated photographs and --data brings its own; give one of them")
+    if args.data is not None and (args.images is not None or args.photos is not None):
+        raise OptionError("--images and --photos are about generated photographs and --data brings its own; give one of them")
     num_images = DEFAULT_IMAGES if args.images is None else args.images
     if num_images < 10 * NUM_CLASSES:
         raise OptionError(f"--images is {num_images}; an epoch needs at least {10 * NUM_CLASSES}")
     if args.workers is not None and args.workers < 1:
         raise OptionError(f"--workers is {args.workers}; it must be at least 1")
     tell = Teller(to_stderr=args.json)
+    if args.photos is not None:
+        _generated(args.photos, num_images, tell)
+        return 0
     args.out.mkdir(parents=True, exist_ok=True)
     photos = _generated(args.out / "photos", num_images, tell) if args.data is None else args.data
     _convert(photos, args.out / "shards", tell)
@@ -117,7 +122,7 @@ def _generated(photos: Path, num_images: int, tell: Teller) -> Path:
         if photos.exists():
             found = sum(1 for _ in photos.glob("*/*.jpg"))
             if found != num_images:
-                raise OptionError(f"{photos}: holds {found} photographs, not {num_images}; delete it or choose another --out")
+                raise OptionError(f"{photos}: holds {found} photographs, not {num_images}; delete it or choose another place")
         else:
             unfinished = photos.with_name(photos.name + ".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datapipe.index.sample_index import SampleIndex
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
+_MEASURED = 100_000  # samples whose bytes are counted, without opening them
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,10 +26,11 @@ def add_parser(subparsers: Any) -> None:
         description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
         f"folder or a table: samples, classes, shards, encodings, sizes (of up to {_LOOKED_AT} samples spread over the dataset); "
         "of a table its columns, row groups and nulls.",
-        epilog="example: datapipe inspect shards/ --grid sheet.png",
+        epilog="example: datapipe inspect shards/ --grid sheet.png --sizes sizes.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
+    parser.add_argument("--sizes", metavar="PNG", type=Path, help="draw how many images have how many bytes")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
@@ -43,25 +45,56 @@ def run(args: argparse.Namespace) -> int:
 
     if args.num < 1:
         raise OptionError(f"--num is {args.num}; it must be at least 1")
-    if args.grid is not None:
-        refuse_to_replace(args.grid)
+    for path in (args.grid, args.sizes):
+        if path is not None:
+            refuse_to_replace(path)
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
-        if args.grid is not None:
-            raise OptionError(f"--grid: {args.path} is a table, without images")
+        if args.grid is not None or args.sizes is not None:
+            raise OptionError(f"--grid and --sizes: {args.path} is a table, without images")
         told = describe_table(index)
         say_text(json.dumps(told, indent=1) if args.json else table_text(args.path, told))
         return 0
     facts = describe(index)
+    if (args.grid is not None or args.sizes is not None) and not index.has_images:
+        raise OptionError(f"--grid and --sizes: {args.path} holds no images; leave them out")
+    if args.sizes is not None:
+        facts["sizes"] = str(args.sizes)
+        draw_sizes(index, args.sizes, where=args.path)
     if args.grid is not None:
         from datapipe.cli.contact_sheet import draw_sheet
 
-        if not index.has_images:
-            raise OptionError(f"--grid: {args.path} holds no images; leave it out")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
     return 0
+
+
+def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
+    """Write a PNG with the bytes of up to `_MEASURED` images. Raises OptionError where the index does not know them."""
+    import numpy as np
+
+    from datapipe.cli.charts import draw_histogram
+    from datapipe.core.errors import OptionError
+
+    positions = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
+    nbytes = index.look_up(index.ids(positions), "image").extents.nbytes
+    if not len(nbytes) or nbytes.min() < 1:
+        raise OptionError(f"--sizes: the index of {where} does not have the bytes of each image; convert it first")
+    first, last = int(np.floor(2 * np.log2(nbytes.min()))), int(np.floor(2 * np.log2(nbytes.max()))) + 1
+    edges = 2 ** (np.arange(first, last + 1) / 2)  # two columns for each doubling
+    counts = np.histogram(nbytes, edges)[0].tolist()
+    median = _size(float(np.median(nbytes)))
+    words = f"{len(nbytes):,} images looked at, half of them below {median}, the largest {_size(int(nbytes.max()))}"
+    draw_histogram(path, counts, [_size(edge) for edge in edges], title=f"bytes of images: {where}", subtitle=words)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.{2 if nbytes < 100 else 3}g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.2g} GB"
 
 
 def describe(index: SampleIndex) -> dict[str, Any]:
@@ -118,7 +151,8 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
-    parts = f"{facts['shards']:,} " + ("index parts" if facts["container"] == "folder" else "shards")
+    part = "index part" if facts["container"] == "folder" else "shard"
+    parts = f"{facts['shards']:,} {part}" + ("s" if facts["shards"] != 1 else "")
     lines = [
         f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
         f"  fields   {fields}",
@@ -131,6 +165,8 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
         lines.append(f"  median   {height} x {width} pixels (height x width), {seen['median_bytes'] / 1e3:,.1f} kB")
     lines.append(f"  first    {facts['first']}")
     lines += [f"  bad      {text}" for text in seen["bad"]]
+    if "sizes" in facts:
+        lines.append(f"  sizes    {facts['sizes']}")
     if "grid" in facts:
         lines.append(f"  sheet    {facts['grid']}")
     return "\n".join(lines)

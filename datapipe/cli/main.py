@@ -12,12 +12,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from datapipe import __version__
 from datapipe.cli.say import Parser, say
 from datapipe.core.errors import DatapipeError, OptionError
 
-COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo")
+COMMANDS = ("convert", "verify", "fit", "inspect", "index", "bench", "diagnose", "train", "doctor", "demo", "completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
-    args = parse(argv)
+    args = parse(argv) if (sys.argv[1:] if argv is None else argv) else None
     try:
-        status: int = args.run(args)
+        status: int = _say_next_steps() if args is None else args.run(args)
         sys.stdout.flush()
     except OptionError as exc:
         return _fail(str(exc), 2)
@@ -60,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="datapipe",
         description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",
-        epilog="example: datapipe convert photos/ shards/ --to webdataset",
+        epilog="Without a command: what to do next with what lies in this folder. "
+        "Example: datapipe convert photos/ shards/ --to webdataset",
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -68,6 +70,12 @@ def build_parser() -> argparse.ArgumentParser:
         importlib.import_module(f"datapipe.cli.{name}").add_parser(subparsers)
         subparsers.choices[name].set_defaults(parser=subparsers.choices[name])
     return parser
+
+
+def _say_next_steps() -> int:
+    from datapipe.cli.next_steps import run
+
+    return run(Path.cwd())
 
 
 def _fail(message: str, status: int) -> int:

@@ -16,27 +16,40 @@ _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
 _GROUPS_PER_RANK = 4
+_TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+_BYTES = ("binary", "large_binary", "binary_view")
 
 
 def samples_or_table(path: str) -> SampleIndex | TableIndex:
-    """Return the index of the samples at `path`, else of the table there. Raises as `open_index` does if there is neither."""
+    """Return the index of the table at `path`, else of the samples there. Raises as `open_index` does if there is neither.
+
+    A table is looked for first, as that writes nothing: shards of samples that others wrote get an index next to them.
+    """
     from datapipe.containers import open_index
     from datapipe.containers.tables.files import open_table
     from datapipe.core.errors import DatapipeError, FormatError
     from datapipe.index.manifest import MANIFEST_NAME
+    from datapipe.stores.location import is_url
 
-    try:
+    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return open_index(path)
-    except FormatError:
-        if os.path.lexists(os.path.join(path, MANIFEST_NAME)):  # a converted dataset that is damaged
-            raise
+    if is_url(path):  # indexes of what lies in stores are kept elsewhere
         try:
-            index = open_table(path)
-        except DatapipeError:
-            index = None
-        if index is None or any(column.name.endswith(".bytes") for column in index.columns):
-            raise
-        return index
+            return open_index(path)
+        except FormatError as exc:
+            try:
+                return open_table(path)
+            except DatapipeError:
+                raise exc from None
+    try:
+        index = open_table(path)
+    except DatapipeError as exc:
+        if path.endswith(_TEXTS) and os.path.isfile(path):
+            raise exc
+        return open_index(path)
+    if any(column.type in _BYTES for column in index.columns):  # encoded images
+        return open_index(path)
+    return index
 
 
 def describe_table(index: TableIndex) -> dict[str, Any]:
@@ -70,15 +83,19 @@ def _advice(index: TableIndex, median: int) -> list[str]:
     if index.is_row_major:
         return []
     remedy = "convert it: datapipe convert SRC DST --to parquet"
-    ranks = max(1, index.num_groups // _GROUPS_PER_RANK)
-    lines = [f"enough row groups for {ranks} rank{'s' * (ranks != 1)}, at {_GROUPS_PER_RANK} for each; more need smaller ones"]
+    ranks = index.num_groups // _GROUPS_PER_RANK
+    smaller = f"{remedy} --group-rows {max(1_000, len(index) // (8 * _GROUPS_PER_RANK))}"
+    if ranks:
+        lines = [
+            f"enough row groups for {ranks} rank{'s' * (ranks != 1)}, at {_GROUPS_PER_RANK} for each; more need smaller ones"
+        ]
+    else:
+        lines = [f"so few row groups make one window, which each of several ranks would read whole; for those {smaller}"]
     width = sum(8 if one.kind is not ColumnKind.TEXT else 16 for one in index.columns)
     if median * width > _LARGE_GROUP_NBYTES:
         lines.append(f"row groups of {median:,} rows are large: windows hold few of them, so that rows mix badly; {remedy}")
     if median < _SMALL_GROUP_ROWS and index.num_groups > 8:
         lines.append(f"row groups of {median:,} rows are small: each takes a read and a look at every column; {remedy}")
-    if index.num_groups < _GROUPS_PER_RANK:
-        lines.append(f"{index.num_groups} row group(s) make one window, which all ranks read; {remedy}")
     return lines
 
 
@@ -89,7 +106,7 @@ def table_text(path: str, facts: dict[str, Any]) -> str:
     sizes = f"{groups['least']:,} to {groups['most']:,} rows (median {groups['median']:,})"
     lines = [
         f"{path}: {facts['container']} table, {facts['rows']:,} rows of {len(facts['columns'])} columns, {size}",
-        f"  groups   {facts['row_groups']:,} row groups of {sizes}",
+        f"  groups   {facts['row_groups']:,} row group{'s' * (facts['row_groups'] != 1)} of {sizes}",
     ]
     for column in facts["columns"][:_MAX_SHOWN]:
         nulls = (

@@ -106,13 +106,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=int, metavar="N", default=0, help="of weights, order and augmentation (default: 0)")
     group.add_argument("--log-every", type=int, metavar="STEPS", default=default.log_every, help="line of metrics (default: 10)")
+    group.add_argument("--plot", type=Path, metavar="PNG", help="draw the share of waiting for data over the run")
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train. Raises what `datapipe.training.fit` raises, and OptionError for data that a classifier cannot be trained on."""
+    from datapipe.core.atomic import refuse_to_replace
     from datapipe.core.errors import OptionError
 
+    if args.plot is not None:
+        refuse_to_replace(args.plot)
     for name in ("batch_size", "size", "num_classes"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -127,9 +131,23 @@ def run(args: argparse.Namespace) -> int:
     device = resolve_device("auto" if args.device == "cuda" and torch.cuda.is_available() else args.device)()
     with process_group(device) as leads:
         report = train(args, options, device, leads=leads)
+    if leads and args.plot is not None:
+        draw_waiting(args.out, args.plot, where=args.path)
     if leads:
         say_text(json.dumps(report.to_json(), indent=1) if args.json else as_text(report))
     return 0
+
+
+def draw_waiting(out: Path, path: Path, *, where: str) -> None:
+    """Write a PNG with the share of waiting over the steps of the run in `out`, each value that of its epoch so far."""
+    from datapipe.cli.charts import draw_shares
+    from datapipe.training.record import METRICS
+
+    lines = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
+    points = [(line["step"], line["starvation"]) for line in lines if "loss" in line and line["starvation"] is not None]
+    ends = [line["step"] for line in lines if "train_loss" in line]
+    words = "in each epoch so far; vertical lines are the ends of epochs" if points else "not measured: too few steps"
+    draw_shares(path, points, ends, title=f"waiting for data: {where}", subtitle=words)
 
 
 def train(args: argparse.Namespace, options: TrainOptions, device: torch.device, *, leads: bool) -> Report:

@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
         rate = report.nbytes / 1e9 / max(report.elapsed_s, 1e-9)
         num = len(report.problems)
         verdict = f"{num} problem{'s' * (num > 1)}" if num else "intact"
+        samples, shards = ("rows", "files") if report.is_table else ("samples", "shards")
         say(
-            f"{args.directory}: {verdict}; {report.num_samples} samples in {report.num_shards} shards,"
+            f"{args.directory}: {verdict}; {report.num_samples} {samples} in {report.num_shards} {shards},"
             f" {report.nbytes / 1e6:.1f} MB read at {rate:.2f} GB/s"
         )
     return 1 if report.problems else 0

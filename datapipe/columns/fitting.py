@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -167,6 +168,8 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
     if fill is not None and not whole.stored.num:
         raise OptionError(f"column {column.name!r} has no value, so there is no {fill} with which to fill it; pass a number")
     value = None if fill is None else whole.stored.mean if fill == "mean" else whole.histogram.median()  # type: ignore[union-attr]
+    if value is not None and not math.isfinite(value):
+        raise OptionError(f"column {column.name!r} has infinite values, and their {fill} is {value}; pass a number to fill with")
     before = _before_normalize(operations)
     if before is None:
         return Fitted(fill=value)
@@ -176,6 +179,11 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
         reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
     if not reached.num:
         raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")
+    if not (math.isfinite(reached.mean) and math.isfinite(reached.std)):
+        raise OptionError(
+            f"column {column.name!r} has infinite values where Normalize gets them, so their mean is {reached.mean}; "
+            "put Clip before it, or before Log1p, which makes -1 infinite"
+        )
     return Fitted(fill=value, mean=reached.mean, std=reached.std)
 
 

@@ -31,8 +31,9 @@ class Moments:
         if not len(values):
             return cls()
         wide = values.astype(np.float64)
-        mean = float(wide.mean())
-        return cls(len(values), mean, float(np.square(wide - mean).sum()))
+        with np.errstate(invalid="ignore"):  # infinite values, which fitting refuses
+            mean = float(wide.mean())
+            return cls(len(values), mean, float(np.square(wide - mean).sum()))
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both together (Chan, Golub, LeVeque: "Updating formulae and a pairwise algorithm", 1979)."""

@@ -15,6 +15,7 @@ from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
+from datapipe.index.tables import TABLE_NAME
 from datapipe.stores.location import is_url, parse_location
 
 __all__ = ["container_of", "open_index"]
@@ -46,6 +47,8 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
             raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
         return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
+    if (here / TABLE_NAME).is_file():
+        raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.TableLoader")
     shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
     if shards:
         refuse_several_sets([path.name for path in shards], text)

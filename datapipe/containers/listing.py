@@ -38,6 +38,7 @@ class ListedFile:
     nbytes: int
     mtime_ns: int
     problem: str | None = None  # why it cannot be read, if known without opening it
+    etag: str = ""  # of an object in a store, which has no time
 
     @property
     def source(self) -> bytes:
@@ -105,7 +106,7 @@ def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
         with os.scandir(os.fsencode(root)) as entries:
             return sorted(entry.name for entry in entries if not is_junk(entry.name) and is_folder(entry))
     except FileNotFoundError as exc:
-        raise MissingDataError(f"{root}: no such directory; check the path of the source") from exc
+        raise MissingDataError(f"{root}: no such file or directory; check the path of the source") from exc
     except NotADirectoryError as exc:
         raise MissingDataError(f"{root}: not a directory; {otherwise}") from exc
     except OSError as exc:

@@ -89,7 +89,7 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
 
     Raises StorageError, and FormatError where the contents are not understood.
     """
-    _refuse_unfinished(listing.location)
+    refuse_unfinished_at(listing.location)
     objects = {one.name: one for one in listing.objects}
     for name, one in objects.items():
         pin_object(str(listing.location / name), etag=one.etag, nbytes=one.nbytes)
@@ -124,7 +124,7 @@ def expanded(url: str) -> Iterator[str]:
         yield from expanded(url[: found.start()] + part + url[found.end() :])
 
 
-def _refuse_unfinished(location: Location) -> None:
+def refuse_unfinished_at(location: Location) -> None:
     """Raise UnfinishedError for shards of a conversion that is under way: those of others come without its claim."""
     try:
         object_facts(location / BUILDING_NAME)

@@ -7,30 +7,29 @@ not be tried is left out, with the reason.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datapipe.core.observe import Stage
 from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.contention import Contention, contention_of
+from datapipe.diagnostics.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
 from datapipe.diagnostics.steady import MIN_STEPS
-from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
+from datapipe.diagnostics.store_remedies import MAKING, NOT_STREAMED, kept_shards, network_share
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
-_MOSTLY_WAITING = 0.5  # share of the time to make a batch from which more workers than cores make sense
-_MAKING = (Stage.PLAN, Stage.NETWORK, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)
 _SYNCED = 0.05  # share of the steps
+_NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 _BELOW = "below the loader's line, with import datapipe"
 
 
@@ -120,10 +119,14 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         _add_prefetch(result, found.loader, workload, is_ours=is_ours)
     if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
         _add_order(result, found.loader, workload)
-    waits = mostly_waits([profile.made for profile in found.profiles])
+    network = network_share(found.events)
+    waits = network > MOSTLY if is_ours else mostly_waits([profile.made for profile in found.profiles])
     if not is_ours:
         result.contention = contention_of(workload, trials.scaling)
     _add_workers(result, found.loader, workload, waits=waits)
+    if is_ours and network > _NOTICED:
+        result.remedies.append(kept_shards(network, where=_place(found.loader)))
+        result.left_out["shuffle='windows'"] = NOT_STREAMED
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
         note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
@@ -180,13 +183,6 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
                 note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
             result.applied[name] = Applied(loader.site, num_workers=num)
         result.remedies.append(Remedy(name, change, argument_of(loader, name, note)))
-
-
-def worker_counts(now: int, cores: int, *, waits: bool) -> list[int]:
-    """Return the numbers of workers worth trying instead of `now`, ascending. `waits`: see `mostly_waits`."""
-    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
-    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
-    return sorted(num for num in nums if 0 < num <= most and num != now)
 
 
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
@@ -286,18 +282,6 @@ def place_of(site: str) -> str:
         return site
 
 
-def mostly_waits(made: Sequence[Making]) -> bool:
-    """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
-    return waiting_share(made) > _MOSTLY_WAITING
-
-
-def waiting_share(made: Sequence[Making]) -> float:
-    """Return the share of the time to make batches that is spent neither on a core nor waiting for one."""
-    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
-    all_ns = sum(one.ready_ns - one.start_ns for one in made)
-    return 1 - busy_ns / all_ns if all_ns else 0.0
-
-
 def _seconds(values: Any) -> Floats:
     return np.array([max(0, value) for value in values], np.float64) * 1e-9
 
@@ -336,7 +320,7 @@ def _own_batches(found: Analysis) -> Floats:
     sums: dict[tuple[int, int], int] = {}
     ends = _pass_ends(found)
     for event in found.events:
-        if event.stage in _MAKING:
+        if event.stage in MAKING:
             of_pass = int(np.searchsorted(ends, event.start_ns))
             sums[of_pass, event.step] = sums.get((of_pass, event.step), 0) + event.duration_ns
     return _seconds(sums[key] for key in sorted(sums))

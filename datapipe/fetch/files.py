@@ -41,6 +41,7 @@ class Files(Protocol):
 
 def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:
     """Return the reader for the samples of an index. `remote`: the settings for samples in object stores."""
+    row_groups = RowGroups() if row_groups is None else row_groups
     local = LocalFiles(row_groups=row_groups)
     if not index.is_remote:
         return local
@@ -52,7 +53,15 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
     }
     for url, (etag, nbytes) in pinned.items():  # for row groups, which have readers of their own
         pin_object(url, etag=etag, nbytes=nbytes)
-    return RemoteFiles(local, settings, _open_cache(index, settings), pinned=pinned)
+    cache = _open_cache(index, settings)
+    if cache is not None:
+        row_groups.read_from(cache)
+    return RemoteFiles(local, settings, cache, pinned=pinned)
+
+
+def can_keep_shards(index: AnyIndex) -> bool:
+    """Return whether the shards of an index could be kept in a cache: by a checksum, or by the etag that the store gives."""
+    return all(_cached(remote, shard) is not None for remote, shard in _remote_shards(index))
 
 
 def _remote_shards(index: AnyIndex) -> Iterator[tuple[ConvertedSet | RemoteShards, ShardInfo]]:
@@ -64,9 +73,13 @@ def _remote_shards(index: AnyIndex) -> Iterator[tuple[ConvertedSet | RemoteShard
 def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     if settings.cache_path is None:
         return None
-    shards = {
-        remote.shard_url(shard.name): CachedShard(remote.location / shard.name, shard.sha256, shard.nbytes)
-        for remote, shard in _remote_shards(index)
-        if shard.sha256
-    }
+    known = ((remote.shard_url(shard.name), _cached(remote, shard)) for remote, shard in _remote_shards(index))
+    shards = {url: shard for url, shard in known if shard is not None}
     return ShardCache(open_cache_directory(settings.cache_path, settings.cache_nbytes), shards)
+
+
+def _cached(remote: ConvertedSet | RemoteShards, shard: ShardInfo) -> CachedShard | None:
+    location, etag = remote.location / shard.name, remote.etag_of(shard.name)
+    if shard.sha256:
+        return CachedShard.converted(location, shard.sha256, shard.nbytes)
+    return None if etag is None else CachedShard.foreign(location, etag, shard.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import threading
@@ -9,10 +10,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from datapipe.containers.rows import read_rows
-from datapipe.core.errors import copied
+from datapipe.core.errors import IntegrityError, MissingDataError, StorageError, copied
 from datapipe.index.row_groups import RowGroup, Rows
+from datapipe.stores.location import is_url
 
 MAX_NBYTES = 256 << 20
 
@@ -50,8 +53,13 @@ class RowGroups:
         self._max_nbytes = max_nbytes
         self._min_groups = min_groups
         self._read = read
+        self._shards: KeptShards | None = None
         self._forget()
         _everywhere.add(self)
+
+    def read_from(self, shards: KeptShards) -> None:
+        """Read those shards of a store from the disk that are kept there."""
+        self._shards = shards
 
     def value(self, group: RowGroup, row: int) -> bytes:
         """Return the value in a row of the shard. Raises MissingDataError, StorageError, IntegrityError or DecodeError."""
@@ -84,7 +92,7 @@ class RowGroups:
 
     def _read_now(self, group: RowGroup, reading: _Reading) -> Rows:
         try:
-            rows = reading.rows = self._read(group)
+            rows = reading.rows = self._read_where_it_lies(group)
         except Exception as exc:
             reading.error = exc
             raise
@@ -95,6 +103,17 @@ class RowGroups:
                     self._keep(group, reading.rows)
             reading.done.set()
         return rows
+
+    def _read_where_it_lies(self, group: RowGroup) -> Rows:
+        path = None if self._shards is None or not is_url(group.path) else self._shards.file_of(group.path, len(group))
+        if self._shards is not None and path is not None:
+            try:
+                return self._read(dataclasses.replace(group, path=path))
+            except (MissingDataError, StorageError):  # removed meanwhile
+                pass
+            except IntegrityError:
+                self._shards.reject(group.path)
+        return self._read(group)
 
     def _keep(self, group: RowGroup, rows: Rows) -> None:
         """Make space, then keep it: `nbytes`, which is read without the lock, never exceeds the bound."""
@@ -122,6 +141,14 @@ class RowGroups:
         self._spent: dict[RowGroup, None] = {}  # those of which all was read; the least recent first
         self._readings: dict[RowGroup, _Reading] = {}
         self._nbytes = 0
+
+
+class KeptShards(Protocol):
+    """Shards of stores that are kept on a disk."""
+
+    def file_of(self, url: str, num_samples: int) -> str | None: ...
+
+    def reject(self, url: str) -> None: ...
 
 
 @dataclass(slots=True)

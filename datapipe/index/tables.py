@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 _MAX_SHOWN = 12  # columns in a message
 UNKNOWN_NULLS = -1
 
+TABLE_NAME = "table.json"  # of a converted table
+
 
 class ColumnKind(enum.Enum):
     """The kind of a column's values, which decides what tensors they can become."""

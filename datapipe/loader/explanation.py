@@ -12,6 +12,7 @@ from datapipe.backends.images_dali.settings import Dali
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
+from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import StoreFacts
 from datapipe.loader.assembly import far_enough_ahead
 from datapipe.loader.caching import described, size_text
@@ -108,7 +109,7 @@ def _about_store(loader: DataLoader) -> list[str]:
     facts = loader.store_facts()
     if facts is None:
         return []
-    has_shards = all(shard.sha256 for shard in loader.dataset.index.manifest.shards)
+    has_shards = can_keep_shards(loader.dataset.index)
     order = loader.state_dict()["order"]
     return store_lines(facts, ranks=loader.world_size, in_windows=order.startswith("windows "), has_shards=has_shards)
 
@@ -130,7 +131,8 @@ def store_lines(facts: StoreFacts, *, ranks: int, in_windows: bool, has_shards: 
     if share > 1:
         lines.append(f"{'':<10}too many: S3 answers the rest with 503; lower dp.Remote(requests=...), or keep shards")
     if not has_shards:
-        return [*lines, f"{'':<10}shards of others are not kept; converted ones could be, by datapipe.Remote(cache_dir=...)"]
+        without = "the store gives no etags, so shards of others are not kept; converted ones could be"
+        return [*lines, f"{'':<10}{without}, by datapipe.Remote(cache_dir=...)"]
     if facts.cached is None:
         once = "each shard would be one stream an epoch" if in_windows else "what fits is asked for in the first epoch alone"
         return [*lines, f"{'':<10}shards are not cached: remote=datapipe.Remote(cache_dir=...) caches them; {once}"]

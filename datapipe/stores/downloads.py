@@ -25,17 +25,18 @@ def download(
     write: Callable[[bytes | memoryview, int], None],
     *,
     nbytes: int | None = None,
+    etag: str | None = None,
     timeout_s: float = TIMEOUT_S,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> int:
     """Read all of an object in the calling thread; return its size.
 
-    `write`: gets each piece and its offset, in order; its exceptions are passed on. `nbytes`: the required size of the object.
+    `write`: gets each piece and its offset, in order; its exceptions are passed on. `nbytes`, `etag`: that the object must have.
     `timeout_s`: time without a byte after which it fails. `is_wanted`: called between pieces; False ends it with StorageError.
     Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
     """
     requests().check_process()
-    done, etag, size = 0, None, nbytes
+    done, size = 0, nbytes
     attempts, last_s = 0, time.monotonic()
     while True:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from datapipe.core.errors import OptionError
 from datapipe.stores.location import Location
@@ -38,13 +39,11 @@ class ListedObject:
 
 def list_objects(location: Location) -> list[ListedObject]:
     """Return the objects directly under a prefix, by name. Raises StorageError, and OptionError where the store cannot list."""
-    if location.scheme in ("http", "https", "hf"):
-        raise OptionError(f"{location}: a web server does not list what it has; name the objects, as in train-{{000..099}}.tar")
+    refuse_unlistable(location)
     requests().check_process()
     prefix = f"{location.key}/" if location.key else ""
     found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
-    listed = [ListedObject(meta["path"].removeprefix(prefix), meta["size"], meta["e_tag"]) for meta in found["objects"]]
-    return sorted(listed, key=lambda one: one.name.encode())
+    return sorted((listed_object(meta, prefix) for meta in found["objects"]), key=lambda one: one.name.encode())
 
 
 def object_facts(location: Location) -> ListedObject:
@@ -52,6 +51,20 @@ def object_facts(location: Location) -> ListedObject:
     requests().check_process()
     meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=OPEN_TIMEOUT_S)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
+
+
+def listed_object(meta: Any, prefix: str) -> ListedObject:
+    """Return an object of a listing, named below `prefix`; its etag is quoted as in the answers to other requests."""
+    etag = meta["e_tag"]
+    if etag is not None and not etag.startswith(('"', "W/")):  # Azure's listings leave the quotes out
+        etag = f'"{etag}"'
+    return ListedObject(meta["path"].removeprefix(prefix), meta["size"], etag)
+
+
+def refuse_unlistable(location: Location) -> None:
+    """Raise OptionError where the store cannot list."""
+    if location.scheme in ("http", "https", "hf"):
+        raise OptionError(f"{location}: a web server does not list what it has; name the objects, as in train-{{000..099}}.tar")
 
 
 def list_names(location: Location, *, at_most: int = 1000) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from datapipe.core.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.location import Location, http_url
+from datapipe.stores.retries import TIMEOUT_S
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -19,21 +20,23 @@ _MAX_IDLE = 512  # connections kept for the next requests, per host
 _CONNECT_S = 5
 _SILENCE_S = 10  # time without a byte after which an attempt is abandoned
 
-_stores: dict[tuple[str, str, bool], ObjectStore] = {}
+_PART_RETRIES = 10
+
+_stores: dict[tuple[str, str, bool, bool], ObjectStore] = {}
 _lock = threading.Lock()
 
 
-def open_store(location: Location, *, for_uploads: bool = False) -> ObjectStore:
+def open_store(location: Location, *, for_uploads: bool = False, retries: bool = False) -> ObjectStore:
     """Return the client of the location's bucket or host; a process has one for each. Makes no request.
 
-    `for_uploads`: return one that allows the store to be silent while a large body is sent. Clients do not retry; their users
-    do. Raises DependencyError if `obstore`, or what a profile needs, is not installed, and OptionError if `obstore` does not
-    accept the environment's settings.
+    `for_uploads`: return one that allows the store to be silent while a large body is sent. Clients do not retry, as their users
+    do; but with `retries`, for the parts of an object, which only the library can write again. Raises DependencyError if
+    `obstore`, or what a profile needs, is not installed, and OptionError if `obstore` does not accept the environment's settings.
     """
-    place = location.scheme, location.root, for_uploads
+    place = location.scheme, location.root, for_uploads, retries
     with _lock:
         if place not in _stores:
-            _stores[place] = _opened(location, None if for_uploads else _SILENCE_S)
+            _stores[place] = _opened(location, None if for_uploads else _SILENCE_S, retries=retries)
         return _stores[place]
 
 
@@ -43,7 +46,7 @@ def forget_stores() -> None:
         _stores.clear()
 
 
-def _opened(location: Location, silence_s: float | None) -> ObjectStore:
+def _opened(location: Location, silence_s: float | None, *, retries: bool) -> ObjectStore:
     try:
         import obstore  # noqa: F401
     except ImportError as exc:
@@ -51,7 +54,7 @@ def _opened(location: Location, silence_s: float | None) -> ObjectStore:
     from obstore.exceptions import BaseError
 
     try:
-        return _OPENERS[location.scheme](location, silence_s)
+        return _OPENERS[location.scheme](location, silence_s, _retry_config(retries))
     except DatapipeError:
         raise
     except (BaseError, ValueError) as exc:
@@ -74,11 +77,13 @@ def _client(endpoint: str | None, silence_s: float | None, *, headers: dict[str,
     return config
 
 
-def _no_retries() -> Any:
+def _retry_config(has_retries: bool) -> Any:
+    if has_retries:
+        return {"max_retries": _PART_RETRIES, "retry_timeout": timedelta(seconds=TIMEOUT_S)}
     return {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 
 
-def _open_s3(location: Location, silence_s: float | None) -> ObjectStore:
+def _open_s3(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import S3Store
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
@@ -88,7 +93,7 @@ def _open_s3(location: Location, silence_s: float | None) -> ObjectStore:
         settings["region"] = region
     if _wants_profile():
         settings |= _profile(location, region)
-    return S3Store(location.root, client_options=_client(endpoint, silence_s), retry_config=_no_retries(), **settings)
+    return S3Store(location.root, client_options=_client(endpoint, silence_s), retry_config=retry_config, **settings)
 
 
 def _wants_profile() -> bool:
@@ -122,31 +127,31 @@ def _profile(location: Location, region: str | None) -> dict[str, Any]:
     return found if region is not None or session.region_name is None else {**found, "region": session.region_name}
 
 
-def _open_gs(location: Location, silence_s: float | None) -> ObjectStore:
+def _open_gs(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import GCSStore
 
     return GCSStore(
-        location.root, client_options=_client(os.environ.get("GOOGLE_BASE_URL"), silence_s), retry_config=_no_retries()
+        location.root, client_options=_client(os.environ.get("GOOGLE_BASE_URL"), silence_s), retry_config=retry_config
     )
 
 
-def _open_az(location: Location, silence_s: float | None) -> ObjectStore:
+def _open_az(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import AzureStore
 
     endpoint = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
     local = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     client = _client("http://" if local else endpoint, silence_s)
-    return AzureStore(location.root, client_options=client, retry_config=_no_retries())
+    return AzureStore(location.root, client_options=client, retry_config=retry_config)
 
 
-def _open_http(location: Location, silence_s: float | None) -> ObjectStore:
+def _open_http(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import HTTPStore
 
     url, token = http_url(location), os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else None
-    return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=headers), retry_config=_no_retries())
+    return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=headers), retry_config=retry_config)
 
 
-_OPENERS: dict[str, Callable[[Location, float | None], ObjectStore]] = {
+_OPENERS: dict[str, Callable[[Location, float | None, Any], ObjectStore]] = {
     "s3": _open_s3, "gs": _open_gs, "az": _open_az, "http": _open_http, "https": _open_http, "hf": _open_http,
 }  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from datapipe.core.errors import copied
 from datapipe.stores.location import Location
 from datapipe.stores.waits import waiting
+
+if TYPE_CHECKING:
+    import asyncio
 
 _LOOK_S = 1.0  # Ctrl-C in a thread that has just acquired the lock may leave the others blocked, so they retry
 

@@ -194,6 +194,7 @@ def test_two_ranks_under_torchrun(diagnose: Diagnose) -> None:
         for batch in loader:
             model(batch).sum().backward()
             time.sleep(0.002)
+        del model  # freed after its process group, it can wait for the group's threads for ever
         distributed.destroy_process_group()
     """)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from table_values import write_table
 
+import datapipe as dp
 from datapipe.cli.main import main
 
 
@@ -32,7 +33,29 @@ def test_inspect_shows_columns_groups_and_nulls(tmp_path: Path, capsys: pytest.C
 def test_inspect_advises_on_a_single_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(tmp_path / "t.parquet", 50)
     assert main(["inspect", str(tmp_path / "t.parquet")]) == 0
-    assert "1 row group(s) make one window" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 row group of 50 to 50 rows" in out
+    assert "each of several ranks would read whole" in out
+
+
+def test_a_converted_table_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No index of samples is put next to it, by whatever looks at it."""
+    write_table(tmp_path / "t.parquet", 50)
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "t.parquet"), str(out), "--to", "parquet"]) == 0
+    files = sorted(path.name for path in out.iterdir())
+    assert main(["inspect", str(out)]) == 0
+    assert main(["verify", str(out)]) == 0
+    assert "intact; 50 rows in 1 files" in capsys.readouterr().out
+    with pytest.raises(dp.FormatError, match=r"a converted table, .*; read it with datapipe\.TableLoader"):
+        dp.DataLoader(out, 4)
+    assert sorted(path.name for path in out.iterdir()) == files
+
+
+def test_text_is_to_be_converted_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    assert main(["inspect", str(tmp_path / "t.csv")]) == 1
+    assert "convert it first: datapipe convert" in capsys.readouterr().err
 
 
 def test_what_is_neither_is_refused_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

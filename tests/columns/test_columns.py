@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -393,3 +395,15 @@ def test_any_chain_against_pandas(tmp_path: Path, values: list[float | None], ch
                 expected = np.log1p(expected)
     found = column(tmp_path / "t.parquet", "a", [*([C.FillMissing(2)] if fills else []), *chain], fit=False)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [([C.Log1p(), C.Normalize()], "'x' has infinite values where Normalize gets them, so their mean is -inf; put Clip before it"),
+     ([C.FillMissing("mean")], "'x' has infinite values, and their mean is inf; pass a number to fill with")],
+)  # fmt: skip
+def test_infinite_values_are_refused_when_fitting(tmp_path: Path, chain: list[Any], message: str) -> None:
+    value = -1.0 if len(chain) == 2 else math.inf
+    pq.write_table(pa.table({"x": pa.array([1.0, value, None])}), tmp_path / "t.parquet")
+    with pytest.raises(OptionError, match=re.escape(message)):
+        C({"x": chain}).fit(tmp_path / "t.parquet")

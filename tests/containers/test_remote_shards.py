@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from datapipe.containers import open_index
 from datapipe.containers.remote_shards import expanded
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.loader.explanation import explanation
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
@@ -203,3 +205,62 @@ def test_an_index_that_is_damaged_is_named(store: FaultyStore) -> None:
         path.write_bytes(b"x")
     with pytest.raises(dp.FormatError, match="its index is damaged; remove"):
         index.look_up(index.ids(np.arange(3)), "image")
+
+
+def kept(url: str, cache: Path, **options: Any) -> dp.DataLoader:
+    """A loader over shards of others whose cache of shards is full."""
+    loader = dp.DataLoader(url, **{**OPTIONS, **options}, remote=dp.Remote(cache_dir=cache))
+    deadline, num_shards = time.monotonic() + 60, len(loader.dataset.index.manifest.shards)
+    while sum(len(path.name) == 64 for path in cache.iterdir()) < num_shards:
+        assert time.monotonic() < deadline
+        copies(loader)
+    return dp.DataLoader(url, **{**OPTIONS, **options}, remote=dp.Remote(cache_dir=cache))
+
+
+@pytest.mark.parametrize("shuffle", [True, "windows"])
+@pytest.mark.parametrize("name", ["tars", "plain", "grouped"])
+def test_shards_of_others_are_kept(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, name: str, shuffle: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full cache answers for every sample, in whatever form the samples lie."""
+    monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.05)
+    options = {**OPTIONS, "shuffle": shuffle}
+    loader = kept(f"{TOP}/{name}/", tmp_path / "shards", shuffle=shuffle)
+    store.log.clear()
+    assert same(copies(loader), copies(dp.DataLoader(str(sets[name]), **options)))
+    assert not [line for line in store.log if line.startswith("GET") and line.endswith((".tar", ".parquet"))]
+    facts = loader.store_facts()
+    assert facts is not None
+    assert facts.cached is not None
+    num_there, num_all, hits, misses = facts.cached
+    assert (num_there, misses) == (num_all, 0)
+    assert hits >= NUM_SAMPLES
+    assert f"{num_all} of {num_all} shards are kept in" in "\n".join(explanation(loader))
+
+
+def test_a_shard_that_was_replaced_is_kept_again(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a shard in the cache holds its etag, so what was kept under the same URL is not taken for it."""
+    monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.05)
+    copied = shutil.copytree(sets["tars"], tmp_path / "renewed", ignore=shutil.ignore_patterns(".*"))
+    upload(copied, "renewed")
+    kept(f"{TOP}/renewed/", tmp_path / "shards")
+    victim, other = sorted(copied.glob("*.tar"))[:2]
+    victim.write_bytes(other.read_bytes())
+    upload(copied, "renewed")
+    loader = kept(f"{TOP}/renewed/", tmp_path / "shards")
+    assert same(copies(loader), copies(dp.DataLoader(str(copied), **OPTIONS)))
+
+
+def test_a_damaged_row_group_in_the_cache_is_read_from_the_store(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.05)
+    cache = tmp_path / "shards"
+    loader = kept(f"{TOP}/grouped/", cache)
+    for path in cache.iterdir():
+        if len(path.name) == 64:
+            path.write_bytes(bytes(path.stat().st_size))
+    assert same(copies(loader), copies(dp.DataLoader(str(sets["grouped"]), **OPTIONS)))
+    assert "damaged in the cache" in caplog.text

@@ -199,3 +199,12 @@ def test_patterns(tmp_path: Path) -> None:
         index.matching(["X*"])
     with pytest.raises(OptionError, match="no column 'nothing'"):
         index.column("nothing")
+
+
+def test_two_columns_of_one_name_and_an_empty_path_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["x", "x"]), path)
+    with pytest.raises(FormatError, match=r"t\.parquet: two columns are named 'x'"):
+        open_table(path)
+    with pytest.raises(OptionError, match="the path to the table is empty"):
+        open_table("")

@@ -531,7 +531,7 @@ def test_command_line(tree: Path, tmp_path: Path) -> None:
     assert "pass --overwrite" in again.stderr
     missing = run_cli("convert", tmp_path / "nothing", tmp_path / "other", "--to", "webdataset")
     assert missing.returncode == 1
-    assert "no such directory" in missing.stderr
+    assert "no such file or directory" in missing.stderr
     assert "example:" in run_cli("convert", "--help").stdout
     for result in (usage, dry, done, again, missing):
         assert "Traceback" not in result.stderr

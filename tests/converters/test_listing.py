@@ -179,5 +179,5 @@ def test_no_classes(tmp_path: Path) -> None:
         list_classes(tmp_path)
     with pytest.raises(MissingDataError, match="not a directory"):
         list_classes(tmp_path / "a.jpg")
-    with pytest.raises(MissingDataError, match="no such directory"):
+    with pytest.raises(MissingDataError, match="no such file or directory"):
         list_classes(tmp_path / "nothing")

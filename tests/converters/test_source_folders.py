@@ -209,7 +209,7 @@ def test_the_command_says_what_it_took_the_source_for(tmp_path: Path) -> None:
     assert "fields: image, label\n" in dry.stdout
     done = run_cli("convert", source, tmp_path / "out", "--to", "webdataset", "--class-from", "none", "--workers", "1")
     assert taken in done.stderr
-    assert f"{tmp_path / 'out'}: 5 samples in 1 shards" in done.stdout
+    assert f"{tmp_path / 'out'}: 5 samples in 1 shard" in done.stdout
     told = run_cli("convert", source, tmp_path / "no", "--to", "hdf5", "--from", "image-folder", "--dry-run")
     assert "recognised as" not in told.stderr
     usage = run_cli("convert", source, tmp_path / "no", "--to", "hdf5", "--field", "a=b")

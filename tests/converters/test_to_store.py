@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +20,9 @@ from fixtures import convert, copies, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto
 
 import datapipe as dp
-from converters import ConvertOptions, Part, to_store
+from converters import ConvertOptions, OnError, Part, claims, delivery, shards
+from converters.delivery import StoreDelivery
+from converters.planning import ConversionPlan, PlannedShard
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
 from datapipe.containers import open_index
@@ -97,7 +106,7 @@ def test_stopped_around_each_put(
             raise StoppedError
 
     monkeypatch.setattr(uploads, "_put", put_or_stop)
-    monkeypatch.setattr(to_store, "_AT_ONCE", 1)
+    monkeypatch.setattr(delivery, "_AT_ONCE", 1)
     expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=1_000_000).iterdir()}
     for _ in range(len(expected) + 2):
         try:
@@ -126,24 +135,170 @@ def test_two_conversions_into_one_place(
     store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One finishes; the other stops with an error and has written nothing."""
-    place, each = parse_location(f"s3://{BUCKET}/two"), to_store._each
+    place, take = parse_location(f"s3://{BUCKET}/two"), StoreDelivery.take
     losers: list[str] = []
 
-    def each_while_another_begins(jobs: Any, work: Any) -> None:
+    def take_while_another_begins(self: StoreDelivery, shard: PlannedShard) -> None:
         if not losers:
             losers.append("began")
             said = f"{place}: another conversion, of other options or another source, was begun there"
             with pytest.raises(dp.StorageError, match=said):
                 convert_to_store(options_of(folder, seed=7), place)
             losers.append("ended")
-        each(jobs, work)
+        take(self, shard)
 
-    monkeypatch.setattr(to_store, "_each", each_while_another_begins)
+    monkeypatch.setattr(StoreDelivery, "take", take_while_another_begins)
     convert_to_store(options_of(folder), place)
     assert losers == ["began", "ended"]
     assert objects(place) == local
     with pytest.raises(dp.OptionError, match="made with other options"):
         convert_to_store(options_of(folder, seed=7), place)
+
+
+def test_two_machines_make_the_same(
+    store: FaultyStore,
+    folder: Path,
+    local: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another machine runs the same conversion from its beginning to its end while one is at its second shard."""
+    place, take = parse_location(f"s3://{BUCKET}/same"), StoreDelivery.take
+    taken: list[int] = []
+
+    def take_while_another_converts(self: StoreDelivery, shard: PlannedShard) -> None:
+        taken.append(shard.number)
+        if len(taken) == 2:
+            with pytest.MonkeyPatch.context() as elsewhere:
+                elsewhere.setenv("XDG_CACHE_HOME", str(tmp_path / "another-machine"))
+                convert_to_store(options_of(folder), place)
+            assert objects(place) == local
+        take(self, shard)
+
+    monkeypatch.setattr(StoreDelivery, "take", take_while_another_converts)
+    convert_to_store(options_of(folder), place)
+    assert "another process has finished the same conversion first" in caplog.text
+    assert objects(place) == local
+
+
+def test_taken_over_by_another(store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --overwrite a place is taken from a conversion that is under way; that one stops, and the other one's set is whole."""
+    place, take = parse_location(f"s3://{BUCKET}/taken"), StoreDelivery.take
+    taken: list[int] = []
+
+    def take_while_another_takes_over(self: StoreDelivery, shard: PlannedShard) -> None:
+        taken.append(shard.number)
+        if len(taken) == 2:
+            convert_to_store(options_of(folder, shard_nbytes=40_000, overwrite=True), place)
+            claims.write(b'{"plan": "x", "sets": [""], "replaced": {}, "replaces": []}', place / ".building", overwrite=False)
+        take(self, shard)
+
+    monkeypatch.setattr(StoreDelivery, "take", take_while_another_takes_over)
+    with pytest.raises(dp.StorageError, match="another conversion took this place over with --overwrite"):
+        convert_to_store(options_of(folder), place)
+    expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=40_000).iterdir()}
+    found = objects(place)
+    del found[".building"]
+    assert found == expected
+
+
+def test_the_local_disk_holds_few_shards(
+    store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, put, most = parse_location(f"s3://{BUCKET}/bounded"), uploads._put, 0
+
+    def slow_put(location: Location, contents: Any, *, overwrite: bool) -> None:
+        nonlocal most
+        if location.name.endswith(".tar"):
+            most = max(most, len(list(user_cache(STAGED).glob("*/made/.building/*.tar"))))
+            time.sleep(0.05)
+        put(location, contents, overwrite=overwrite)
+
+    monkeypatch.setattr(uploads, "_put", slow_put)
+    monkeypatch.setattr(delivery, "_AT_ONCE", 1)
+    convert_to_store(options_of(folder, shard_nbytes=4_000), place)
+    num_shards = sum(name.endswith(".tar") for name in list_names(place))
+    assert num_shards > 8
+    assert 1 <= most <= 3, "the shard that is built, the one that is written, and the one whose files are being removed"
+
+
+def test_a_full_local_disk(store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the local disk and what to do, and the same command goes on once there is room."""
+    place, open_shard = parse_location(f"s3://{BUCKET}/full"), shards.write_sidecar
+    calls: list[int] = []
+
+    def full_at_the_third(*args: Any) -> str:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_shard(*args)
+
+    monkeypatch.setattr(shards, "write_sidecar", full_at_the_third)
+    with pytest.raises(dp.StorageError, match=f"{place}: .*No space left on device; .*set XDG_CACHE_HOME to another disk"):
+        convert_to_store(options_of(folder), place)
+    store.log.clear()
+    convert_to_store(options_of(folder), place)
+    assert objects(place) == local
+    written = [line for line in store.log if line.startswith("PUT") and line.endswith(".tar")]
+    assert len(written) == sum(name.endswith(".tar") for name in local) - 2, "the two shards before are not written again"
+
+
+def test_a_bad_sample_then_skipped(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
+    """A conversion that failed at a bad sample goes on with another policy, and quarantined files reach the store."""
+    place, spoiled = parse_location(f"s3://{BUCKET}/bad-sample"), tmp_path / "spoiled"
+    shutil.copytree(folder, spoiled)
+    bad = sorted(path for path in spoiled.rglob("*") if path.is_file())[5]
+    bad.write_bytes(b"not an image")
+    with pytest.raises(dp.DecodeError, match="bad sample"):
+        convert_to_store(options_of(spoiled), place)
+    report = convert_to_store(options_of(spoiled, on_error=OnError.QUARANTINE), place)
+    assert report.num_errors == 1
+    expected = convert(spoiled, tmp_path / "set", on_error=OnError.QUARANTINE)
+    files = {str(path.relative_to(expected)): path.read_bytes() for path in expected.rglob("*") if path.is_file()}
+    assert any(name.startswith("quarantine/") for name in files)
+    assert {name: read_object(place / name) for name in files} == files
+
+
+def test_large_shards_are_written_in_parts(
+    store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = parse_location(f"s3://{BUCKET}/parts")
+    monkeypatch.setattr(uploads, "ONE_REQUEST_NBYTES", 4_000)
+    store.weather.faults = [PlantedFault("status", share=0.3, method="PUT", path=".tar", times=3)]
+    convert_to_store(options_of(folder), place)
+    assert any(line.startswith("POST") and line.endswith(".tar") for line in store.log)
+    assert objects(place) == local
+
+
+def test_shards_that_were_replaced_meanwhile(store: FaultyStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, settle = parse_location(f"s3://{BUCKET}/replaced"), StoreDelivery.settle
+
+    def settle_after_another_wrote(self: StoreDelivery, plan: ConversionPlan) -> None:
+        for one in self._running:
+            one.result()
+        uploads.write(b"something else", place / "shard-000001.tar", overwrite=True)
+        settle(self, plan)
+
+    monkeypatch.setattr(StoreDelivery, "settle", settle_after_another_wrote)
+    with pytest.raises(dp.StorageError, match=f"{place}/shard-000001.tar: was replaced since this conversion wrote it"):
+        convert_to_store(options_of(folder), place)
+    assert "dataset.json" not in list_names(place)
+
+
+def test_killed_at_any_put(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
+    """SIGKILL before and after every PUT, each in a process of its own; the last run ends with the same bytes as on a disk."""
+    place = f"s3://{BUCKET}/killed"
+    expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=1_000_000).iterdir()}
+    driver = [sys.executable, str(Path(__file__).with_name("store_kill_driver.py")), str(folder), place]
+    names = [".building", *(f"shard-000000{suffix}" for suffix in (".tar", ".tar.index.arrow", ".idx")), "dataset.json"]
+    assert {*names} == {".building", *expected}
+    for name in names:
+        for when in ("before", "after"):
+            ended = subprocess.run([*driver, name, when], timeout=120, check=False)
+            assert ended.returncode == -signal.SIGKILL, (name, when)
+    assert subprocess.run([*driver, "none", "before"], timeout=120, check=False).returncode == 0
+    assert objects(parse_location(place)) == expected
 
 
 def test_other_objects_are_left_alone(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
@@ -159,14 +314,14 @@ def test_the_manifest_is_written_once(
     store: FaultyStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another process finishes the same conversion just before."""
-    place, write = parse_location(f"s3://{BUCKET}/race"), to_store.upload
+    place, write = parse_location(f"s3://{BUCKET}/race"), delivery.upload
 
     def write_after_another(path: Path, location: Location, *, overwrite: bool) -> bool:
         if location.name == "dataset.json":
             assert write(path, location, overwrite=False)
         return write(path, location, overwrite=overwrite)
 
-    monkeypatch.setattr(to_store, "upload", write_after_another)
+    monkeypatch.setattr(delivery, "upload", write_after_another)
     convert_to_store(options_of(folder), place)
     assert "another process has finished the same conversion first" in caplog.text
 

@@ -10,8 +10,8 @@ from diagnosis_processes import COMMAND, process
 
 from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.applying import ranked_again, with_applied
-from datapipe.diagnostics.candidates import Trials, worker_counts
-from datapipe.diagnostics.contention import contention_of
+from datapipe.diagnostics.candidates import Trials
+from datapipe.diagnostics.contention import contention_of, worker_counts
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import Document, Outlook, Remedies
 from datapipe.diagnostics.remedies import NO_REMEDY

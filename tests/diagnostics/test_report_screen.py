@@ -6,12 +6,13 @@ import io
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from report_documents import KINDS, document
 
-from benchmarks.diagnose_picture import DOCUMENT, README, with_transcript
+from benchmarks.diagnose_picture import DOCUMENT, MANUAL, README, with_transcript
 from datapipe.diagnostics.document import read_document
 from datapipe.diagnostics.report.screen import MAX_LINES, WIDTH, screen, takes_colours
 
@@ -155,10 +156,11 @@ def test_colours_change_no_text(kind: str) -> None:
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
 
 
-def test_the_readme_shows_the_screen_of_its_document() -> None:
-    found, text = json.loads(DOCUMENT.read_text()), README.read_text()
+@pytest.mark.parametrize("page", [MANUAL, README])
+def test_the_pages_show_the_screen_of_the_committed_document(page: Path) -> None:
+    found, text = json.loads(DOCUMENT.read_text()), page.read_text()
     read_document(found)
-    assert with_transcript(text, found) == text, "run python -m benchmarks.diagnose_picture --keep"
+    assert with_transcript(text, found, where=page) == text, "run python -m benchmarks.diagnose_picture --keep"
 
 
 class _Terminal(io.StringIO):

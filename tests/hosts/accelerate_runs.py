@@ -44,6 +44,8 @@ def steps_that_synchronise(path: Path, arguments: dict[str, Any], adapts: bool) 
                 optimizer.step()
                 optimizer.zero_grad()
             epochs[-1].append(accelerator.sync_gradients)
+    # A DistributedDataParallel freed after its process group can wait for the group's threads for ever.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
     return epochs
 

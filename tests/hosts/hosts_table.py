@@ -1,4 +1,4 @@
-"""What each framework does with our loader: the table of docs/hosts.md and README.md, and the test that shows each entry.
+"""What each framework does with our loader: the table of docs/hosts.md, and the test that shows each entry.
 
 python tests/hosts/hosts_table.py writes it into the documents.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (_ROOT / "docs" / "hosts.md", _ROOT / "README.md")
+DOCUMENTS = (_ROOT / "docs" / "hosts.md",)
 
 
 @dataclass(frozen=True)

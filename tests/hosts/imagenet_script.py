@@ -66,6 +66,7 @@ def main(argv):
         seen["val"].append(validate(val_loader, model, criterion, args))
     if args.distributed:
         dist.barrier()
+        del model, optimizer  # freed after its process group, a model can wait for the group's threads for ever
         dist.destroy_process_group()
     return json.dumps(seen)
 

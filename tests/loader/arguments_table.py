@@ -1,4 +1,4 @@
-"""The table of torch's arguments; `python tests/loader/arguments_table.py` writes it into docs/loader.md and README.md."""
+"""The table of torch's arguments; `python tests/loader/arguments_table.py` writes it into docs/loader.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (_ROOT / "docs" / "loader.md", _ROOT / "README.md")
+DOCUMENTS = (_ROOT / "docs" / "loader.md",)
 
 
 class Status(enum.Enum):

@@ -449,3 +449,9 @@ def test_explain(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_data_loader_names_the_table_loader(table: Path) -> None:
     with pytest.raises(dp.FormatError, match="TableLoader"):
         dp.DataLoader(table / "a.parquet")
+
+
+def test_values_that_no_dtype_holds_are_named_with_their_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"u": pa.array([2**63] * 9, pa.uint64())}), tmp_path / "t.parquet")
+    with pytest.raises(dp.DecodeError, match=r"t\.parquet: row group 0: column 'u' holds unsigned values beyond int64"):
+        list(dp.TableLoader(tmp_path, 4))

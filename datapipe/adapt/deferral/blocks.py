@@ -28,7 +28,7 @@ _OF_NOBODY = 3  # the fetch
 _OF_TENSOR = 4  # the container and the fetch
 
 
-class Block:
+class BatchBlock:
     """Memory of a batch, (n, ...), and the tensors that are its rows."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -40,7 +40,7 @@ class Block:
         self.rows = dict(zip(self.ids, memory.unbind(), strict=True))
 
 
-def blocks_of(samples: list[Any], held: Held) -> list[Block]:
+def blocks_of(samples: list[Any], held: Held) -> list[BatchBlock]:
     """Return a block for each place in the samples at which all of them hold a tensor of one shape that is theirs alone."""
     if not samples or not held:
         return []
@@ -58,7 +58,7 @@ def blocks_of(samples: list[Any], held: Held) -> list[Block]:
         tensors = [held[others[number][1]][0] for others in places]
         like = tensors[0]
         if like.is_contiguous() and all(one.shape == like.shape and one.dtype is like.dtype for one in tensors):
-            blocks.append(Block(tensors))
+            blocks.append(BatchBlock(tensors))
     return blocks
 
 
@@ -102,7 +102,7 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
     return found
 
 
-def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
+def collate_blocks(samples: Any, blocks: Sequence[BatchBlock]) -> Any:
     """Return what `default_collate` returns for samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
     by_first = {block.ids[0]: block for block in blocks}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import Block, blocks_of, holds_its_tensors
+from datapipe.adapt.deferral.blocks import BatchBlock, blocks_of, holds_its_tensors
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
@@ -197,7 +197,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
-    def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
+    def _finish(self, fetch: Fetch, blocks: Sequence[BatchBlock] = ()) -> list[int]:
         """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()

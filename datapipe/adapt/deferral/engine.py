@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral.agreement import disagreement
+from datapipe.adapt.deferral.faster_colors import blurred, hue_shifted
 from datapipe.adapt.deferral.folding import Front, fold
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
@@ -26,8 +26,8 @@ from datapipe.adapt.deferral.recorder import suspended
 from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
-from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
-from datapipe.transforms.pixels.planar import to_planes
+
+_FASTER: Mapping[str, Callable[..., Image.Image]] = {"gaussian_blur": blurred, "adjust_hue": hue_shifted}
 
 Made = Mapping[int, Image.Image]  # images that already have pixels, by id of their node
 
@@ -207,29 +207,10 @@ def _by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
     return image
 
 
-def _blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
-    """Apply torchvision's blur in two passes, rounded alike: with a square kernel of 23 torchvision takes ten times as long."""
-    if not (isinstance(sigma, (list, tuple)) and len(sigma) == 2 and image.mode == "RGB"):
-        return PILLOW_STEPS["gaussian_blur"](image, sizes, sigma)  # type: ignore[no-any-return]
-    planes = to_planes(_planes_of(image)[None])
-    along_x, along_y = (
-        _without_tails(gaussian_kernels(size, np.array([one], np.float64))) for size, one in zip(sizes, sigma, strict=True)
-    )
-    blurred = blur_planes(planes, along_x, along_y).round_().to(torch.uint8)[0]
-    return Image.fromarray(blurred.permute(1, 2, 0).contiguous().numpy())
-
-
-def _without_tails(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The middle of a (1, k) symmetric kernel; what is cut off is less than float32 tells from nothing beside the rest."""
-    half = kernel.shape[1] // 2
-    tail = int(np.searchsorted(kernel[0, : half + 1], 1e-8))
-    return kernel[:, tail : kernel.shape[1] - tail]
-
-
 def _by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
     """Execute what follows the front of a chain: with Pillow, except for operations that are slow there."""
     for step in steps:
-        function = _blurred if step.name == "gaussian_blur" else PILLOW_STEPS[step.name]
+        function = _FASTER.get(step.name) or PILLOW_STEPS[step.name]
         image = function(image, *step.args)
     return image
 

@@ -118,25 +118,25 @@ def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Loan | None:
 # -- in the training process ------------------------------------------------------------------------
 
 
-class _Lease:
+class _BlockLease:
     """Owns a block for as long as an array made from it lives."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_return")
 
-    def __init__(self, worker: _Worker, slot: int, num_forks: int, ended: deque[_Return]) -> None:
+    def __init__(self, worker: _LendingWorker, slot: int, num_forks: int, ended: deque[_BlockReturn]) -> None:
         whole = worker.blocks[slot]
         self.__array_interface__: dict[str, Any] = whole[:-_PAGE].__array_interface__
         # The callback is in C: in a finaliser written in Python, a Ctrl-C handled there would be lost.
-        self._return = back = _Return(self, ended.append)
+        self._return = back = _BlockReturn(self, ended.append)
         back.worker, back.slot, back.whole, back.num_forks = worker, slot, whole, num_forks
 
 
-class _Return(weakref.ref["_Lease"]):
+class _BlockReturn(weakref.ref["_BlockLease"]):
     """What is to be done once a lease has ended."""
 
     __slots__ = ("num_forks", "slot", "whole", "worker")
 
-    worker: _Worker
+    worker: _LendingWorker
     slot: int
     whole: NDArray[np.uint8]  # the block and the page of its state
     num_forks: int  # when the lease began
@@ -151,7 +151,7 @@ class _Return(weakref.ref["_Lease"]):
         self.whole[-_PAGE] = state
 
 
-class _Worker(NamedTuple):
+class _LendingWorker(NamedTuple):
     """A worker whose blocks are mapped here."""
 
     process: int
@@ -162,8 +162,8 @@ class _Borrowed:
     """The blocks of all workers of this process."""
 
     def __init__(self) -> None:
-        self.workers: dict[bytes, _Worker] = {}
-        self.ended: deque[_Return] = deque()
+        self.workers: dict[bytes, _LendingWorker] = {}
+        self.ended: deque[_BlockReturn] = deque()
         self.num_forks = 0
 
     def receive(self, place: _Place, storage: torch.UntypedStorage | None, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -173,10 +173,10 @@ class _Borrowed:
         worker = self.workers.get(name)
         if worker is None:
             self.forget_ended_workers()
-            worker = self.workers[name] = _Worker(process, {})
+            worker = self.workers[name] = _LendingWorker(process, {})
         if storage is not None:
             worker.blocks[slot] = _bytes_of(storage)
-        lease = _Lease(worker, slot, self.num_forks, self.ended)
+        lease = _BlockLease(worker, slot, self.num_forks, self.ended)
         borrowed = torch.from_numpy(np.asarray(lease)).untyped_storage()
         return torch.empty(0, dtype=dtype).set_(borrowed, 0, shape)  # type: ignore[call-overload,no-any-return]
 

@@ -55,11 +55,11 @@ class Fetch:
         self.materialised[what] = self.materialised.get(what, 0) + 1
 
 
-class _Local(threading.local):
+class _LocalFetch(threading.local):
     fetch: Fetch | None = None
 
 
-_local = _Local()
+_local = _LocalFetch()
 _NOT_THE_USERS = tuple(
     f"{os.sep}{package}{os.sep}" for package in ("PIL", "torchvision", os.path.join("datapipe", "adapt", "deferral"), "torch")
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from datapipe.adapt.deferral.blocks import Block, collate_blocks
+from datapipe.adapt.deferral.blocks import BatchBlock, collate_blocks
 from datapipe.loader.policy import BadSample, BadSampleLog
 
 
@@ -42,15 +42,15 @@ class FetchReport(NamedTuple):
 
     operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[BatchBlock] = ()
     bad: tuple[tuple[str, str], ...] = ()
 
 
-class _Local(threading.local):
+class _LocalReport(threading.local):
     report = FetchReport()
 
 
-_of_last_fetch = _Local()
+_of_last_fetch = _LocalReport()
 
 
 def leave_report(report: FetchReport) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from datapipe.containers.tables.remote import footer_of, urls_of
 from datapipe.containers.tables.rows import ArrowBatches
-from datapipe.containers.tables.types import leaves_of, merged
+from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
@@ -93,6 +93,8 @@ def _paths(source: object) -> list[str]:
 
 
 def _of_path(text: str) -> list[str]:
+    if not text:
+        raise OptionError("the path to the table is empty")
     if is_url(text):
         return urls_of(text)
     here = Path(text)
@@ -177,7 +179,7 @@ def _scan_remote(url: str) -> _Scanned:
 
 def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _Scanned:
     """What the footer of a Parquet file says."""
-    columns = {leaf.name: leaf for leaf in leaves_of(schema)}
+    columns = columns_of(schema, file.path)
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     file = dataclasses.replace(file, num_rows=sum(rows), nulls=_nulls(metadata, columns))
     return _Scanned(file, columns, rows, hashlib.sha256(footer).hexdigest())
@@ -202,7 +204,7 @@ def _scan_arrow(path: str) -> _Scanned:
     batches = ArrowBatches(data, fields=[0])
     digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
     digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
-    columns = {leaf.name: leaf for leaf in leaves_of(batches.schema)}
+    columns = columns_of(batches.schema, path)
     rows = [batches[number].num_rows for number in range(len(batches))]
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())

@@ -22,6 +22,16 @@ def leaves_of(schema: Any) -> Iterator[TableColumn]:
         yield from _leaves(field.name, field.type)
 
 
+def columns_of(schema: Any, path: str) -> dict[str, TableColumn]:
+    """Return the columns of a file's schema by name. Raises FormatError if two have the same name."""
+    columns: dict[str, TableColumn] = {}
+    for column in leaves_of(schema):
+        if column.name in columns:
+            raise FormatError(f"{path}: two columns are named {column.name!r}; write the file again with a name for each")
+        columns[column.name] = column
+    return columns
+
+
 def _leaves(name: str, kind: Any) -> Iterator[TableColumn]:
     if pa.types.is_struct(kind):
         for field in kind:

@@ -140,7 +140,7 @@ class Recording:
 
     def _tried_scaling(self, key: int, held: Any) -> dict[str, Any] | None:
         """Return how batches wait with other numbers of workers; None if waiting is a small part of making them."""
-        from datapipe.diagnostics.candidates import mostly_waits, waiting_share, worker_counts
+        from datapipe.diagnostics.contention import mostly_waits, waiting_share, worker_counts
         from datapipe.diagnostics.trials.scaling import try_scaling
 
         if isinstance(held, str):

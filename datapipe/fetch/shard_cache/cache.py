@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import time
@@ -24,11 +25,24 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedShard:
-    """A shard as the manifest describes it."""
+    """A shard of a converted dataset, as its manifest describes it, or one that others wrote, as it was indexed."""
 
     location: Location
-    sha256: str  # in hex; also its name in the cache, so that datasets share equal shards
+    name: str  # in the cache: the SHA-256 in hex, so that datasets share equal shards, or that of URL, etag and size
     nbytes: int
+    sha256: str | None  # of its bytes, in hex; None if nobody has recorded it
+    etag: str | None = None  # that the object must have; None if the checksum decides
+
+    @classmethod
+    def converted(cls, location: Location, sha256: str, nbytes: int) -> CachedShard:
+        """Return a shard whose checksum is known."""
+        return cls(location, sha256, nbytes, sha256)
+
+    @classmethod
+    def foreign(cls, location: Location, etag: str, nbytes: int) -> CachedShard:
+        """Return a shard that is known by its etag and size alone."""
+        name = hashlib.sha256(f"{location}\n{etag}\n{nbytes}".encode()).hexdigest()
+        return cls(location, name, nbytes, None, etag)
 
 
 class _OpenShard:
@@ -56,7 +70,7 @@ class ShardCache:
         """`shards`: by URL, in the order in which they are fetched."""
         self.directory = directory
         self._shards = dict(shards)
-        self._own = frozenset(shard.sha256 for shard in self._shards.values())
+        self._own = frozenset(shard.name for shard in self._shards.values())
         self._max_open = max_open
         self._open: OrderedDict[str, _OpenShard] = OrderedDict()
         self._there: set[str] = set()
@@ -101,11 +115,11 @@ class ShardCache:
     def shard_at(self, url: str) -> CachedShard | None:
         """The shard of a URL, unless it is not to be read from here."""
         shard = self._shards.get(url)
-        return None if shard is None or shard.sha256 in self._damaged else shard
+        return None if shard is None or shard.name in self._damaged else shard
 
     def hold(self, url: str) -> None:
         """Keep a shard that has just been fetched from being evicted, until it is released."""
-        self._there.add(self._shards[url].sha256)
+        self._there.add(self._shards[url].name)
         self._opened(url)
 
     def release(self, name: str) -> None:
@@ -133,6 +147,16 @@ class ShardCache:
         self.misses += not found
         return data if found else None
 
+    def file_of(self, url: str, num_samples: int) -> str | None:
+        """Return the path of a shard, for libraries that open files; None if the cache does not have it.
+
+        `num_samples`: to be read there, for the counts. The file may be gone by the time that it is opened.
+        """
+        shard = self._opened(url)
+        self.hits += num_samples if shard is not None else 0
+        self.misses += num_samples if shard is None else 0
+        return None if shard is None else str(self.directory.path / shard.name)
+
     def has(self, url: str) -> bool:
         """Return True if the cache has a shard."""
         return self._opened(url) is not None
@@ -143,13 +167,13 @@ class ShardCache:
         if shard is None:
             return
         with self._lock:
-            if shard.sha256 in self._damaged:
+            if shard.name in self._damaged:
                 return
-            self._damaged.add(shard.sha256)
+            self._damaged.add(shard.name)
             self._open.pop(url, None)
         logger.warning("%s: damaged in the cache %s; removed, and read from the store", url, self.directory.path)
         with contextlib.suppress(OSError):
-            self.directory.remove(shard.sha256)
+            self.directory.remove(shard.name)
 
     def num_there(self) -> tuple[int, int]:
         """Return how many of the dataset's shards are in the cache, and how many there are."""
@@ -157,19 +181,19 @@ class ShardCache:
 
     def missing_nbytes(self) -> int:
         """Return the bytes of the dataset's shards beyond the cache's capacity; 0 if all of them fit."""
-        return max(0, sum({shard.sha256: shard.nbytes for shard in self._shards.values()}.values()) - self.directory.capacity)
+        return max(0, sum({shard.name: shard.nbytes for shard in self._shards.values()}.values()) - self.directory.capacity)
 
     def _opened(self, url: str) -> _OpenShard | None:
         found = self._open.get(url)
         if found is not None:
             return found
         shard = self._shards.get(url)
-        if shard is None or shard.sha256 in self._damaged or not self._may_be_there(shard.sha256):
+        if shard is None or shard.name in self._damaged or not self._may_be_there(shard.name):
             return None
-        descriptor = self.directory.open_shard(shard.sha256, shard.nbytes)
+        descriptor = self.directory.open_shard(shard.name, shard.nbytes)
         if descriptor is None:
             return None
-        return self._take_in(url, _OpenShard(descriptor, shard.sha256))
+        return self._take_in(url, _OpenShard(descriptor, shard.name))
 
     def _take_in(self, url: str, found: _OpenShard) -> _OpenShard:
         with self._lock:

@@ -53,9 +53,12 @@ class PartialShard:
             written = os.pwrite(self._descriptor, view, self._done)
             view, self._done = view[written:], self._done + written
 
-    def commit(self, sha256: str) -> bool:
-        """Give the shard its name and release it. Returns False, and leaves no shard, if its bytes differ."""
-        if self._done != self.nbytes or self._digest.hexdigest() != sha256:
+    def commit(self, sha256: str | None) -> bool:
+        """Give the shard its name and release it. Returns False, and leaves no shard, if its bytes differ.
+
+        `sha256`: of its bytes, in hex; None if that is not known, and their number decides.
+        """
+        if self._done != self.nbytes or sha256 not in (None, self._digest.hexdigest()):
             self.abandon()
             return False
         os.fdatasync(self._descriptor)

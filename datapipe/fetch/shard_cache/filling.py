@@ -42,7 +42,7 @@ class Filler:
             pause_s = _BUSY_S
             while self._missing and self._cache() is not None:
                 there = self._directory.names()
-                self._missing = [shard for shard in self._missing if shard.sha256 not in there]
+                self._missing = [shard for shard in self._missing if shard.name not in there]
                 if self._fetch_one():
                     pause_s = _BUSY_S
                 elif self._has_room():  # others fetch what is missing; should they be killed, it is fetched here
@@ -54,7 +54,7 @@ class Filler:
     def _fetch_one(self) -> bool:
         """Fetch the first shard that nobody else fetches; whether there was one."""
         for shard in self._missing:
-            part = self._directory.reserve(shard.sha256, shard.nbytes, keep=self._own.__contains__)
+            part = self._directory.reserve(shard.name, shard.nbytes, keep=self._own.__contains__)
             if part is not None:
                 return fetch(shard, part, is_wanted=lambda: self._cache() is not None)
         return False
@@ -92,10 +92,10 @@ class WindowFiller:
     def _fetch_next(self, cache: ShardCache) -> bool:
         """Fetch what is due next and not there; whether there was room for any."""
         upcoming, there = self._schedule.upcoming(), self._directory.names()
-        steps = {shard.sha256: upcoming[url] for url in upcoming if (shard := cache.shard_at(url)) is not None}
+        steps = {shard.name: upcoming[url] for url in upcoming if (shard := cache.shard_at(url)) is not None}
         for url in upcoming:
             shard = cache.shard_at(url)
-            if shard is None or shard.sha256 in there or shard.nbytes > self._directory.capacity:
+            if shard is None or shard.name in there or shard.nbytes > self._directory.capacity:
                 continue
             with self._lock:
                 if url in self._fetching:
@@ -103,7 +103,7 @@ class WindowFiller:
                 self._fetching.add(url)
             try:
                 part = self._reserve(cache, shard, steps)
-                if part is None and self._directory.is_fetched(shard.sha256):
+                if part is None and self._directory.is_fetched(shard.name):
                     continue  # by another process
                 if part is None or not fetch(shard, part, is_wanted=lambda: self._cache() is not None):
                     return False  # no room, and what comes after it is due later still
@@ -116,7 +116,7 @@ class WindowFiller:
 
     def _reserve(self, cache: ShardCache, shard: CachedShard, steps: dict[str, int]) -> PartialShard | None:
         """Make room for a shard, if need be in place of those that are due later. `steps`: until each is due, by its name."""
-        due = steps[shard.sha256]
+        due = steps[shard.name]
 
         def is_due_sooner(name: str) -> bool:
             return name in steps and steps[name] <= due
@@ -124,13 +124,13 @@ class WindowFiller:
         def rank(name: str) -> float:
             return -steps[name] if name in steps else float("-inf")
 
-        return self._directory.reserve(shard.sha256, shard.nbytes, keep=is_due_sooner, rank=rank, release=cache.release)
+        return self._directory.reserve(shard.name, shard.nbytes, keep=is_due_sooner, rank=rank, release=cache.release)
 
 
 def fetch(shard: CachedShard, part: PartialShard, *, is_wanted: Callable[[], bool]) -> bool:
     """Fetch a shard into its part; False where nobody wants it any more. Raises StorageError, OSError and IntegrityError."""
     try:
-        download(shard.location, part.write, nbytes=shard.nbytes, is_wanted=is_wanted)
+        download(shard.location, part.write, nbytes=shard.nbytes, etag=shard.etag, is_wanted=is_wanted)
         is_intact = part.commit(shard.sha256)
     except StorageError:
         if is_wanted():

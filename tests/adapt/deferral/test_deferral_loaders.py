@@ -90,6 +90,70 @@ def test_the_same_batches_however_workers_begin(paths: list[str], context: str) 
     assert same(batches(found), batches(loaded(dataset, shuffle=True)))
 
 
+class Told(Images):
+    """Says with each sample what `worker_init_fn` told its worker, and which worker of how many that is."""
+
+    def __getitem__(self, number: int) -> Any:
+        info = get_worker_info()
+        return *super().__getitem__(number), _told.get("worker", -1), info.id, info.num_workers
+
+
+_told: dict[str, int] = {}
+
+
+def tell(worker: int) -> None:
+    _told["worker"] = worker + 10
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_workers_are_set_up_as_before(paths: list[str], persists: bool) -> None:
+    """Pinned memory is asked for too; torch does without it where there is no GPU."""
+    asked = {"num_workers": 2, "worker_init_fn": tell, "persistent_workers": persists, "pin_memory": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = loaded(Told(paths, TRAIN), **asked)
+        epochs = [batches(loader), batches(loader)]
+        alone = loaded(Images(paths, TRAIN))
+        others = [batches(alone), batches(alone)]
+    for ours, theirs in zip(epochs, others, strict=True):
+        assert same([batch[:2] for batch in ours], theirs)
+        for number, (_, _, init, worker, workers) in enumerate(ours):
+            assert (set(init.tolist()), set(worker.tolist()), set(workers.tolist())) == ({10 + number % 2}, {number % 2}, {2})
+    assert not torch.equal(epochs[0][0][0], epochs[1][0][0])
+
+
+def test_timms_loader_with_its_prefetcher(paths: list[str]) -> None:
+    """The one line that a script of timm's needs: the loader inside of its `PrefetchLoader` is taken over."""
+    timm = pytest.importorskip("timm.data", reason="timm is not installed")
+    root = Path(paths[0]).parent / "classes"
+    for number, path in enumerate(paths):
+        target = root / str(number % 2) / Path(path).name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(Path(path).read_bytes())
+
+    def make() -> Any:
+        options = {"input_size": 32, "batch_size": 4, "is_training": True, "num_workers": 0, "no_aug": False}
+        options |= {"use_prefetcher": True, "pin_memory": False, "device": torch.device("cpu"), "persistent_workers": False}
+        return timm.create_loader(timm.ImageDataset(str(root)), **options)
+
+    ours, theirs = make(), make()
+    ours.loader = dp.from_torch(ours.loader, device="cpu", seed=3)
+    theirs.loader = dp.from_torch(theirs.loader, device="cpu", seed=3, defer=False)
+    for (images, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
+        assert torch.equal(labels, expected_labels)
+        assert images.dtype == torch.float32
+        assert float((images - expected).abs().mean()) < 0.02
+
+
+def test_torch_compile_over_batches(paths: list[str]) -> None:
+    def step(images: torch.Tensor) -> torch.Tensor:
+        return (images * 2).mean((1, 2, 3))
+
+    compiled = torch.compile(step, backend="eager")
+    for images, _ in loaded(Images(paths, TRAIN), num_workers=1):
+        assert torch.equal(compiled(images), step(images))
+
+
 def test_samplers_and_batch_samplers_decide_as_before(paths: list[str]) -> None:
     dataset = Images(paths, TRAIN)
     weighted = WeightedRandomSampler([1.0] * 16, 12, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,82 @@
+"""The pages that a newcomer reads first: what they show is typed as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typed import Block, sections, type_in
+
+import datapipe
+import datapipe.training
+from datapipe.testing.synthetic_images import make_image_folder
+
+ROOT = Path(__file__).parents[2]
+README, QUICK_START = ROOT / "README.md", ROOT / "docs" / "quickstart.md"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The commands of this checkout, found by their names."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name, arguments in (("datapipe", "-m datapipe"), ("python", "")):
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{commands}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    found = sections(QUICK_START.read_text())
+    found.pop("Install")  # `make check-wheel` installs
+    for blocks in found.values():
+        type_in(blocks, folder, environment)
+    assert (folder / "before" / "diagnosis.html").exists()
+    assert (folder / "sheet.png").exists()
+
+
+@pytest.mark.slow
+def test_the_readme_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "here"
+    make_image_folder(folder / "photos", num_images=600)
+    found = sections(README.read_text())
+    type_in(found["Convert"], folder, environment)
+    type_in(found["Load"][:2], folder, environment)
+
+
+def test_a_page_that_promises_something_else_is_caught(tmp_path: Path) -> None:
+    environment = dict(os.environ)
+    type_in([Block("bash", None, "echo 12 samples"), Block("text", None, "7 samples\n")], tmp_path, environment)
+    with pytest.raises(AssertionError, match="the page shows"):
+        type_in([Block("bash", None, "echo 12 samples"), Block("text", None, "12 images\n")], tmp_path, environment)
+    with pytest.raises(AssertionError, match="no-such-command"):
+        type_in([Block("bash", None, "no-such-command-here\ntrue")], tmp_path, environment)
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150
+    for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", text) + re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text()
+    for name in datapipe.__all__:
+        assert f"datapipe.{name}\n" in text or f"`{name}`" in text or name == "__version__", name
+
+
+def test_every_error_has_its_cause_and_remedy() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    names = [name for name in datapipe.__all__ if name.endswith("Error") and name != "DatapipeError"]
+    for name in [*names, "DivergenceError"]:
+        row = re.search(rf"^\| `{name}`.*? \| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+        assert row is not None, name
+        error = getattr(datapipe, name, None) or getattr(datapipe.training, name)
+        assert {f"`{base.__name__}`" for base in error.__bases__ if base is not datapipe.DatapipeError} <= set(row[1].split(", "))

@@ -1,0 +1,135 @@
+"""The worked examples of CONTRIBUTING.md, registered as their first lines say, and used through the whole program."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import converters.options
+import converters.sources
+import datapipe as dp
+from converters import ConvertOptions, OnError, convert
+from converters.verify import verify
+from datapipe.containers import formats
+from datapipe.order.draws import Draws
+from datapipe.testing.synthetic_images import make_image_folder
+from datapipe.transforms.protocols import PixelOp
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
+sys.path.insert(0, str(EXAMPLES))
+import format_pack  # noqa: E402
+import source_list  # noqa: E402
+import transform_channels  # noqa: E402
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return make_image_folder(tmp_path / "photos", num_images=12, num_classes=3, scale="small")
+
+
+@pytest.fixture
+def _with_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(formats._FORMATS, "pack", re.compile(r".+\.pack"))
+    monkeypatch.setitem(sys.modules, "datapipe.containers.pack.scanner", format_pack)
+
+
+@pytest.mark.usefixtures("_with_packs")
+def test_a_format_is_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
+    files = sorted(photos.glob("*/*.jpg"))
+    labels = [int(file.parent.name[-3:]) for file in files]
+    (tmp_path / "packs").mkdir()
+    for number in range(2):
+        samples = [(file.read_bytes(), label) for file, label in zip(files, labels, strict=True)][number::2]
+        format_pack.write_pack(tmp_path / "packs" / f"x-{number}.pack", samples)
+    loader = dp.DataLoader(tmp_path / "packs", batch_size=5, shuffle=True, seed=1, transform=[dp.RandomResizedCrop(32)])
+    first = next(iter(loader))
+    state = loader.state_dict()
+    seen = torch.cat([batch[1] for batch in loader])
+    assert sorted(seen.tolist()) == sorted(labels)
+    loader.load_state_dict(state)
+    assert sum(len(batch[1]) for batch in loader) == len(labels) - len(first[1])
+
+
+@pytest.mark.usefixtures("_with_packs")
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (b"KCAP", "is no pack"),
+        (b"PACK" + b"\0" * 3, "cut within its head"),
+        (b"PACK" + struct.pack("<iI", 0, 1 << 31), "reaches to byte"),
+        (b"PACK" + struct.pack("<iI", -1, 0), "write labels from 0"),
+        (b"PACK", "no samples"),
+    ],
+)
+def test_a_damaged_pack_is_refused(contents: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pack").write_bytes(contents)
+    with pytest.raises(dp.FormatError, match=message):
+        dp.DataLoader(tmp_path / "x.pack", batch_size=1)
+
+
+def test_a_transform_draws_the_same_for_any_blocks_and_threads(photos: Path) -> None:
+    assert isinstance(transform_channels.RandomChannels(), PixelOp)
+    batches = [
+        next(iter(dp.DataLoader(photos, 12, seed=3, num_workers=workers, transform=[dp.Resize((16, 16)), operation])))[0]
+        for workers in (1, 3)
+        for operation in (transform_channels.RandomChannels(),)
+    ]
+    plain = next(iter(dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16))])))[0]
+    assert torch.equal(*batches)
+    assert not torch.equal(batches[0], plain)
+    assert torch.equal(batches[0].sort(1).values, plain.sort(1).values)  # the same values, in other channels
+
+
+def test_a_transform_does_nothing_with_probability_0(photos: Path) -> None:
+    loader = dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16)), transform_channels.RandomChannels(0)])
+    plain = dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16))])
+    assert torch.equal(next(iter(loader))[0], next(iter(plain))[0])
+    with pytest.raises(dp.OptionError):
+        transform_channels.RandomChannels(2)
+
+
+def test_all_orders_of_channels_are_drawn() -> None:
+    draws = Draws(seed=0, epoch=0, ids=np.arange(600))
+    channels = transform_channels.RandomChannels().draw(draws, 0, (8, 8))["channels"]
+    orders, counts = np.unique(channels, axis=0, return_counts=True)
+    assert len(orders) == 6
+    assert counts.min() > 60
+
+
+@pytest.fixture
+def _with_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(converters.sources._MODULES, "list", "source_list")
+    monkeypatch.setattr(converters.options, "FORMS", (*converters.options.FORMS, "list"))
+
+
+@pytest.mark.usefixtures("_with_lists")
+def test_a_source_is_converted_as_any_other(photos: Path, tmp_path: Path) -> None:
+    files = sorted(photos.glob("*/*.jpg"))
+    lines = [f"{file.relative_to(photos)} {number % 4}" for number, file in enumerate(files)]
+    (photos / "list.txt").write_text("\n".join([*lines[:6], "", *lines[6:], "class_000/gone.jpg 1"]))
+    report = convert(ConvertOptions(photos / "list.txt", tmp_path / "out", form="list", on_error=OnError.SKIP))
+    assert (report.num_samples, report.num_errors) == (12, 1)
+    assert not verify(tmp_path / "out").problems
+    assert "gone.jpg" in json.loads((tmp_path / "out" / "errors.jsonl").read_text())["source"]
+    labels = torch.cat([labels for _, labels in dp.DataLoader(tmp_path / "out", transform=[dp.Resize((8, 8))])])
+    assert sorted(labels.tolist()) == sorted(number % 4 for number in range(12))
+
+
+@pytest.mark.usefixtures("_with_lists")
+@pytest.mark.parametrize(("line", "error"), [("a.jpg", "expected `PATH LABEL`"), ("../out.jpg 1", "out.jpg")])
+def test_a_line_that_is_none_is_refused(line: str, error: str, photos: Path, tmp_path: Path) -> None:
+    (photos / "list.txt").write_text(f"class_000/000000.jpg 0\n{line}\n")
+    with pytest.raises(dp.FormatError, match=error):
+        convert(ConvertOptions(photos / "list.txt", tmp_path / "out", form="list"))
+
+
+def test_the_examples_are_as_short_as_promised() -> None:
+    assert all(len(path.read_text().splitlines()) <= 90 for path in EXAMPLES.glob("*.py"))
+    assert source_list.__doc__ is not None
