@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.diagnostics.scripts.sources import SCRIPTS
-from benchmarks.diagnostics.scripts.trying import sum_up, try_script
+from benchmarks.diagnostics.scripts.trying import Tried, sum_up, try_script
 
 
 def main() -> None:
@@ -29,12 +30,17 @@ def main() -> None:
     names = [one.name for one in SCRIPTS] if arguments.only is None else arguments.only.split(",")
     if unknown := set(names) - {one.name for one in SCRIPTS}:
         parser.error(f"--only {', '.join(sorted(unknown))}: no such script")
-    started_s, tried = time.perf_counter(), []
+    started_s, tried, crashed = time.perf_counter(), list[Tried](), list[str]()
     for script in SCRIPTS:
         if script.name not in names:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            one = try_script(script, Path(scratch))
+            try:
+                one = try_script(script, Path(scratch))
+            except (RuntimeError, subprocess.SubprocessError) as exc:  # the other scripts take too long to be lost
+                crashed.append(f"{script.name}: {exc}")
+                print(f"{crashed[-1]}   CRASHED", flush=True)
+                continue
         tried.append(one)
         steps = f"{(one.step_s or 0) * 1e3:.1f} ms ({one.true_step_s * 1e3:.1f})"
         wrong = "" if one.is_kind_right and one.is_fault_right and one.is_said else "   WRONG"
@@ -48,7 +54,7 @@ def main() -> None:
             bounds = f"[{outcome.low_s * 1e3:.1f}, {outcome.high_s * 1e3:.1f}]"
             mark = "*" if outcome.is_recommended else " "
             print(f"   {mark} {outcome.name}: predicted {outcome.predicted_s * 1e3:.1f} {bounds} ms, came to {true}", flush=True)
-    result = sum_up(tried) | {"minutes": round((time.perf_counter() - started_s) / 60, 1)}
+    result = sum_up(tried) | {"crashed": crashed, "minutes": round((time.perf_counter() - started_s) / 60, 1)}
     print(json.dumps({name: value for name, value in result.items() if name != "scripts"}, indent=1))
     harness.save("diagnostics-scripts", "benchmarks.diagnostics.scripts", result, results=arguments.results)
 
