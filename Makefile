@@ -90,6 +90,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.attach_cost
 	$(BIN)/python -m benchmarks.diagnostics virtual
 	$(BIN)/python -m benchmarks.diagnostics real
+	$(BIN)/python -m benchmarks.diagnostics.scripts
 	$(BIN)/python -m benchmarks.diagnose_picture
 	$(BIN)/python -m benchmarks.table
 

@@ -1,8 +1,8 @@
 """Is the diagnosis right? Starvation against a device's own log, verdicts, the stage that is blamed against the one with
 the planted fault, and predictions against what came of them.
 
-    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: three minutes
-    python -m benchmarks.diagnostics real            # nearly fifty cells and the controls in real time: five minutes
+    python -m benchmarks.diagnostics virtual         # the whole matrix in virtual time: five minutes
+    python -m benchmarks.diagnostics real            # nearly fifty cells and the controls in real time: eight minutes
 
 Every cell is run and measured; from that, what each remedy would bring is predicted and written to a file. Only then
 are the remedies applied, to loaders whose jitter is drawn anew. A run in virtual time is exact and the same on any
@@ -23,13 +23,14 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.diagnostics.cells import Cell, matrix
-from benchmarks.diagnostics.outcomes import Finding, apply_all, find, sum_up
+from benchmarks.diagnostics.outcomes import Finding, apply_all, as_rows, find, sum_up
 from benchmarks.diagnostics.plots import plot
-from benchmarks.diagnostics.real_runs import CONTROLS, real_cells, run_control, run_real
+from benchmarks.diagnostics.real_runs import CONTROLS, NUM_BATCHES, real_cells, run_control, run_real
 from benchmarks.diagnostics.remedies import apply
 from benchmarks.diagnostics.runs import Run, run_ranks
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.remedies import Remedy
+from datapipe.diagnostics.replay import Delivery
 from datapipe.diagnostics.verdict import MODERATE, judge
 
 
@@ -55,7 +56,7 @@ def main() -> None:
         "settings": {"every": arguments.every, "versions": _versions()},
         "predictions_file": predictions,
         **sum_up(findings, applied),
-        **({"controls": [_control(control) for control in CONTROLS]} if is_real else {}),
+        **({"controls": [_control(control) for control in CONTROLS], "applied": as_rows(applied)} if is_real else {}),
         "minutes": round((time.perf_counter() - started) / 60, 1),
     }
     harness.save(name, "benchmarks.diagnostics", result, results=arguments.results)
@@ -102,7 +103,9 @@ def apply_really(remedy: Remedy, cell: Cell) -> Run:
         prefetch=setup.depth // setup.num_workers if setup.num_workers else 1,
         factor=remedy.change.production_factor,
         drops_syncs=remedy.change.drops_syncs,
+        in_order=setup.delivery is not Delivery.FIRST_FREE,
         seed=1,
+        num_batches=2 * NUM_BATCHES,  # its second half, which counts, is as long as the run that the prediction was made from
     )
 
 

@@ -166,6 +166,15 @@ def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str,
     }
 
 
+def as_rows(applied: Sequence[Applied]) -> list[dict[str, Any]]:
+    """Each prediction and its truth, in ms per step."""
+    return [
+        {"cell": one.cell.name, "remedy": one.remedy}
+        | {name: round(getattr(one, f"{name}_s") * 1e3, 3) for name in ("predicted", "low", "high", "true")}
+        for one in applied
+    ]
+
+
 def confusion(findings: Sequence[Finding]) -> dict[str, dict[str, int]]:
     """Planted stage -> blamed stage -> cells."""
     counts: dict[str, Counter[str]] = {}

@@ -133,7 +133,14 @@ class RealLoader:
     """One pass of torch's DataLoader. `computes`: what costs CPU time keeps a core busy; else all costs are slept."""
 
     def __init__(
-        self, cost_of: Callable[[int], BatchCost], *, num_batches: int, num_workers: int, prefetch: int, computes: bool = False
+        self,
+        cost_of: Callable[[int], BatchCost],
+        *,
+        num_batches: int,
+        num_workers: int,
+        prefetch: int,
+        computes: bool = False,
+        in_order: bool = True,
     ) -> None:
         self.windows: list[tuple[float, float]] = []  # of the host in next(), by the loader's own count
         self.spent_s: dict[Stage, float] = {}  # where CPU time went, and what went by without a core
@@ -147,6 +154,7 @@ class RealLoader:
                 batch_size=_BATCH_SIZE,
                 collate_fn=_Collate(costs, spender),
                 num_workers=num_workers,
+                in_order=in_order,
                 **options,
             )
 

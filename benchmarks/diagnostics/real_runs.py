@@ -49,11 +49,12 @@ def run_real(
     prefetch: int | None = None,
     factor: float = 1.0,
     drops_syncs: bool = False,
+    in_order: bool = True,
     seed: int = 0,
     num_batches: int = NUM_BATCHES,
 ) -> Run:
     """The cell under the attachment of `datapipe diagnose`; or with a remedy applied: another number of workers, a deeper
-    buffer, cheaper batches, no syncs."""
+    buffer, batches as they are done, cheaper batches, no syncs."""
     device = FifoDevice()
     bracket = ThreadBracket(device, hooks=Hooks(syncs=True, copies=True, updates=True))
     recording = Recording(bracket)
@@ -64,6 +65,7 @@ def run_real(
             num_workers=cell.num_workers if num_workers is None else num_workers,
             prefetch=cell.prefetch if prefetch is None else prefetch,
             computes=cell.place in _COMPUTING,
+            in_order=in_order,
         )
         syncs = cell.is_synced and not drops_syncs
         with attach_here(lambda hooks: Watch(bracket, recording)):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.diagnostics.cells import Cell
-from benchmarks.diagnostics.runs import Run, run_virtual
+from benchmarks.diagnostics.runs import Run, run_virtual, try_scaling
 from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.candidates import workload_from
+from datapipe.diagnostics.contention import Contention, contention_of
 from datapipe.diagnostics.remedies import NOTHING, Ranking, Remedy, rank_remedies
+from datapipe.diagnostics.replay import Delivery
 from datapipe.diagnostics.workload import Change
 
 _CONVERTED = 0.3  # of the time to make a batch, as if measured on a converted part of the data
@@ -26,16 +28,29 @@ class Forecast:
         return self.ranking.best.remedy.name
 
 
-def remedies_for(cell: Cell) -> list[Remedy]:
+def num_more(cell: Cell) -> int:
+    """The larger number of workers that is tried."""
+    return 2 * cell.num_workers or 2
+
+
+def remedies_for(cell: Cell, contention: Contention | None = None) -> list[Remedy]:
     """The easier ones first."""
     setup, remedies = cell.setup, []
     if cell.num_workers:
         remedies.append(Remedy("prefetch x4", Change(replace(setup, depth=4 * setup.depth))))
     if cell.is_synced:
         remedies.append(Remedy("no sync", Change(drops_syncs=True)))
-    workers = 2 * cell.num_workers or 2
-    depth = max(2 * workers, workers * cell.prefetch)
-    remedies.append(Remedy("workers", Change(replace(setup, num_workers=workers, depth=depth))))
+    if cell.num_workers > 1:
+        remedies.append(Remedy("out of order", Change(replace(setup, delivery=Delivery.FIRST_FREE))))
+    workers = num_more(cell)
+    change = Change(replace(setup, num_workers=workers, depth=max(2 * workers, workers * cell.prefetch)))
+    if contention is not None:
+        added_s = contention.added_s(workers)
+        spread = contention.spread if added_s else 0.0
+        change = replace(
+            change, stall_added_s=added_s, worst_stall_added_s=contention.worst_added_s(workers), production_spread=spread
+        )
+    remedies.append(Remedy("workers", change))
     remedies.append(Remedy("converted", Change(production_factor=_CONVERTED)))
     return remedies
 
@@ -46,7 +61,9 @@ def forecast(cell: Cell, found: Analysis) -> Forecast | None:
     if isinstance(workload, str):
         return None
     workload = replace(workload, setup=cell.setup)  # cores are the cell's, not those of this machine
-    return Forecast(cell, rank_remedies(workload, remedies_for(cell), measured_step_s=found.of_loader.step_s))
+    tried = try_scaling(cell, sorted({max(1, cell.num_workers), num_more(cell)})) if cell.is_together else None
+    contention = None if tried is None else contention_of(workload, tried)
+    return Forecast(cell, rank_remedies(workload, remedies_for(cell, contention), measured_step_s=found.of_loader.step_s))
 
 
 def apply(remedy: Remedy, cell: Cell, *, seed: int) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,12 +17,13 @@ from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
 from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
 from datapipe.diagnostics.clock import Clock
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.replay import Setup
+from datapipe.diagnostics.replay import Delivery, Setup
 from datapipe.diagnostics.timeline import Context, Steps
-from datapipe.diagnostics.torch_stages.breakdown import Stage
+from datapipe.diagnostics.torch_stages.breakdown import READ, Stage
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 NUM_BATCHES = 600  # of a virtual run
+_NUM_TRIED = 200  # batches of a trial
 
 
 class World(Clock, Protocol):
@@ -156,7 +157,9 @@ def run_ranks(
         own = cell if rank == 0 else Cell("read", 0, cell.num_workers, cell.prefetch, cell.jitter, cell.num_cores)
         cost_of = costs_of(own, seed=seed, num_batches=NUM_BATCHES, factor=factor)
         costs = [cost_of(number) if looks_inside else cost_of(number).joined() for number in range(NUM_BATCHES)]
-        loader = VirtualLoader(world, setup or cell.setup, costs.__getitem__, num_batches=NUM_BATCHES)
+        loader = VirtualLoader(
+            world, setup or cell.setup, costs.__getitem__, num_batches=NUM_BATCHES, store=cell.store, slow=cell.slow
+        )
         loaders.append(loader)
         loops.append(loop(world, loader, bracket, python_s=cell.python_s, syncs=cell.is_synced and not drops_syncs))
     for _ in zip(*loops, strict=True):
@@ -167,6 +170,21 @@ def run_ranks(
         run = finish(world, loader, bracket, num_workers=loader.num_workers, profiles=profiles)
         runs.append(replace(run, waited_s=loader.profile.waited_s))
     return runs
+
+
+def try_scaling(cell: Cell, nums: Sequence[int]) -> dict[str, Any]:
+    """What `trials.scaling` would find: batches made by several numbers of workers, of which nothing is trained."""
+    levels = {}
+    for num in nums:
+        world, cost_of = VirtualWorld(), costs_of(cell, seed=2, num_batches=_NUM_TRIED)
+        setup = Setup(num, 2 * num, Delivery.FIRST_FREE, cell.num_cores)
+        loader = VirtualLoader(world, setup, cost_of, num_batches=_NUM_TRIED, store=cell.store, slow=cell.slow)
+        for _ in loader:
+            pass
+        stalls = [sum(one.end_s - one.start_s for one in work if one.stage == READ) for work in loader.profile.work]
+        error = float(np.std(stalls) / len(stalls) ** 0.5 / max(1e-9, float(np.mean(stalls))))
+        levels[str(num)] = {"stall_s": float(np.mean(stalls)), "cpu_s": 0.0, "spread": max(0.05, error)}
+    return {"levels": levels}
 
 
 def meet(worlds: Iterable[VirtualWorld]) -> None:

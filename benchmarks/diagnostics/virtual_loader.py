@@ -10,12 +10,14 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from datapipe.diagnostics.replay import Delivery, Setup
 from datapipe.diagnostics.torch_stages.breakdown import COLLATE, CORES, DECODE, READ, Stage
 
 _TINY = 1e-12
+Store: TypeAlias = Literal["lock", "bandwidth"]  # what reads share: they take turns, or all proceed at a share of the speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,25 @@ class Profile:
 
 
 class VirtualLoader:
-    """One pass of `num_batches`. `cost_of(k)`: what batch k costs."""
+    """One pass of `num_batches`. `cost_of(k)`: what batch k costs. `slow`: how many times as long worker 0 takes."""
 
-    def __init__(self, world: VirtualWorld, setup: Setup, cost_of: Callable[[int], BatchCost], *, num_batches: int) -> None:
+    def __init__(
+        self,
+        world: VirtualWorld,
+        setup: Setup,
+        cost_of: Callable[[int], BatchCost],
+        *,
+        num_batches: int,
+        store: Store | None = None,
+        slow: float = 1.0,
+    ) -> None:
         self.profile = Profile([[] for _ in range(num_batches)], defaultdict(float))
         self.windows: list[tuple[float, float]] = []  # of the host in next(), by the loader's own count
+        self.numbers: list[int] = []  # of the batches, in the order in which they were handed out
+        self.made_by = [0] * num_batches  # the worker of each batch
         self._world, self._setup, self._num_batches = world, setup, num_batches
+        self._store, self._slow = store, slow
+        self._waiting: set[int] = set()  # issued, and not handed out
         self._costs = [cost_of(number) for number in range(num_batches)]
         self._num_handed_out = self._num_issued = 0
         self._left = [0] * num_batches  # pieces still to be made
@@ -106,6 +121,8 @@ class VirtualLoader:
     def num_ready(self) -> int:
         """Batches that are ready, in order."""
         self._advance(self._world.now, host=1.0)
+        if self._is_free:
+            return sum(not self._left[number] for number in self._waiting)
         number = self._num_handed_out
         while number < self._num_issued and not self._left[number]:
             number += 1
@@ -114,21 +131,27 @@ class VirtualLoader:
     def __iter__(self) -> Iterator[int]:
         for number in range(self._num_batches):
             entered = self._world.now
-            cost = self._costs[number]
             if self._setup.num_workers:
                 self._issue()
                 self._advance(entered, host=1.0)
-                self._make(number)
+                number = self._make(number)
+                self._waiting.discard(number)
                 self._num_handed_out += 1
-                self._world.spend(cost.delivery_s)
+                self._world.spend(self._costs[number].delivery_s)
                 self._advance(self._world.now, host=1.0)
                 self._issue()
             else:
                 self._num_handed_out += 1
                 self._make_here(number)
-                self._world.spend(cost.delivery_s)
+                self._world.spend(self._costs[number].delivery_s)
             self.windows.append((entered, self._world.now))
+            self.numbers.append(number)
             yield number
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether batches are handed out in the order in which they are done."""
+        return self._setup.delivery is Delivery.FIRST_FREE
 
     def _issue(self) -> None:
         """Ask for as many batches as may be in the making."""
@@ -143,6 +166,7 @@ class VirtualLoader:
                 piece = _Piece(number, phases)
                 is_own = self._setup.delivery is Delivery.ROUND_ROBIN
                 (self._own[number % num_workers] if is_own else self._common).append(piece)
+            self._waiting.add(number)
             self._num_issued += 1
         self._take_up()
 
@@ -152,6 +176,9 @@ class VirtualLoader:
                 queue = self._own[worker] or self._common
                 if queue:
                     taken = self._at[worker] = queue.popleft()
+                    self.made_by[taken.batch] = worker
+                    if worker == 0 and self._slow != 1.0:
+                        taken.phases = [(stage, taken_s * self._slow) for stage, taken_s in taken.phases]
                     taken.take_up(self._time)
 
     def _make_here(self, number: int) -> None:
@@ -163,17 +190,24 @@ class VirtualLoader:
             now += taken_s
         self._world.spend(cost.read_s + cost.cpu_s)
 
-    def _make(self, number: int) -> None:
-        """The host waits until the batch is there."""
-        while self._left[number]:
+    def _make(self, number: int) -> int:
+        """The host waits until the batch is there, or the first one that is; which one it was."""
+        while (there := self._next_there(number)) is None:
             span = self._until_next(host=0.0)
             self._note_waiting(number, span)
             self._advance(self._time + span, host=0.0)
         self._world.now = max(self._world.now, self._time)
+        return there
+
+    def _next_there(self, number: int) -> int | None:
+        if self._is_free:
+            return min((one for one in self._waiting if not self._left[one]), default=None)
+        return None if self._left[number] else number
 
     def _note_waiting(self, number: int, span: float) -> None:
         """Of workers that take turns: what the one whose turn it is does meanwhile, without a core as far as it shares one."""
-        piece = self._at[number % self._setup.num_workers]
+        piece = next((one for one in self._at if one is not None and one.batch == number), None)
+        piece = piece or self._at[number % self._setup.num_workers]
         if piece is not None:
             pace = 1.0 if piece.is_stalled else self._pace(0.0)
             self.profile.waited_s[piece.stage] += span * pace
@@ -188,10 +222,11 @@ class VirtualLoader:
             span = min(self._until_next(host=host), until - self._time)
             pace = self._pace(host)
             self._time += span
+            stalls = self._stall_paces()
             for worker, piece in enumerate(self._at):
                 if piece is None:
                     continue
-                left_s = piece.left_s - span * (1.0 if piece.is_stalled else pace)
+                left_s = piece.left_s - span * (stalls[worker] if piece.is_stalled else pace)
                 piece.left_s = left_s if left_s > _TINY else 0.0
                 if not piece.left_s:
                     self._end_phase(worker, piece)
@@ -205,9 +240,21 @@ class VirtualLoader:
             self._at[worker] = None
 
     def _until_next(self, *, host: float) -> float:
-        pace = self._pace(host)
-        spans = [piece.left_s / (1.0 if piece.is_stalled else pace) for piece in self._at if piece is not None]
-        return min(spans, default=math.inf)
+        pace, stalls = self._pace(host), self._stall_paces()
+        paces = [
+            (piece, stalls[worker] if piece.is_stalled else pace) for worker, piece in enumerate(self._at) if piece is not None
+        ]
+        return min((piece.left_s / pace for piece, pace in paces if pace), default=math.inf)
+
+    def _stall_paces(self) -> list[float]:
+        """How fast each worker's reading gets on."""
+        if self._store is None:
+            return [1.0] * len(self._at)
+        reading = [(piece.stage_began, worker) for worker, piece in enumerate(self._at) if piece is not None and piece.is_stalled]
+        first = min(reading, default=(0.0, -1))[1]
+        if self._store == "lock":  # whoever came first has it
+            return [float(worker == first) for worker in range(len(self._at))]
+        return [1 / max(1, len(reading))] * len(self._at)
 
     def _pace(self, host: float) -> float:
         """How fast a thread on a core gets on: cores are shared out evenly."""

@@ -30,15 +30,14 @@ def facts_of(num_workers: int) -> LoaderFacts:
 
 def profiles_of(loader: VirtualLoader) -> tuple[BatchProfile, ...]:
     """One for each batch that was returned; collating is the last of its work."""
-    num_workers = loader.num_workers
     return tuple(
-        _profile(number, num_workers, window, loader.profile.work[number]) for number, window in enumerate(loader.windows)
+        _profile(place, loader.made_by[number] if loader.num_workers else None, window, loader.profile.work[number])
+        for place, (number, window) in enumerate(zip(loader.numbers, loader.windows, strict=True))
     )
 
 
-def _profile(number: int, num_workers: int, window: tuple[float, float], work: list[Work]) -> BatchProfile:
+def _profile(number: int, worker: int | None, window: tuple[float, float], work: list[Work]) -> BatchProfile:
     asked_ns, taken_ns = map(_ns, window)
-    worker = number % num_workers if num_workers else None
     made = _making(worker, work)
     opened_ns = max(asked_ns, made.ready_ns)
     moved = None if worker is None else Passage(made.ready_ns, made.ready_ns, opened_ns, taken_ns)

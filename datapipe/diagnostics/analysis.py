@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.figures import Figures, data_times, figures_of
+from datapipe.diagnostics.freeing import with_freeing
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.regimes import Regime, of_latest, of_training, regimes_of
 from datapipe.diagnostics.steady import MIN_STEPS, find_steady
@@ -19,17 +20,20 @@ from datapipe.diagnostics.torch_stages.attribution import Wait, attribute, attri
 from datapipe.diagnostics.torch_stages.fault import Attribution, joined
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.verdict import Verdict, VerdictKind, judge
+from datapipe.diagnostics.zipped import join_zipped
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """The result of analyzing one process's steps."""
 
-    process: Process
+    process: Process  # its steps: those of loaders that are read in turn are joined
+    recorded: Process  # its steps row by row
     figures: Figures
     verdict: Verdict
     steps: Steps  # the judged steps: if passes differ in level, only those of the latest level
-    steady: NDArray[np.bool_]  # (n,) mask over all the process's steps
+    steady: NDArray[np.bool_]  # (n,) mask over all the process's steps,
+    steady_rows: NDArray[np.bool_]  # and over those that were recorded
     regimes: tuple[Regime, ...]  # of the judged loader; one if its passes are alike
     loader: LoaderFacts | None  # the one that the training waits for most; None: there was no training
     of_loader: Figures  # of that loader's steps only, if there are several loaders
@@ -37,40 +41,79 @@ class Analysis:
     events: tuple[StageEvent, ...]
     attribution: Attribution | None
     why_no_attribution: str | None
+    others_wait_s: NDArray[np.float64]  # (steps,) waiting for loaders that are read in turn with the judged one
+    others: tuple[int, ...] = ()  # those loaders
 
 
 def analyze(process: Process, *, site: str | None = None) -> Analysis:
     """Analyze a process. Pure. `site`: judge the loader created there, if any, else the one most waited for."""
     made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
+    recorded = with_freeing(process)
+    in_turn = join_zipped(recorded.steps, prefers=made_there[0].key if made_there else None)
+    process = replace(recorded, steps=in_turn.steps)
     loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
     regimes = [] if loader is None else regimes_of(process.steps, loader.key)
     judged = np.ones(len(process.steps), np.bool_) if loader is None else of_latest(process.steps, loader.key, regimes)
     judged_steps, steady = process.steps[judged], np.zeros(len(process.steps), np.bool_)
     steady[judged] = find_steady(judged_steps).chosen
+    steady_rows = steady[in_turn.of_row]
     figures = figures_of(judged_steps, num_workers=None if loader is None else loader.num_workers)
     verdict = judge(figures, process.context)
     if not process.num_training_steps:
         verdict = replace(verdict, kind=VerdictKind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
+    others_s = in_turn.others_wait_s[judged]
     if loader is None:
         none = "there was no training"
-        return Analysis(process, figures, verdict, judged_steps, steady, (), None, figures, (), (), None, none)
+        return Analysis(
+            process,
+            recorded,
+            figures,
+            verdict,
+            judged_steps,
+            steady,
+            steady_rows,
+            (),
+            None,
+            figures,
+            (),
+            (),
+            None,
+            none,
+            others_s,
+        )
     own = judged_steps[judged_steps["loader"] == loader.key]
     of_loader = figures if len(own) == len(judged_steps) else figures_of(own, num_workers=loader.num_workers)
-    steps = judged_steps[of_training(judged_steps, loader.key)]
-    profiles = tuple(_within(steps, [one for one in process.profiles if one.loader == loader.key]))
+    raw = recorded.steps[judged[in_turn.of_row] & of_training(recorded.steps, loader.key)]
+    profiles = tuple(_within(raw, [one for one in recorded.profiles if one.loader == loader.key]))
     events = tuple(event for key, event in process.events if key == loader.key)
-    waits = steady_waits(process.steps[steady & (process.steps["loader"] == loader.key)], figures)
+    waits = steady_waits(recorded.steps[steady_rows & (recorded.steps["loader"] == loader.key)], figures)
     attribution, why = None, None
     if not waits:
         why = "the steady state has no waiting" if steady.any() else "the run reached no steady state"
     elif profiles:
         attribution = attribute(profiles, waits)
     elif events:
-        attribution = joined([attribute_events(of_pass) for of_pass in _by_pass(steps, events, waits)])
+        attribution = joined([attribute_events(of_pass) for of_pass in _by_pass(raw, events, waits)])
     else:
         why = f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
+    others = tuple(key for key in in_turn.loaders if key != loader.key)
     return Analysis(
-        process, figures, verdict, judged_steps, steady, tuple(regimes), loader, of_loader, profiles, events, attribution, why
+        process,
+        recorded,
+        figures,
+        verdict,
+        judged_steps,
+        steady,
+        steady_rows,
+        tuple(regimes),
+        loader,
+        of_loader,
+        profiles,
+        events,
+        attribution,
+        why,
+        others_s,
+        others,
     )
 
 
@@ -95,7 +138,7 @@ def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
 
 def steady_profiles(found: Analysis) -> list[BatchProfile]:
     """Return profiles of batches handed out in steady steps; if these are few, of all but the first of each pass."""
-    steps = found.process.steps[found.steady]
+    steps = found.recorded.steps[found.steady_rows]
     chosen = list(_within(steps, found.profiles))
     return chosen if len(chosen) >= MIN_STEPS else [profile for profile in found.profiles if profile.step >= MIN_STEPS // 2]
 

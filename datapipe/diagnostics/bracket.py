@@ -77,6 +77,7 @@ class ThreadBracket:
         self._open: _Open | None = None
         self._pending: deque[_Open] = deque()
         self._thread: int | None = None
+        self._thread_name: str | None = None  # None: the main thread
         self._num_passes = 0
         self._num_nested = 0
         self._num_elsewhere = 0
@@ -134,13 +135,15 @@ class ThreadBracket:
     def context(self) -> Context:
         """Return what is known besides the steps."""
         device = self.clock.device if self._has_device else None
-        return Context(device, self._num_nested, self._num_elsewhere, self._trains_elsewhere, dict(self._syncs))
+        counts = self._num_nested, self._num_elsewhere, self._trains_elsewhere
+        return Context(device, *counts, syncs=dict(self._syncs), thread=self._thread_name)
 
     # -- for MeasuredPass -------------------------------------------------------------------------
 
     def _begin(self, of: MeasuredPass, num_ready: int | None) -> None:
         if self._thread is None:
-            self._thread = threading.get_ident()
+            self._thread, thread = threading.get_ident(), threading.current_thread()
+            self._thread_name = None if thread is threading.main_thread() else thread.name
         if not self._is_ours():
             self._num_elsewhere += 1
             return

@@ -17,6 +17,7 @@ import numpy as np
 from datapipe.diagnostics.analysis import Analysis, steady_profiles
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.remedies import Remedy
 from datapipe.diagnostics.replay import Delivery, Floats, Setup
@@ -27,7 +28,6 @@ from datapipe.diagnostics.workload import Change, Workload, production_parts, wo
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
-_MOSTLY_WAITING = 0.5  # share of the time to make a batch from which more workers than cores make sense
 _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 _BELOW = "below the loader's line, with import datapipe"
@@ -44,6 +44,7 @@ class Trials:
     batch_size: int | None = None  # of the loader's batches, whichever component makes them
     reads_shards: bool = False  # the dataset already streams from shards
     deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread"; or "reason"; or "rows"; None: no own Dataset
+    scaling: Mapping[str, Any] | None = None  # the result of `trials.scaling.try_scaling`; None: it was not tried
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Candidates:
     remedies: list[Remedy] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)  # by name, the remedies that need no edit of the script
+    contention: Contention | None = None  # of more workers; None: the loader has none
 
 
 def workload_from(found: Analysis) -> Workload | str:
@@ -61,11 +63,15 @@ def workload_from(found: Analysis) -> Workload | str:
     if loader is None:
         return "there was no training"
     cores = float(found.process.environment.get("cores") or 1)
-    steps = found.steps[found.steps["loader"] == loader.key]
+    is_own = found.steps["loader"] == loader.key
+    steps, others_s = found.steps[is_own].copy(), found.others_wait_s[is_own]
+    steps["host_wait_s"] -= others_s  # to this loader, waiting for another one is the caller's own time
+    steps["host_work_s"] += others_s
+    floor_s = supply_s(found)
     if found.events and not found.profiles:
         made_s = _own_batches(found)
         setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
-        workload = workload_of(steps, setup, production_s=made_s)
+        workload = workload_of(steps, setup, production_s=made_s, floor_s=floor_s)
     else:
         profiles = _whole_rounds(steady_profiles(found))
         workload = workload_of(
@@ -77,12 +83,24 @@ def workload_from(found: Analysis) -> Workload | str:
             else None,
             made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
             delivery_s=_deliveries(profiles) if profiles else None,
+            floor_s=floor_s,
         )
     if workload is not None:
         return workload
     if found.profiles or found.events:
         return f"the steady state has fewer than {MIN_STEPS} steps; run longer"
     return "the time to make a batch is unknown, since the loader could not be inspected"
+
+
+def supply_s(found: Analysis) -> float:
+    """Return the seconds per batch that the workers of loaders need that are read in turn with the judged one."""
+    slowest_s = 0.0
+    for key in found.others:
+        num_workers = found.process.loaders[key].num_workers
+        made = [one.made.ready_ns - one.made.start_ns for one in found.process.profiles if one.loader == key]
+        if made and num_workers:
+            slowest_s = max(slowest_s, float(np.mean(made)) * 1e-9 / num_workers)
+    return slowest_s
 
 
 def setup_of(loader: LoaderFacts, cores: float) -> Setup:
@@ -102,8 +120,10 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
     if not is_ours and workload.setup.num_workers > 1 and found.loader.in_order:
         _add_order(result, found.loader, workload)
     network = network_share(found.events)
-    waits = network > _MOSTLY_WAITING if is_ours else _mostly_waits(found)
-    _add_workers(result, found.loader, workload, is_ours=is_ours, waits=waits)
+    waits = network > MOSTLY if is_ours else mostly_waits([profile.made for profile in found.profiles])
+    if not is_ours:
+        result.contention = contention_of(workload, trials.scaling)
+    _add_workers(result, found.loader, workload, waits=waits)
     if is_ours and network > _NOTICED:
         result.remedies.append(kept_shards(network, where=_place(found.loader)))
         result.left_out["shuffle='windows'"] = NOT_STREAMED
@@ -135,25 +155,34 @@ def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> N
     result.applied[name] = Applied(loader.site, in_order=False)
 
 
-def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool, waits: bool) -> None:
-    setup, now = workload.setup, workload.setup.num_workers
+def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, waits: bool) -> None:
+    setup, now, contention = workload.setup, workload.setup.num_workers, result.contention
     if loader.num_workers is None:
         result.left_out["more workers"] = f"{loader.kind} has no workers"
         return
     if loader.is_iterable and not now:
         result.left_out["more workers"] = "an IterableDataset yields every sample once per worker unless it divides them itself"
         return
-    cores = int(setup.num_cores or 1)
-    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
-    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
     each = loader.prefetch_factor or 2
-    for num in sorted(num for num in nums if 0 < num <= most and num != now):
-        depth = setup.depth if is_ours else max(1, num * each)
+    stall, cpu = production_parts(workload)
+    for num in worker_counts(now, int(setup.num_cores or 1), waits=waits):
+        depth = setup.depth if contention is None else max(1, num * each)
         name = f"num_workers={num}"
         change = Change(replace(setup, num_workers=num, depth=depth))
-        result.remedies.append(Remedy(name, change, argument_of(loader, name, now)))
-        if not is_ours:
+        note = str(now)
+        if contention is not None:
+            added_s = contention.added_s(num)
+            stalled = float((stall.mean() + added_s) / (stall.mean() + added_s + cpu.mean()))
+            change = replace(
+                change,
+                stall_added_s=added_s,
+                worst_stall_added_s=contention.worst_added_s(num),
+                production_spread=contention.spread * stalled if added_s else 0.0,
+            )
+            if change.worst_stall_added_s is not None:
+                note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
             result.applied[name] = Applied(loader.site, num_workers=num)
+        result.remedies.append(Remedy(name, change, argument_of(loader, name, note)))
 
 
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
@@ -271,13 +300,6 @@ def place_of(site: str) -> str:
         return str(Path(site).relative_to(Path.cwd()))
     except ValueError:
         return site
-
-
-def _mostly_waits(found: Analysis) -> bool:
-    """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
-    made = [profile.made for profile in found.profiles]
-    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
-    return busy_ns < (1 - _MOSTLY_WAITING) * sum(one.ready_ns - one.start_ns for one in made)
 
 
 def _seconds(values: Any) -> Floats:

@@ -23,10 +23,11 @@ from datapipe.core.errors import FormatError, MissingDataError, OptionError, Sto
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
 from datapipe.diagnostics.analysis import analyze
+from datapipe.diagnostics.applying import with_applied
 from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
 from datapipe.diagnostics.attach.settings import Settings
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
-from datapipe.diagnostics.document import AppliedRemedy, Document, as_json
+from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.fail_if import Condition
 from datapipe.diagnostics.recorded import read_processes
 from datapipe.diagnostics.report.compare import compare, differences
@@ -35,10 +36,9 @@ from datapipe.diagnostics.report.screen import screen, takes_colours
 from datapipe.diagnostics.report.trace import trace as trace_of
 from datapipe.diagnostics.torch_stages.ranges import open_recorder
 from datapipe.diagnostics.trials.trying import Trying
-from datapipe.diagnostics.verdict import judge_ranks
 
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
-_DEFERRAL_S = 4.0  # at most, of the time for trials
+_DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 _APPLIED_STEPS = 300  # limit of the run with the remedy
 
@@ -111,7 +111,7 @@ def diagnose_command(
         nvtx=nvtx,
         max_steps=max_steps,
         keeps_samples=trials_s > 0,
-        tries_deferral_s=min(trials_s, _DEFERRAL_S),
+        tries_dataset_s=min(trials_s, _DATASET_S),
         snapshot_s=_SNAPSHOT_S,
         profile=str(out.resolve()) if profile else None,
     )
@@ -171,27 +171,7 @@ def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: D
     with _scratch(out) as scratch:
         outcome = _run(command, scratch, settings, quiet=args.json)
         found = [analyze(process, site=remedy.site) for process in read_processes(scratch)[0]]
-    reason = None if outcome.exit_code == 0 else f"the script ended with status {outcome.exit_code}"
-    measured_s, starvation, troubles = None, None, list[str]()
-    if found:
-        ranked = judge_ranks([one.verdict for one in found])
-        figures = found[ranked.rank].of_loader
-        measured_s = figures.step_s if figures.is_settled else None
-        starvation = figures.starvation
-        reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")
-        troubles = [f"with {chosen.name}: {text}" for one in found for text in one.process.troubles]
-    else:
-        reason = reason or "no loader was iterated"
-    applied = AppliedRemedy(
-        remedy=chosen.name,
-        predicted_step_s=chosen.step_s.value,
-        low_s=chosen.step_s.low,
-        high_s=chosen.step_s.high,
-        measured_step_s=measured_s,
-        starvation=starvation,
-        reason=reason,
-    )
-    return msgspec.structs.replace(document, applied=applied, troubles=(*document.troubles, *troubles))
+    return with_applied(document, chosen, found, exit_code=outcome.exit_code)
 
 
 def _report(args: argparse.Namespace, document: Document, exit_code: int, conditions: Sequence[Condition], out: Path) -> int:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.account import account_of, savings_of
+from datapipe.diagnostics.advice import situation_of
 from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
@@ -153,7 +154,14 @@ def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tu
     found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
         places = {what: place_of(place) for what, place in worst.loader.places.items()}
-        needs = needs_of(workload, worst.attribution, places, scale=ranking.scale)
+        contention = candidates.contention
+        situation = situation_of(
+            worst.profiles,
+            num_workers=worst.loader.num_workers or 0,
+            has_own_sampler="sampler" in worst.loader.places,
+            workers_wait=contention is not None and contention.grows,
+        )
+        needs = needs_of(workload, worst.attribution, places, situation=situation, scale=ranking.scale)
         found = msgspec.structs.replace(found, needs=tuple(needs))
     return found, None, candidates
 
@@ -175,6 +183,7 @@ def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> R
         now=_outlook(ranking.now),
         measured_step_s=ranking.measured_step_s,
         misfit=ranking.misfit,
+        contention=candidates.contention,
     )
 
 
@@ -197,16 +206,16 @@ def guide_of(how: Instruction) -> dict[str, Any]:
 
 def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
     doubt = abs(ranking.misfit or 0.0)
-    return prediction.gain.low > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
+    return prediction.least_gain > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
 
 
 def _run_time(found: Analysis) -> RunTime | None:
     """Return the account of the slowest rank's run, and what keeping workers would save."""
-    account = account_of(found.process)
+    account = account_of(found.recorded)
     if account is None:
         return None
     production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
-    saved = savings_of(found.process, account, float(np.mean(production)) * 1e-9 if production else None)
+    saved = savings_of(found.recorded, account, float(np.mean(production)) * 1e-9 if production else None)
     savings = (_saving(found.process.loaders[loader], saved_s, account.wall_s) for loader, saved_s in saved)
     return RunTime(wall_s=account.wall_s, parts=account.parts(), loaders=account.loaders, savings=tuple(savings))
 
@@ -223,7 +232,7 @@ def _rank_result(found: Analysis) -> RankResult:
 
 
 def _loader_row(facts: LoaderFacts, found: Analysis) -> LoaderRow:
-    steps = found.process.steps[found.process.steps["loader"] == facts.key]
+    steps = found.recorded.steps[found.recorded.steps["loader"] == facts.key]
     training = ~steps["is_evaluation"]
     return LoaderRow(
         id=facts.key,

@@ -14,6 +14,7 @@ import msgspec
 from datapipe.core.errors import FormatError
 from datapipe.diagnostics.account import LoaderTime
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.contention import Contention
 from datapipe.diagnostics.instruction import Instruction, Snippet
 from datapipe.diagnostics.needs import Need
 from datapipe.diagnostics.regimes import Regime
@@ -72,6 +73,9 @@ class Outlook(Guided, frozen=True, kw_only=True):
     starvation: Interval | None = None
     needs_edit: bool | None = None  # of the script; None: unknown
     changes_results: bool | None = None  # other pixels or steps; then it is never chosen as best
+    refuted: str | None = (
+        None  # why it is not recommended although a gain was predicted: applying it, or one like it, gained nothing
+    )
 
 
 class Remedies(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,7 @@ class Remedies(msgspec.Struct, frozen=True, kw_only=True):
     measured_step_s: Known = None
     misfit: Known = None  # error of that replay: 0.1 is 10% too long
     needs: tuple[Need, ...] = ()  # the stages that would have to be faster, the most waited for first
+    contention: Contention | None = None  # whether workers wait for each other; None: datapipe's loader, or no workers
 
     @property
     def best_first(self) -> tuple[Outlook, ...]:
@@ -236,6 +241,12 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         if self.verdict.rank is not None or not self.ranks:
             return self.verdict.rank
         return max(self.ranks, key=lambda row: row.verdict.figures.data_s or 0.0).rank
+
+    @property
+    def is_applied_refuted(self) -> bool:
+        """True if the applied remedy gained nothing."""
+        outlooks = () if self.remedies is None else self.remedies.within_noise
+        return self.applied is not None and any(one.name == self.applied.remedy and one.refuted for one in outlooks)
 
     @property
     def longest_syncs(self) -> tuple[tuple[str, Syncs], ...]:

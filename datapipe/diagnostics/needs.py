@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from datapipe.diagnostics.advice import LoaderSituation, advice_for
 from datapipe.diagnostics.replay import replay
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.verdict import MODERATE
@@ -33,10 +34,19 @@ class Need:
     # The step if the stage took no time, the limit of any remedy for it. None: a replay of the run does not wait as the run did.
     step_s: float | None
     times_faster: float | None  # for the loop to wait less than 5%; None: speeding up this stage alone is not enough
+    gain: float | None = None  # the most that any remedy for this stage can gain, as a share of the step
+    advice: str | None = None  # what usually makes it faster
 
 
-def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, str], *, scale: float = 1.0) -> list[Need]:
-    """Return the stages that the loop waits for most, and how much faster each must be.
+def needs_of(
+    workload: Workload,
+    attribution: Attribution,
+    places: Mapping[str, str],
+    *,
+    situation: LoaderSituation | None = None,
+    scale: float = 1.0,
+) -> list[Need]:
+    """Return the stages that the loop waits for most, how much faster each must be, and what may help.
 
     `places`: the user's code by "dataset", "collate", "sampler" and names of transforms. `scale`: measured over replayed
     step, by which times are multiplied.
@@ -48,14 +58,17 @@ def needs_of(workload: Workload, attribution: Attribution, places: Mapping[str, 
     if not chosen:  # waiting for a core means waiting for the work of others
         chosen = sorted((share for share in shares if share.stage not in _DELIVERY), key=lambda share: -shares[share])[:1]
     needs = []
-    is_replayed = _replayed(workload, 0.0, 1.0)[1] >= MODERATE
+    now_s, starvation_now = _replayed(workload, 0.0, 1.0)
+    is_replayed = starvation_now >= MODERATE
     for share in chosen[:_MOST]:
-        need = Need(share.stage, share.name, _place(share.stage, share.name, places), None, None)
+        advice = advice_for(share.stage, situation or LoaderSituation())
+        need = Need(share.stage, share.name, _place(share.stage, share.name, places), None, None, advice=advice)
         if is_replayed:
             part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
             step_s, starvation = _replayed(workload, part, 0.0)
             times = _times_faster(workload, part) if starvation < MODERATE else None
-            need = dataclasses.replace(need, step_s=step_s * scale, times_faster=times)
+            gain = max(0.0, 1 - step_s / now_s)
+            need = dataclasses.replace(need, step_s=step_s * scale, times_faster=times, gain=gain)
         needs.append(need)
     return needs
 

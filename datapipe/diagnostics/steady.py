@@ -42,18 +42,23 @@ class Steady:
 def find_steady(steps: Steps) -> Steady:
     """Find the steady part of all training passes together.
 
-    A pass has settled if at least half of it lies after the cut, and its buffer is no longer draining.
+    A pass has settled if at least half of it lies after the cut, and its buffer is no longer draining. If none has, the second
+    halves of passes are taken for want of better, with `is_settled` False.
     """
-    chosen = np.zeros(len(steps), np.bool_)
+    chosen, halves = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     training = ~steps["is_evaluation"]
     for number in np.unique(steps["pass_id"][training]):
         rows = np.flatnonzero(training & (steps["pass_id"] == number) & ~steps["is_first"])
         start = settles_at(step_times(steps[rows]))
         if start is not None and not _is_draining(steps["num_ready"][rows[start:]]):
             chosen[rows[start:]] = True
+        if len(rows) >= 2 * MIN_STEPS:
+            halves[rows[len(rows) // 2 :]] = True
+    is_settled = bool(chosen.any())
+    chosen = chosen if is_settled else halves
     num_first = int((training & steps["is_first"]).sum())
     num_unsettled = int(training.sum()) - num_first - int(chosen.sum())
-    return Steady(chosen, num_first, num_unsettled, int(len(steps) - training.sum()), bool(chosen.any()))
+    return Steady(chosen, num_first, num_unsettled, int(len(steps) - training.sum()), is_settled)
 
 
 def step_times(steps: Steps) -> NDArray[np.float64]:

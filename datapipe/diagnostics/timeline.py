@@ -88,6 +88,7 @@ class Context:
     num_elsewhere: int = 0  # calls of next() in other threads, not measured
     trains_elsewhere: bool = False  # the optimiser runs in another thread than the measured next()
     syncs: dict[str, Syncs] = field(default_factory=dict)
+    thread: str | None = None  # the name of the measured thread; None: the main thread
 
 
 class Timeline:

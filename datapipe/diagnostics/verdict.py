@@ -75,7 +75,13 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
         )
         return Verdict(VerdictKind.NOT_MEASURED, None, reason, figures)
     share = figures.starvation
-    if share is None or not figures.is_settled:
+    if context is not None and context.thread is not None and figures.updates_per_batch == 0:
+        reason = (
+            f"the loader is read by the thread {context.thread!r}, in which nothing is trained: if it feeds the training loop, "
+            "its waiting is not the loop's; iterate datapipe.Monitor over what the loop itself reads"
+        )
+        return Verdict(VerdictKind.NOT_MEASURED, None, reason, figures)
+    if share is None or not (figures.is_settled or share.low >= MODERATE):
         return Verdict(VerdictKind.NOT_ENOUGH, None, _too_few(figures), figures)
     if severity_of(share.low) == "fine" and severity_of(share.high) == "high":
         reason = f"the interval {_percent(share)} of {figures.num_steps} steps is too wide to decide; run longer"
@@ -109,6 +115,8 @@ def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verd
     assert figures.data_s is not None
     who = "the device waits for data" if figures.basis == "device" else "the host waits in next() (no device was measured)"
     reason = f"{who} {figures.data_s * 1e3:.1f} ms of each {figures.step_s * 1e3:.1f} ms step, {_percent(share)}"
+    if not figures.is_settled:
+        reason += "; the loop has not settled, so this is of the second half of its passes, and may change further"
     if figures.copy_s is not None and figures.copy_s > figures.data_s / 2:
         reason += f"; {figures.copy_s * 1e3:.1f} ms of it in copies from the host that the loop itself requests"
     if figures.exposed_by_sync_s and (figures.data_s - figures.exposed_by_sync_s) / figures.step_s < MODERATE:
@@ -141,6 +149,11 @@ def _other_verdict(figures: Figures, share: Interval) -> Verdict:
 
 
 def _too_few(figures: Figures) -> str:
+    if not figures.is_settled and figures.starvation is not None:
+        return (
+            f"the loop has not settled: steps go on changing, or a buffer goes on draining; in the second half of its passes "
+            f"{_percent(figures.starvation)} of the time was waiting; run longer"
+        )
     apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are excluded"
     return f"{figures.num_steps} steps of a steady state ({apart}); run longer, or pass more batches per epoch"
 

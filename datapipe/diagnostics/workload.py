@@ -28,6 +28,7 @@ class Workload:
     setup: Setup  # the setup of the measurement
     host_cpu_s: float = 0.0  # core time of the caller per step
     made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: unknown
+    floor_s: float = 0.0  # no remedy for this loader makes a step shorter: another loader, which is read in turn, takes this
 
     def __post_init__(self) -> None:
         if not (
@@ -52,6 +53,8 @@ class Change:
     setup: Setup | None = None  # None: as measured
     production_factor: float = 1.0  # on the time to make a batch: another format, another loader, a cache
     production_spread: float = 0.0  # relative standard error of that factor
+    stall_added_s: float = 0.0  # to the mean time that making a batch waits, not on a core: workers that wait for each other
+    worst_stall_added_s: float | None = None  # the same at worst, where that is not known; None: it is known
     delivery_factor: float = 1.0  # on the caller's part of next()
     batch_factor: float = 1.0  # samples per batch; making, delivery and the device's work grow with it
     drops_syncs: bool = False  # the loop no longer waits for the device
@@ -72,6 +75,7 @@ def workload_of(
     production_cpu_s: Floats | None = None,
     made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
+    floor_s: float = 0.0,
 ) -> Workload | None:
     """Return the workload of a run's steady steps; None if too little was measured to replay it.
 
@@ -106,6 +110,7 @@ def workload_of(
         setup=setup,
         host_cpu_s=float(host_s.mean()),
         made_by=made_by,
+        floor_s=floor_s,
     )
 
 
@@ -120,6 +125,7 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
+    stall = _stalls_with(stall, change.stall_added_s)
     pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
     if pace is not None and workload.made_by is not None:  # the first free worker makes a batch, at its own pace
         stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
@@ -139,6 +145,14 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
         host_cpu_s=workload.host_cpu_s * (1.0 if has_device else change.batch_factor),
         pace=pace,
     )
+
+
+def _stalls_with(stall: Floats, added_s: float) -> Floats:
+    """Return (b,) seconds of waiting, longer by `added_s` each, or shorter in proportion."""
+    if added_s >= 0:
+        return stall + added_s
+    mean_s = float(stall.mean())
+    return stall * max(0.0, 1 + added_s / mean_s) if mean_s > 0 else stall
 
 
 def _pace(workload: Workload) -> Floats | None:

@@ -236,8 +236,17 @@ def no_remedy() -> dict[str, Any]:
     found = starved(gap_s=0.026)
     remedies = found["remedies"]
     needs = [
-        {"stage": "decode", "name": None, "where": "train.py:12 (Photos.__getitem__)", "step_s": 0.043, "times_faster": 3.25},
-        {"stage": "transform", "name": "Slow", "where": None, "step_s": 0.061, "times_faster": None},
+        {"stage": "decode", "name": None, "where": "train.py:12 (Photos.__getitem__)", "step_s": 0.043, "times_faster": 3.25}
+        | {"gain": 0.36, "advice": "store images at about the size that is trained on (datapipe convert --resize)"},
+        {
+            "stage": "transform",
+            "name": "Slow",
+            "where": None,
+            "step_s": 0.061,
+            "times_faster": None,
+            "gain": 0.09,
+            "advice": "run it on the device over the whole batch",
+        },
     ]
     rest = [one for one in remedies["within_noise"] if one["name"] in ("prefetch 8 batches", "1 worker")]
     found["remedies"] = {**remedies, "best": "no remedy known", "predictions": [], "within_noise": rest, "needs": needs}

@@ -86,7 +86,9 @@ def test_loaders_of_every_shape_are_seen(shape: str, num_workers: int) -> None:
     alone = list(DataLoader(dataset, **({"batch_size": 8} | options), num_workers=num_workers))
     batches, calls = batches_of(dataset, **options, num_workers=num_workers)
     assert sorted(map(str, batches)) == sorted(map(str, alone))
-    assert [profile.step for profile in calls.profiles] == list(range(len(batches)))
+    steps = [profile.step for profile in calls.profiles]
+    assert steps[:32] == list(range(len(batches)))[:32]  # of more that are so fast, some are looked into
+    assert steps == sorted(set(steps) & set(range(len(batches))))
     assert {profile.made.num_samples for profile in calls.profiles} == {num_samples}
 
 

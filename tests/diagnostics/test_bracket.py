@@ -371,3 +371,18 @@ def test_gaps_on_a_gpu_are_the_hosts_sleep_less_what_the_device_had_left() -> No
     one.stop()
     gaps = rows(bracket)["gap_s"]
     assert 0.0045 < float(np.median(gaps)) < 0.007
+
+
+def test_the_thread_that_is_measured_is_named_unless_it_is_the_main_one() -> None:
+    def read(bracket: ThreadBracket) -> None:
+        one = bracket.open_pass()
+        one.begin()
+        one.end()
+        one.stop()
+
+    here, elsewhere = ThreadBracket(HostClock()), ThreadBracket(HostClock())
+    read(here)
+    thread = threading.Thread(target=read, args=(elsewhere,), name="feeder")
+    thread.start()
+    thread.join(timeout=60)
+    assert (here.context().thread, elsewhere.context().thread) == (None, "feeder")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from diagnosis_processes import process
 
+from datapipe.diagnostics.advice import LoaderSituation, advice_for, situation_of
 from datapipe.diagnostics.needs import needs_of
 from datapipe.diagnostics.replay import Setup
 from datapipe.diagnostics.torch_stages.fault import Attribution, StageShare
@@ -69,3 +71,38 @@ def test_waiting_for_a_core_is_told_as_what_is_computed() -> None:
 def test_a_replay_that_does_not_wait_predicts_nothing() -> None:
     (decode,) = needs_of(workload(made_s=0.004), attribution(("decode", None, 1.0, 0.9)), {"dataset": "a.py:3 (Photos)"})
     assert (decode.where, decode.step_s, decode.times_faster) == ("a.py:3 (Photos)", None, None)
+
+
+def test_the_most_that_a_stage_can_gain() -> None:
+    (read,) = needs_of(workload(made_s=0.040), attribution(("read", None, 1.0, 0.9)), {})
+    assert read.gain == pytest.approx(30 / 40, abs=0.02)  # the device's 10 ms remain
+    (decode, _) = needs_of(workload(made_s=0.040), attribution(("decode", None, 0.6, 0.6), ("read", None, 0.4, 0.4)), {})
+    assert decode.gain == pytest.approx(24 / 40, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("stage", "situation", "advice"),
+    [
+        ("sampler", LoaderSituation(has_own_sampler=True), "draw the order of an epoch as one array"),
+        ("sampler", LoaderSituation(), "fewer, larger arrays per batch"),
+        ("collate", LoaderSituation(num_workers=0), "collate in a worker (num_workers=1)"),
+        ("collate", LoaderSituation(num_workers=2), "one torch.stack"),
+        ("transfer", LoaderSituation(2, sample_nbytes=600_000), "return uint8 from the workers"),
+        ("transfer", LoaderSituation(2, sample_nbytes=16), "fewer, larger arrays: each tensor"),
+        ("decode", LoaderSituation(2, sample_nbytes=16), "fewer, larger reads"),
+        ("decode", LoaderSituation(2, sample_nbytes=600_000), "convert --resize"),
+        ("read", LoaderSituation(2, workers_wait=True), "a file, connection or lock of its own"),
+        ("read", LoaderSituation(2), "faster disk"),
+        ("startup", LoaderSituation(2), None),
+    ],
+)
+def test_advice_depends_on_the_loader(stage: str, situation: LoaderSituation, advice: str | None) -> None:
+    found = advice_for(stage, situation)
+    assert found is None if advice is None else advice in (found or "")
+
+
+def test_the_size_of_a_sample_is_measured() -> None:
+    profiles = process(make_s=0.03, work_s=0.01).profiles  # batches of 8 samples, 1000 bytes
+    found = situation_of(profiles, num_workers=2, has_own_sampler=True, workers_wait=False)
+    assert found == LoaderSituation(2, 125.0, True, False)
+    assert situation_of((), num_workers=0, has_own_sampler=False, workers_wait=True).sample_nbytes is None

@@ -13,7 +13,7 @@ from datapipe.core.errors import OptionError
 from datapipe.diagnostics.candidates import Candidates
 from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.remedies import NOTHING, Remedy, rank_remedies
+from datapipe.diagnostics.remedies import NOTHING, RUN_TO_RUN, Remedy, rank_remedies
 from datapipe.diagnostics.replay import Delivery, Setup
 from datapipe.diagnostics.timeline import STEP, Steps
 from datapipe.diagnostics.workload import Change, Workload, workload_of
@@ -156,3 +156,15 @@ def test_batches_as_they_are_made_help_beside_a_slow_worker() -> None:
     assert ranking.best.step_s.value == pytest.approx(0.015, rel=0.05)
     even = rank_remedies(replace(base, production_s=np.full(400, 0.040)), [free])
     assert even.best.remedy.name == NOTHING
+
+
+def test_intervals_hold_what_differs_from_run_to_run() -> None:
+    """Steps that are all alike say nothing of the next run: nine of ten runs that differ by 4% must lie within."""
+    (prediction,) = rank_remedies(workload(0.060), [FASTER], measured_step_s=0.030).predictions
+    runs = prediction.step_s.value * np.random.default_rng(1).normal(1, RUN_TO_RUN, 10_000)
+    held = (prediction.step_s.low <= runs) & (runs <= prediction.step_s.high)
+    assert 0.9 < held.mean() < 0.99
+    assert prediction.least_gain == pytest.approx(prediction.gain.value, abs=0.01)  # the same runs are compared
+    assert prediction.gain.low < prediction.gain.value - 0.02
+    wide = rank_remedies(workload(0.060), [Remedy("unsure", Change(production_factor=0.8, production_spread=0.3))]).predictions[0]
+    assert wide.step_s.high - wide.step_s.low > 2 * (prediction.step_s.high - prediction.step_s.low)

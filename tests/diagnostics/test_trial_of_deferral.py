@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
-from datapipe.diagnostics.trials import deferral
+from datapipe.diagnostics.trials import forking
 from datapipe.diagnostics.trials.deferral import held_for_trial, try_deferral
 from datapipe.diagnostics.workload import Workload, production_parts
 
@@ -71,7 +71,7 @@ def test_code_that_fails_hangs_or_ends_the_child_is_told(tmp_path: Path, monkeyp
 
     assert "its code failed when it was tried (KeyError: 'no such sample')" in tried(Failing(tmp_path))["reason"]
     assert "SystemExit" in tried(Ending(tmp_path))["reason"]
-    monkeypatch.setattr(deferral, "_GRACE_S", 0.0)
+    monkeypatch.setattr(forking, "_GRACE_S", 0.0)
     assert tried(Hanging(tmp_path))["reason"] == "there was no time left to try it"
 
 

@@ -153,3 +153,27 @@ def test_a_verdict_is_json() -> None:
 def test_figures_are_values() -> None:
     figures: Figures = figures_of(steps_of())
     assert replace(figures, num_steps=3) != figures == figures_of(steps_of())
+
+
+def test_a_loop_that_never_settles_is_told_as_far_as_it_can_be() -> None:
+    """A step that has just become longer has no steady state yet, but that it waits is certain."""
+    growing = np.repeat([0.02, 0.08], [140, 60])
+    waiting = judge(figures_of(steps_of(gap_s=growing, host_wait_s=growing)))
+    assert (waiting.kind, waiting.figures.is_settled, waiting.figures.num_steps) == (VerdictKind.DATA_BOUND, False, 100)
+    assert waiting.figures.starvation is not None
+    assert waiting.figures.starvation.value == pytest.approx(5600 / 6600, abs=0.01)
+    assert "has not settled" in waiting.reason
+    busy = judge(figures_of(steps_of(work_s=growing, host_work_s=growing)))
+    assert busy.kind is VerdictKind.NOT_ENOUGH
+    assert "in the second half of its passes 0.0%" in busy.reason
+
+
+def test_a_thread_that_feeds_the_loop_is_not_the_loop() -> None:
+    waits = {"gap_s": 0.1, "host_wait_s": 0.1}
+    feeding = figures_of(steps_of(num_updates=0, **waits))
+    verdict = judge(feeding, Context(None, thread="feeder"))
+    assert verdict.kind is VerdictKind.NOT_MEASURED
+    assert "'feeder'" in verdict.reason
+    assert judge(feeding, Context(None)).kind is VerdictKind.DATA_BOUND  # the main thread, without an optimiser
+    training = figures_of(steps_of(num_updates=1, **waits))
+    assert judge(training, Context(None, thread="trainer")).kind is VerdictKind.DATA_BOUND

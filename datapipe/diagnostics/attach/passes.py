@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ def num_ready(iterator: Any) -> int | None:
 
 
 _local = threading.local()
+_LARGE = 4 << 20  # bytes of a batch from which the time to free it matters
+_HOLDS_EVERY = 4  # batches of which one is held, so that freeing it can be timed
 
 
 def outermost() -> int | None:
@@ -61,7 +64,18 @@ def leave(before: int | None) -> None:
 class OpenPass:
     """A pass in progress. `metered` is None for a pass inside another one, which is measured and whose `loader` it has."""
 
-    __slots__ = ("_is_fresh", "_is_inside", "_iterator", "_loader", "_metered", "_pass_id", "_step", "_watch")
+    __slots__ = (
+        "_age",
+        "_held",
+        "_is_fresh",
+        "_is_inside",
+        "_iterator",
+        "_loader",
+        "_metered",
+        "_pass_id",
+        "_step",
+        "_watch",
+    )
 
     def __init__(
         self, watch: Watch, metered: MeteredPass | None, *, loader: int, pass_id: int, iterator: tuple[int, int] | None
@@ -74,6 +88,8 @@ class OpenPass:
         self._step = 0
         self._is_fresh = True
         self._is_inside = False
+        self._held: Any = None  # a batch that is freed by the next() after the next one
+        self._age = 0
         if iterator is not None:
             ARRIVALS.forget(iterator)  # left by an earlier pass over the same iterator
 
@@ -87,11 +103,13 @@ class OpenPass:
         if metered is not None:
             self._begin(metered, iterator)
         asked_ns = time.perf_counter_ns()
+        freed_ns = None if self._held is None else self._free(asked_ns)
         try:
             batch = call(iterator)
         except BaseException as exc:
             leave(before)
             self._is_inside = False
+            self._held = None
             if metered is not None:
                 self.stop()
             forget_us(exc)
@@ -102,8 +120,16 @@ class OpenPass:
         leave(before)
         self._is_inside = False
         if self._iterator is not None:
-            self._note(batch, asked_ns, taken_ns)
+            self._note(batch, asked_ns, taken_ns, freed_ns)
         return batch
+
+    def _free(self, asked_ns: int) -> int | None:
+        """Let go of the held batch if the loop has done so; return how long that took."""
+        self._age += 1
+        if self._age < 2:  # the loop replaces its own reference when this call returns
+            return None
+        self._held = None
+        return time.perf_counter_ns() - asked_ns
 
     def _begin(self, metered: MeteredPass, iterator: Any) -> None:
         try:
@@ -128,15 +154,19 @@ class OpenPass:
         except Exception as exc:
             self._give_up("the end of a pass could not be measured", exc)
 
-    def _note(self, batch: Any, asked_ns: int, taken_ns: int) -> None:
+    def _note(self, batch: Any, asked_ns: int, taken_ns: int, freed_ns: int | None) -> None:
         try:
             assert self._iterator is not None
             arrival = ARRIVALS.take(batch, self._iterator)
             step, self._step = self._step, self._step + 1
             if arrival is not None:
                 made, moved, pinned = arrival.made, arrival.moved, arrival.pinned
-                profile = BatchProfile(self._loader, self._pass_id, step, asked_ns, taken_ns, made, moved, pinned)
+                profile = BatchProfile(self._loader, self._pass_id, step, asked_ns, taken_ns, made, moved, pinned, freed_ns)
                 self._watch.sink.note_profile(profile)
+                is_due = step % _HOLDS_EVERY == 0 and self._held is None
+                is_shared = moved is not None and pinned is None
+                if is_due and is_shared and (made.nbytes or 0) >= _LARGE and _has_room(made.nbytes or 0):
+                    self._held, self._age = batch, 0
         except Exception as exc:
             self._iterator = None
             complain("the stages of a loader could not be measured", exc)
@@ -149,6 +179,12 @@ class OpenPass:
         # the pass was abandoned, or ended long ago; a garbage collection may run this in the middle of another call
         if outermost() is None:
             self.stop()
+
+
+def _has_room(nbytes: int) -> bool:
+    """Return True if one more batch in shared memory harms nobody."""
+    found = os.statvfs("/dev/shm")
+    return found.f_bavail * found.f_frsize > 8 * nbytes
 
 
 def _grad_is_enabled() -> bool:

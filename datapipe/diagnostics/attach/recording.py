@@ -28,6 +28,8 @@ MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
 SCHEMA = 2
 _WAITS = 0.03  # share of the loop's time below which a wait for data is none that a remedy would be looked for
+_WAITS_IN_WORKERS = 0.1  # share of the time to make a batch: less waiting does not decide how workers scale
+_MAX_LEVELS = 3  # numbers of workers that are tried besides the present one
 _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
@@ -40,13 +42,13 @@ class Recording:
         directory: Path | None = None,
         *,
         keeps_samples: bool = False,
-        tries_deferral_s: float = 0.0,
+        tries_dataset_s: float = 0.0,
         busy: BusySampler | None = None,
         snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
         self._directory = directory
-        self._keeps_samples, self._tries_deferral_s = keeps_samples, tries_deferral_s
+        self._keeps_samples, self._tries_dataset_s = keeps_samples, tries_dataset_s
         self._busy = busy
         self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
@@ -56,8 +58,9 @@ class Recording:
         self._troubles: list[str] = []
         self._sources: dict[int, dict[str, Any]] = {}
         self._samples: dict[int, bytes] = {}
-        self._held: dict[int, Any] = {}  # loaders over Datasets of the script's own
+        self._held: dict[int, Any] = {}  # loaders for trials of their Datasets, or the reason why there are none
         self._is_written = False
+        self._ended_ns: int | None = None  # None: it is still measuring
         self._ended = threading.Event()
         self._rank = rank_here()  # a process group may no longer exist at the end
         self.window: ProfilerWindow | None = None
@@ -96,43 +99,62 @@ class Recording:
                 self._samples[facts.key] = found
             else:
                 self._sources[facts.key] = {"file": None, "reason": found}
-        if self._tries_deferral_s and isinstance(found, str):
+        if self._tries_dataset_s and not type(loader).__module__.startswith("datapipe."):
             self._hold(facts.key, loader)
 
     def _hold(self, key: int, loader: Any) -> None:
-        """Keep a loader over a Dataset of the script's own for a trial at the end."""
+        """Keep a loader for trials of its Dataset at the end."""
         try:
             from datapipe.adapt.loaders import unwrap_torch_loader
             from datapipe.diagnostics.trials.deferral import held_for_trial
-            from datapipe.diagnostics.trials.sample import why_no_files
 
-            if type(loader).__module__.startswith("datapipe.") or why_no_files(loader.dataset) is None:
-                return
             held = held_for_trial(unwrap_torch_loader(loader))
         except Exception:  # what is no loader that from_torch would take
             return
         with self._lock:
-            if isinstance(held, str):
-                self._sources[key]["deferral"] = {"reason": held}
-            else:
-                self._held[key] = held
+            self._held[key] = held
 
-    def _try_deferral(self) -> None:
-        """Try the loader that was waited for longest, if the loop waited at all."""
+    def _try_dataset(self) -> None:
+        """Try the Dataset of the loader that was waited for longest, if the loop waited at all."""
         held, self._held = self._held, {}
         steps = self._bracket.timeline.steps(None)
         waits = {key: float(steps["host_wait_s"][steps["loader"] == key].sum()) for key in held}
         key = max(waits, key=waits.__getitem__, default=None)
         if key is None or waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
             return
-        try:
-            from datapipe.diagnostics.trials.deferral import try_deferral
-            from datapipe.diagnostics.trials.rows import try_rows
+        source = self._sources.setdefault(key, {"file": None, "reason": None})
+        for name, act in (("deferral", self._tried_deferral), ("scaling", self._tried_scaling)):
+            try:
+                source[name] = act(key, held[key])
+            except Exception as exc:
+                complain(f"a trial of the Dataset failed ({name})", exc)
 
-            rows = try_rows(held[key], seconds=self._tries_deferral_s)
-            self._sources[key]["deferral"] = rows or try_deferral(held[key], seconds=self._tries_deferral_s)
-        except Exception as exc:
-            complain("deferred decoding could not be tried", exc)
+    def _tried_deferral(self, key: int, held: Any) -> dict[str, Any] | None:
+        """Return what whole batches or deferred decoding would gain; None for a Dataset whose files datapipe reads itself."""
+        from datapipe.diagnostics.trials.deferral import try_deferral
+        from datapipe.diagnostics.trials.rows import try_rows
+        from datapipe.diagnostics.trials.sample import why_no_files
+
+        if isinstance(held, str):
+            return {"reason": held}
+        if why_no_files(held.dataset) is None:
+            return None
+        return try_rows(held, seconds=self._tries_dataset_s) or try_deferral(held, seconds=self._tries_dataset_s)
+
+    def _tried_scaling(self, key: int, held: Any) -> dict[str, Any] | None:
+        """Return how batches wait with other numbers of workers; None if waiting is a small part of making them."""
+        from datapipe.diagnostics.contention import mostly_waits, waiting_share, worker_counts
+        from datapipe.diagnostics.trials.scaling import try_scaling
+
+        if isinstance(held, str):
+            return {"reason": held}
+        made = [profile.made for profile in self._profiles.get(key, ())]
+        if not made or waiting_share(made) < _WAITS_IN_WORKERS:
+            return None
+        now = int(held.num_workers)
+        nums = worker_counts(now, int(surroundings().get("cores") or 1), waits=mostly_waits(made))
+        tried = sorted({max(1, now), *nums[-_MAX_LEVELS:]})
+        return try_scaling(held, tried, seconds=self._tries_dataset_s)
 
     def finish(self) -> None:
         """Write `process-RANK-PID.json`, and the samples next to it. Nothing is recorded afterwards."""
@@ -146,12 +168,13 @@ class Recording:
         if self._busy is not None:
             self._busy.stop()
         self._bracket.finish()
+        self._ended_ns = time.perf_counter_ns()  # trials are no part of the run
         for key, data in self._samples.items():
             name = f"sample-{os.getpid()}-{key}.pickle"
             with atomic_writer(self._directory / name) as file:
                 file.write(data)
             self._sources[key] = {"file": name, "reason": None}
-        self._try_deferral()
+        self._try_dataset()
         write_json(self._path(self._directory), self.to_json())
 
     def _path(self, directory: Path) -> Path:
@@ -191,7 +214,7 @@ class Recording:
                     "rank": self._rank,
                     "argv": sys.argv,
                     "started_ns": since_ns or process_started_ns(),
-                    "ended_ns": time.perf_counter_ns(),
+                    "ended_ns": self._ended_ns or time.perf_counter_ns(),
                 },
                 "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
                 "context": context_as_dict(self._bracket.context()),
@@ -218,7 +241,7 @@ def open_recording(hooks: MeterHooks) -> Watch:
         bracket,
         directory,
         keeps_samples=settings.keeps_samples,
-        tries_deferral_s=settings.tries_deferral_s,
+        tries_dataset_s=settings.tries_dataset_s,
         busy=busy,
         snapshot_s=settings.snapshot_s,
     )

@@ -33,9 +33,7 @@ class Settings:
     nvtx: bool = False  # NVTX ranges around what is measured
     max_steps: int | None = None  # training steps to measure; the script continues after that
     ends_after: int | None = None  # training steps; at the next batch the script is ended, as by `sys.exit(0)`
-    tries_deferral_s: float = (
-        0.0  # for which deferred decoding is tried on Datasets of the script's own, in a fork at the end; 0: not
-    )
+    tries_dataset_s: float = 0.0  # for which the script's Dataset is tried, in forks at the end of the measurement; 0: not
     keeps_samples: bool = False  # record the files that a loader reads, so that remedies can be tried on some of them
     snapshot_s: float = 10.0  # a snapshot is written after this time, twice this time, and so on: a signal may end the script
     profile: str | None = None  # a directory for a window of `torch.profiler`

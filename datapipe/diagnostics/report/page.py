@@ -87,14 +87,14 @@ def _fault(read: Document) -> str:
         sentences.append(f"Worker {fault.worker} is much slower than the others.")
     if fault.head_of_line_s:
         sentences.append(f"For {words.seconds(fault.head_of_line_s)} of it a later batch was ready, and the next one was not.")
-    return " ".join(sentences)
+    contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
+    return " ".join([*sentences, *filter(None, [contention])])
 
 
 def _needs(read: Document) -> list[str]:
     """Return what must become faster, and what to try for that."""
     needs = read.remedies.needs if read.remedies is not None else ()
-    advice = (words.to_try(need) for need in needs)
-    return [words.need_line(need) + (f". To try: {text}." if text else ".") for need, text in zip(needs, advice, strict=True)]
+    return [words.need_line(need) + (f". To try: {words.plain(need.advice)}." if need.advice else ".") for need in needs]
 
 
 def _run_parts(read: Document) -> list[tuple[str, str]]:

@@ -95,7 +95,9 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
         notes.append(f"worker {attribution.worker} is much slower than the others")
     if attribution.head_of_line_s:
         notes.append(f"for {words.seconds(attribution.head_of_line_s)} of it a later batch was ready, the next one was not")
-    return lines + (_wrap("; ".join(notes), num=1, indent=2) if notes else [])
+    lines += _wrap("; ".join(notes), num=1, indent=2) if notes else []
+    contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
+    return lines + (_wrap(contention, num=2, indent=2) if contention else [])
 
 
 def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
@@ -133,6 +135,11 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
         how = how if len(how) <= spare else []
         spare -= len(how)
         lines += [_outlook(number, outlook), *how]
+    first = next(filter(None, map(words.by_hand, what_if.needs)), None) if what_if.best not in (NOTHING, NO_REMEDY) else None
+    if first is not None and spare > 0:
+        shown = _wrap(f"By hand: {first}", num=min(2, spare), indent=2)
+        lines += shown
+        spare -= len(shown)
     if num_more and room > 0:
         lines.append(f"  {num_more} more in the page")
     elif what_if.within_noise and spare > 0:
@@ -155,7 +162,7 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
     """Return what must become faster, each in at most two lines."""
     lines: list[str] = []
     for need in what_if.needs:
-        wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), words.to_try(need)
+        wrapped, advice = _wrap(f"- {words.need_line(need)}", num=2, indent=2), need.advice
         if len(lines) + len(wrapped) > room - 1:
             break
         lines += wrapped
@@ -208,7 +215,7 @@ def _words_of(command: str) -> list[str]:
 def _applied(read: Document) -> list[str]:
     if read.applied is None:
         return []
-    return ["", *_wrap("Applied: " + words.applied_line(read.applied), num=2)]
+    return ["", *_wrap("Applied: " + words.applied_line(read.applied, is_refuted=read.is_applied_refuted), num=2)]
 
 
 def _missing(read: Document) -> list[str]:

@@ -1,7 +1,6 @@
 """Put a diagnosis into words, shared by the screen, the page and the comparison. Pure.
 
-The intervals are never called 95% intervals: they come from resampling the steps of one run, and the next run may
-differ by more.
+The intervals are not called 95% intervals: they come from resampling the steps of one run, with a model of how runs differ.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from datapipe.diagnostics.bootstrap import Interval
+from datapipe.diagnostics.contention import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Fault, Outlook, RunTime, Saving, StageOfWait
 from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.needs import Need
@@ -29,20 +29,9 @@ _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
 _SMALL = 0.02  # of a step: a smaller change gets no figure
-_TO_TRY = {
-    "sampler": "draw the order of an epoch as one array, and yield its values",
-    "collate": "make arrays of one shape in __getitem__, so that collating is one torch.stack",
-    "transfer": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
-    "pin": "return uint8 from __getitem__ and convert on the device: a quarter of the bytes",
-    "copy": "copy uint8 to the device and convert there: a quarter of the bytes",
-    "read": "keep the data on a faster disk, or in larger files that are read in order (datapipe convert)",
-    "decode": "store images at about the size that is trained on (datapipe convert --resize)",
-    "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
-    "augment": "run it on the device over the whole batch",
-}
 INTERVALS = (
-    "Ranges in brackets come from resampling the steps of this run. They do not cover all that may differ from one run to "
-    "the next."
+    "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
+    "differ from each other, and the error of replaying this run."
 )
 
 
@@ -141,7 +130,7 @@ def detail(diagnosis: Document) -> str:
         return _capital(plain(verdict.reason)) + "."
     low, high = verdict.starvation.low, verdict.starvation.high
     text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "
-    text += f"{verdict.figures.num_steps} steady steps."
+    text += f"{verdict.figures.num_steps} steady steps." if verdict.figures.is_settled else "the second half; it has not settled."
     copy_s, exposed_s, hidden_s = verdict.figures.copy_s, verdict.figures.exposed_by_sync_s, verdict.figures.hidden_s
     if copy_s is not None and copy_s > data_s / 2:
         text += f" {seconds(copy_s)} of it goes to copies from the host that the loop requests."
@@ -183,6 +172,17 @@ def _computing(attribution: Fault) -> StageOfWait | None:
     """Return the stage that occupies the cores longest."""
     stages = [stage for stage in attribution.stages if stage.name in _COMPUTING and stage.work_share]
     return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
+
+
+def contention_line(contention: Contention | None) -> str | None:
+    """Return that workers wait for each other; None if they do not, or if it is unknown."""
+    if contention is None or not contention.grows:
+        return None
+    most = contention.levels[-1].num_workers
+    then_s = contention.now_s + contention.added_s(most)
+    now = f"{contention.now} worker{'s' * (contention.now > 1)}"
+    what = f"a batch waits {seconds(contention.now_s)} with {now} and {seconds(then_s)} with {most}"
+    return f"Workers wait for each other, as behind a lock or a saturated disk: {what}."
 
 
 def levels_line(levels: Sequence[Regime]) -> str | None:
@@ -238,6 +238,7 @@ def need_line(need: Need) -> str:
     if need.step_s is None:
         return f"{stage}{where}: how much faster it must be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
+    free += "" if need.gain is None else f", {need.gain:.0%} shorter at most"
     if need.times_faster is None:
         return f"{stage}{where}: {free}, and the loop would still wait"
     if need.times_faster > _NEARLY_FREE:
@@ -245,14 +246,20 @@ def need_line(need: Need) -> str:
     return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
 
 
-def to_try(need: Need) -> str | None:
-    """Return what usually makes such a stage faster; None if there is no general advice."""
-    return _TO_TRY.get(need.stage)
+def by_hand(need: Need) -> str | None:
+    """Return what to try for a stage, and the most that it can gain; None if there is no general advice."""
+    if need.advice is None or need.gain is None:
+        return None
+    stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
+    where = f" in {short(need.where, 60)}" if need.where else ""
+    return f"{stage}{where} (at most {need.gain:.0%} shorter): {plain(need.advice)}"
 
 
 def no_gain(outlook: Outlook) -> str:
     """Return a remedy that is not recommended, and why."""
     name, gain = plain(outlook.name), outlook.gain
+    if outlook.refuted is not None:
+        return f"{name} ({plain(outlook.refuted)})"
     if gain is None:
         return name
     if gain.value < -_SMALL:
@@ -283,13 +290,14 @@ def unmeasured(diagnosis: Document) -> list[str]:
     return missing
 
 
-def applied_line(applied: AppliedRemedy) -> str:
-    """Return the predicted and the measured effect of an applied remedy."""
+def applied_line(applied: AppliedRemedy, *, is_refuted: bool = False) -> str:
+    """Return the predicted and the measured effect of an applied remedy. `is_refuted`: it gained nothing."""
     line = f"{short(applied.remedy)}: predicted {seconds_range(applied.predicted)} per step, "
     if applied.measured_step_s is None:
         return line + "not measured" + _because(applied.reason)
     share = "" if applied.starvation is None else f", waiting for data {percent(applied.starvation.value)} of the time"
-    return f"{line}measured {seconds(applied.measured_step_s)}{share}"
+    line += f"measured {seconds(applied.measured_step_s)}{share}"
+    return line + ". It gained nothing and is no longer recommended" if is_refuted else line
 
 
 def instruction_note(how: Instruction) -> str:

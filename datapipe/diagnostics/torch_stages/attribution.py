@@ -34,7 +34,7 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     """Return why a consumer waited for these batches, of one loader.
 
     `waits`: the consumer's, if they are known better than from the profiles, or if only some are to be explained (those of
-    the steady state); by default all.
+    the steady state); by default all. Waits for batches without a profile are taken to be like the others.
     """
     profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
     breakdown = Breakdown(profiles)
@@ -43,11 +43,15 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     wait_ns: defaultdict[StageKey, float] = defaultdict(float)
     waited_for: list[tuple[Wait, BatchProfile]] = []
     taken = [profile.taken_ns for profile in profiles]
+    all_ns = 0
     for wait in [(profile.asked_ns, profile.taken_ns) for profile in profiles] if waits is None else waits:
         place = bisect_right(taken, wait[0])
         if place == len(profiles):
             continue  # waited for the end of the pass
         profile = profiles[place]
+        all_ns += wait[1] - wait[0]
+        if profile.asked_ns > wait[1]:
+            continue  # the batch was not looked into
         waited_for.append((wait, profile))
         key = _worker_key(profile.made)
         first_ns = by_worker[key][0].made.start_ns
@@ -64,12 +68,13 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     total_ns = sum(wait_ns.values())
     head_of_line_ns = _head_of_line_ns(profiles, waited_for)
     blocked = None if head_of_line_ns is None or not total_ns else head_of_line_ns / total_ns
+    scale = all_ns / total_ns if total_ns else 1.0
     return Attribution(
         stage=kind,
         name=name,
         worker=worker,
-        wait_s=total_ns * 1e-9,
-        head_of_line_s=None if head_of_line_ns is None else head_of_line_ns * 1e-9,
+        wait_s=total_ns * scale * 1e-9,
+        head_of_line_s=None if head_of_line_ns is None else head_of_line_ns * scale * 1e-9,
         num_batches=len(profiles),
         shares=shares,
         reason=in_words(kind, name, share, worker=worker, head_of_line=blocked),

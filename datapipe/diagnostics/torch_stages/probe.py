@@ -174,7 +174,8 @@ def probed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
     def measured(self: Any, possibly_batched_index: Any) -> Any:
         probe = self.collate_fn
-        fetching = _begin(probe, self.dataset) if type(probe) is CollateProbe else None
+        is_due = type(probe) is CollateProbe and probe.schedule.is_due()
+        fetching = _begin(probe, self.dataset) if is_due else None
         try:
             batch = fetch(self, possibly_batched_index)
         except BaseException as exc:

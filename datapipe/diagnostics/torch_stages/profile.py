@@ -104,6 +104,7 @@ class BatchProfile:
     made: Making
     moved: Passage | None  # None: it was made by the consumer
     pinned: Pinning | None  # None: not pinned
+    freed_ns: int | None = None  # time to free the batch before the last, within this next(); None: it was not held for that
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-safe values."""

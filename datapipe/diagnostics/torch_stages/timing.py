@@ -117,6 +117,10 @@ _CALL_COST_NS = 1_000  # cost of timing one call as a whole
 _PART_COST_NS = 6_000  # cost of timing a call in detail, for each nested callable, patching included
 _DETAIL_NS = 50_000  # budget for timing calls in detail, per timed batch
 _AVERAGE_NS = 10_000  # budget for timing, per batch on average
+_FAST_NS = 1_000_000  # batches that are made faster than this are looked into rarely, as looking costs some tens of microseconds
+_RARELY = 8  # one of so many
+_ALWAYS = 32  # batches that are looked into in any case, the first ones of a worker
+_SPREAD = 2_654_435_761  # scatters numbers (Knuth's multiplicative hashing)
 _WORKER_SHARE = 0.005  # additional budget, as a share of the time that a worker takes for a batch
 
 
@@ -151,14 +155,27 @@ class TimedCallable:
 class TimingSchedule:
     """Chooses the batches of one iterator to time. The choice is random, so that no pattern is missed forever."""
 
-    __slots__ = ("_draw", "_num_batches", "_num_left", "_share_ns", "_targets")
+    __slots__ = ("_draw", "_mean_ns", "_num_asked", "_num_batches", "_num_left", "_share_ns", "_targets")
 
     def __init__(self, seed: int | None = None) -> None:
         self._draw = random.Random(seed).random  # leaves the script's own generator unchanged
         self._targets: dict[str, TimedCallable] = {}
+        self._num_asked = 0
+        self._mean_ns = 0.0  # of making a batch, over the latest
         self._num_batches = 0
         self._num_left = 0  # batches before the next one that is timed
         self._share_ns = 0
+
+    def is_due(self) -> bool:
+        """Count a batch; return True if it should be looked into: every slow one, and some of many fast ones.
+
+        Workers choose the same rounds of batches, and no period of the data is missed forever.
+        """
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        if number < _ALWAYS or self._mean_ns >= _FAST_NS:
+            return True
+        group, place = divmod(number, _RARELY)
+        return (group * _SPREAD >> 7) % _RARELY == place
 
     def clock(self) -> TransformClock | None:
         """Return the clock for the next batch; None: it is not timed."""
@@ -170,6 +187,7 @@ class TimingSchedule:
 
     def note(self, made_ns: int, clock: TransformClock | None, *, is_worker: bool) -> None:
         """Record that a batch took `made_ns` and was timed by `clock`."""
+        self._mean_ns += (made_ns - self._mean_ns) / (8 if self._mean_ns else 1)
         self._share_ns = int(_WORKER_SHARE * made_ns) if is_worker else 0  # a consumer waits meanwhile
         if clock is not None:
             spacing = max(1, round(clock.cost_ns() / (_AVERAGE_NS + self._share_ns)))

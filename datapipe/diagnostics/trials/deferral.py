@@ -7,23 +7,19 @@ batch by batch with deferral and without, in turn, and measures CPU time, which 
 from __future__ import annotations
 
 import copy
-import json
 import os
-import select
-import signal
 import statistics
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.trials.forking import told_by_fork
+
 _MAX_BATCH = 32  # samples
 _MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, with deferral and without
 _FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
-_GRACE_S = 15.0  # beyond the time that is given: for imports, and for the pair that is under way
 
 
 def held_for_trial(loader: Any) -> Any | str:
@@ -49,60 +45,7 @@ def try_deferral(loader: Any, *, seconds: float) -> dict[str, Any]:
     """
     if "PIL.Image" not in sys.modules:
         return {"reason": f"{type(loader.dataset).__qualname__} opens no images by Pillow"}
-    return forked(lambda: _measured(loader, seconds=seconds), seconds=seconds)
-
-
-def forked(measure: Callable[[], dict[str, Any]], *, seconds: float) -> dict[str, Any]:
-    """Return what `measure` returns in a fork of this process, or {"reason": why it is not known}.
-
-    Waits for the child for at most `seconds` and some more.
-    """
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(receiving)
-        _run_child(measure, sending)
-    os.close(sending)
-    try:
-        told = _read(receiving, until_s=time.monotonic() + seconds + _GRACE_S)
-    finally:
-        os.close(receiving)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    if told is None:
-        return {"reason": "there was no time left to try it"}
-    try:
-        found: dict[str, Any] = json.loads(told)
-    except ValueError:
-        found = {"reason": "the process in which it was tried died"}
-    return found
-
-
-def _run_child(measure: Callable[[], dict[str, Any]], sending: int) -> None:
-    found: dict[str, Any] = {"reason": "the process in which it was tried died"}
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # what the script's code prints was printed by the script
-            os.dup2(null, descriptor)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = measure()
-    except BaseException as exc:
-        found = {"reason": f"its code failed when it was tried ({type(exc).__name__}: {exc})"[:300]}
-    finally:
-        os.write(sending, json.dumps(found).encode())
-        os._exit(0)
-
-
-def _read(receiving: int, *, until_s: float) -> bytes | None:
-    told = b""
-    while (left_s := until_s - time.monotonic()) > 0:
-        if select.select([receiving], [], [], left_s)[0]:
-            part = os.read(receiving, 1 << 16)
-            if not part:
-                return told
-            told += part
-    return None
+    return told_by_fork(lambda: _measured(loader, seconds=seconds), seconds=seconds)
 
 
 def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:

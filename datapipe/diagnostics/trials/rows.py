@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.diagnostics.trials.deferral import forked
+from datapipe.diagnostics.trials.forking import told_by_fork
 
 _MAX_BATCH = 1024  # rows
 _MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, by the Dataset and gathered
@@ -42,7 +42,7 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
         return {}
     if rows_of(dataset) is None and not list(_columns(dataset)):
         return {}
-    told = forked(lambda: _measured(loader, seconds=seconds), seconds=seconds)
+    told = told_by_fork(lambda: _measured(loader, seconds=seconds), seconds=seconds)
     return {"rows": told} if "ratio" in told else {}
 
 

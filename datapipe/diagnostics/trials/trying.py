@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -37,9 +38,11 @@ class Trying:
             return Trials(reasons={"": "trials were not requested (--trials 0)"})
         if source is None or source.file is None:
             reason = (source.reason if source else None) or "its data was not recorded"
-            return Trials(reasons={"": reason}, deferral=source.deferral if source else None)
+            none = Trials(reasons={"": reason})
+            return none if source is None else dataclasses.replace(none, deferral=source.deferral, scaling=source.scaling)
         self._tell(f"trying datapipe's loader on some of its samples, for about {self._seconds:.0f} s")
-        return self._try(self._results / source.file, evicts=_waits_for_storage(found))
+        tried = self._try(self._results / source.file, evicts=_waits_for_storage(found))
+        return dataclasses.replace(tried, scaling=source.scaling)
 
     def _try(self, sample: Path, *, evicts: bool) -> Trials:
         result = sample.with_suffix(".json")
