@@ -10,7 +10,7 @@ from converters import finalise
 from converters.inventory import find_sets, holds_dataset, strange_files
 from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError, Place
-from converters.planning import ConversionPlan, PlannedShard
+from converters.plan import ConversionPlan, PlannedShard
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 

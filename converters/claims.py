@@ -13,7 +13,7 @@ import msgspec
 
 from converters.admission import MUTABLE_OPTIONS
 from converters.inventory import ERRORS_NAME, FoundSet
-from converters.planning import ConversionPlan
+from converters.plan import ConversionPlan
 from converters.writers import TARGETS
 from datapipe.core.errors import MissingDataError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document

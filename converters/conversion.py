@@ -34,16 +34,8 @@ from converters.inventory import find_sets, holds_dataset
 from converters.listing_store import first_difference
 from converters.locks import LockGoneError, hold, is_held
 from converters.options import ConvertOptions, Part
-from converters.planning import (
-    PLAN_NAME,
-    SPOOL_NAME,
-    ConversionPlan,
-    PlannedShard,
-    build_plan,
-    list_source,
-    open_samples,
-    read_plan,
-)
+from converters.plan import ConversionPlan, PlannedShard
+from converters.planning import PLAN_NAME, SPOOL_NAME, build_plan, list_source, open_samples, read_plan
 from converters.report import (
     Advance,
     OnProgress,

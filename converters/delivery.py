@@ -15,7 +15,7 @@ from converters import finalise
 from converters.claims import Claim, Present, find_present, make_claim, refuse_lost_claim, release_claim
 from converters.inventory import ERRORS_NAME
 from converters.options import OnError
-from converters.planning import ConversionPlan, PlannedShard
+from converters.plan import ConversionPlan, PlannedShard
 from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files

@@ -16,7 +16,7 @@ from pathlib import Path
 from converters.database import attached
 from converters.examine import main_image
 from converters.listing_store import contents_of
-from converters.planning import Duplicates, PlannedSample
+from converters.plan import Duplicates, PlannedSample
 from converters.samples import Roots, read_contents
 from converters.sources import SourceFacts, join
 

@@ -19,7 +19,7 @@ from converters.database import open_read_only
 from converters.duplicates import named_duplicates
 from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
-from converters.planning import ConversionPlan, PlannedSet
+from converters.plan import ConversionPlan, PlannedSet
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files

@@ -12,8 +12,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.database import attached, open_database, open_read_only
+from converters.duplicates import find_duplicates
 from converters.examine import refuse_treatment
 from converters.listing_store import ListingSummary, Unreadable, contents_of, write_listing
 from converters.options import ConvertOptions
-from converters.sources import Origin, Source, Workspace, join
+from converters.plan import ConversionPlan, Duplicates, PlannedSample, PlannedSet, PlannedShard
+from converters.sources import Source, Workspace, join
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import atomic
 from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
@@ -36,98 +37,10 @@ from datapipe.stores.location import Location
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"
-WHOLE = "shard"  # name of shards without a split
 _SHUFFLE_PURPOSE = 0x73687566  # makes the write order's key different from those of epochs
 _SPLIT_OPERATION = 0x73706C74
 _BATCH = 1 << 14
 MAX_SHARD_SAMPLES = 1 << 15  # a shard's metadata is in memory while it is written, 1.5 KB per sample
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSet:
-    """One dataset of the result: all of the source, or one split of it."""
-
-    name: str  # "" for the whole
-    num_slots: int
-    permutation_key: int | None
-    problems: tuple[tuple[str, str], ...] = ()  # (source, reason) of directories that could not be listed
-
-    @property
-    def shard_prefix(self) -> str:
-        return self.name or WHOLE
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedShard:
-    """One shard to write."""
-
-    number: int  # over all sets, from 0
-    stem: str  # file name without suffix
-    set_name: str
-    first_position: int  # over all sets
-    first_slot: int  # within the set
-    num_slots: int
-    nbytes: int  # of its source files
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSample:
-    """One slot of a shard."""
-
-    slot: int
-    id: int
-    label: int
-    source: bytes  # its name: a path relative to the source's root
-    problem: str | None  # why it cannot be read, if the listing shows that
-    origins: Mapping[str, Origin]  # by field
-    values: Mapping[str, str]  # by field: text, or JSON text
-    size: tuple[int, int] | None = None  # required (height, width) of its image
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicates:
-    """The samples that are left out because an earlier one has the same content."""
-
-    num: int = 0
-    num_relabelled: int = 0  # of them, those whose label is another than that of the sample that is kept
-    first: tuple[tuple[str, str], ...] = ()  # (source, the one that is kept)
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionPlan:
-    """A finished plan; its samples stay on disk."""
-
-    path: Path
-    options: dict[str, Any]  # ConvertOptions.as_typed() of the run that planned
-    sets: tuple[PlannedSet, ...]
-    shards: tuple[PlannedShard, ...]
-    fields: tuple[FieldSpec, ...]  # of every sample
-    classes: tuple[str, ...] | None  # names by label, where labels are classes
-    source_digest: str  # of the listing
-    field_nbytes: dict[str, int]  # by field, over all samples
-    num_labels: int  # different ones
-    first_class: str | None  # the class of the first sample
-    made_from: dict[str, Any] | None  # which dataset or archive the source is
-    unreadable: Unreadable
-    duplicates: Duplicates  # also the table `duplicates`, if the options ask for them
-    warnings: tuple[str, ...]  # of the source
-    num_ignored: int
-    num_junk: int
-    loops: tuple[str, ...]  # links, relative to the source
-    empty_classes: tuple[str, ...]
-
-    @property
-    def num_samples(self) -> int:
-        return sum(planned.num_slots for planned in self.sets)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all source files."""
-        return sum(shard.nbytes for shard in self.shards)
-
-    @property
-    def problems(self) -> tuple[tuple[str, str], ...]:
-        return tuple(problem for planned in self.sets for problem in planned.problems)
 
 
 def build_plan(
@@ -151,7 +64,6 @@ def build_plan(
         refuse_treatment(options, facts.fields)
         duplicates = Duplicates()
         if options.dedupe:
-            from converters.duplicates import find_duplicates  # which reads samples, as plans do not otherwise
             from converters.samples import Roots
 
             root = source.root

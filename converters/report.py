@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.planning import ConversionPlan, Duplicates, PlannedSample
+from converters.plan import ConversionPlan, Duplicates, PlannedSample
 from converters.suspicions import suspicions
 from converters.writers import NO_LABEL, sample_key
 from datapipe.containers.listing import told_of_loops

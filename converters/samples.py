@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from converters.examine import Treatment, encode_value, examine
 from converters.listing_store import missing_fields
 from converters.packing import stored_nbytes, unpack
-from converters.planning import PlannedSample
+from converters.plan import PlannedSample
 from converters.sources import ANY_SIZE, Origin
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldSpec

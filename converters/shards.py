@@ -22,7 +22,8 @@ import msgspec
 from converters.examine import Treatment
 from converters.fence import Fence
 from converters.options import OnError
-from converters.planning import SPOOL_NAME, PlannedSample, PlannedShard
+from converters.plan import PlannedSample, PlannedShard
+from converters.planning import SPOOL_NAME
 from converters.samples import BadSample, Roots, read_samples
 from converters.writers import Target
 from datapipe.codecs.field_values import FieldSpec

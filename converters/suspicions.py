@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from converters.planning import ConversionPlan
+from converters.plan import ConversionPlan
 from datapipe.codecs.field_values import FieldKind
 
 _LARGE_NBYTES = 1_000_000  # of a field of kind bytes, on average: an archive, or an image that was not recognised

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from converters.engines.local import run_locally
 from converters.engines.messages import OnSamples, OnShard
 from converters.options import ConvertOptions
-from converters.planning import PlannedShard
+from converters.plan import PlannedShard
 from converters.shards import ShardJob
 from datapipe.core.cores import num_usable_cores
 

@@ -11,7 +11,7 @@ from typing import Any
 from converters.examine import Treatment
 from converters.fence import Fence
 from converters.options import Check, Encode, OnError, Resize
-from converters.planning import PlannedShard
+from converters.plan import PlannedShard
 from converters.shards import ShardJob
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import errors

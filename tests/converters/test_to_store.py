@@ -22,7 +22,7 @@ from stand_in_stores import BUCKET, moto_store, needs_moto
 import datapipe as dp
 from converters import ConvertOptions, OnError, Part, claims, delivery, shards
 from converters.delivery import StoreDelivery
-from converters.planning import ConversionPlan, PlannedShard
+from converters.plan import ConversionPlan, PlannedShard
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
 from datapipe.containers import open_index

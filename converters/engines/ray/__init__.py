@@ -21,7 +21,7 @@ from typing import Any
 
 from converters.engines.messages import OnSamples, OnShard, error_from_json, job_to_json
 from converters.engines.ray import task
-from converters.planning import PlannedShard
+from converters.plan import PlannedShard
 from converters.shards import ShardJob
 from datapipe.core.cores import num_usable_cores
 from datapipe.core.errors import DependencyError, OptionError, StorageError

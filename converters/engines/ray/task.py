@@ -96,7 +96,8 @@ def build(
             yield {"error": "DependencyError", "message": f"{skew}; install the same versions on every node"}
             return
     from converters.engines.messages import error_to_json, job_from_json
-    from converters.planning import PLAN_NAME, PlannedShard, open_samples
+    from converters.plan import PlannedShard
+    from converters.planning import PLAN_NAME, open_samples
     from converters.shards import build_shard
     from converters.writers import TARGETS
     from datapipe.core.errors import StorageError
