@@ -72,7 +72,6 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.images --set dali $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set dali-uint8 $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set from-torch $(BENCH_ARGS)
-	$(BIN)/python -m benchmarks.images --set from-torch-own --rounds 16
 	$(BIN)/python -m benchmarks.images --set any-dataset
 	$(BIN)/python -m benchmarks.containers
 	$(BIN)/python -m benchmarks.cache

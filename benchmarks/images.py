@@ -4,7 +4,6 @@ python -m benchmarks.images --set photos --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set 256 --ffcv-python .venv-ffcv/bin/python
 python -m benchmarks.images --set raw
 python -m benchmarks.images --set from-torch
-python -m benchmarks.images --set from-torch-own --rounds 16
 python -m benchmarks.images --set any-dataset
 """
 
@@ -38,7 +37,6 @@ _LINE_UPS = {
         "from-torch-own-dataset",
         "torch-own-dataset",
     ),
-    "from-torch-own": ("from-torch-own-dataset", "torch-own-dataset"),  # side by side, as they differ by little
     "any-dataset": tuple(f"{whose}-any-{kind}" for kind in OWN_DATASETS for whose in ("from-torch", "torch")),
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
@@ -48,7 +46,6 @@ _DATA = {
     "dali": "photos",
     "dali-uint8": "photos",
     "from-torch": "photos",
-    "from-torch-own": "photos",
     "any-dataset": "photos",
 }
 _TITLES = {
@@ -58,7 +55,6 @@ _TITLES = {
     "dali-uint8": "Photographs, by DALI on the CPU, uint8",
     "raw": "The same at 256 pixels, decoded in advance",
     "from-torch": "Photographs, by a torch loader taken over",
-    "from-torch-own": "Photographs, by a Dataset of one's own, taken over",
     "any-dataset": "Photographs, by Datasets as people write them, taken over",
 }
 
