@@ -33,14 +33,7 @@ _SAMPLE_EVERY_S = 0.02
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.convert")
-    parser.add_argument("--gigabytes", type=float, default=5.0, help="of source files")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--files", type=int, default=3000, help="different images that the source is copied from")
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
-    parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments("benchmarks.convert")
     photos = prepare(Workshop(arguments.data), ImageSet("photos", num_files=arguments.files, copies=4), ("folder",)) / "folder"
     source = make_source(photos, arguments.data / f"convert-{arguments.gigabytes:g}GB", arguments.gigabytes)
     part = make_source(photos, arguments.data / f"convert-{arguments.gigabytes / 8:g}GB", arguments.gigabytes / 8)
@@ -59,6 +52,23 @@ def main() -> None:
     small = run_once(_ours(part, out, arguments.workers), part, out)
     shutil.rmtree(out)
     harness.save("convert", "benchmarks.convert", summarise(rounds, small, source, part, arguments), results=arguments.results)
+
+
+def parse_arguments(module: str) -> argparse.Namespace:
+    """The options of a benchmark of conversions."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--gigabytes", type=float, default=5.0, help="of source files")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--files", type=int, default=3000, help="different images that the source is copied from")
+    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
+    parser.add_argument("--results", type=Path, default=harness.RESULTS)
+    return parser.parse_args()
+
+
+def convert_command(source: Path, out: Path, *arguments: str) -> list[str]:
+    """`datapipe convert` of a source into tars."""
+    return [sys.executable, "-c", _DATAPIPE, "convert", str(source), str(out), "--to", "webdataset", *arguments]
 
 
 def make_source(photos: Path, target: Path, gigabytes: float) -> Path:
@@ -84,8 +94,7 @@ def make_source(photos: Path, target: Path, gigabytes: float) -> Path:
 
 
 def _ours(source: Path, out: Path, workers: int) -> list[str]:
-    options = ["--to", "webdataset", "--check", "header", "--workers", str(workers)]
-    return [sys.executable, "-c", _DATAPIPE, "convert", str(source), str(out / "shards"), *options]
+    return convert_command(source, out / "shards", "--check", "header", "--workers", str(workers))
 
 
 def _tar(source: Path, out: Path, *, flush: bool) -> list[str]:

@@ -10,35 +10,25 @@ a few files, which is start-up, taken off. Archives and shards are deleted in th
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import shutil
 import statistics
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.convert import make_source, run_once
-from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, prepare
+from benchmarks.convert import convert_command, make_source, parse_arguments, run_once
+from benchmarks.data import ImageSet, Workshop, prepare
 from benchmarks.ratios import ratio_of, rotated
 
-_DATAPIPE = "import sys; from datapipe.cli.main import main; sys.exit(main())"
 _NUM_FEW = 8  # files, to measure start-up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.convert_sources")
-    parser.add_argument("--gigabytes", type=float, default=5.0, help="of source files")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--files", type=int, default=3000, help="different images that the source is copied from")
-    parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
-    parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments("benchmarks.convert_sources")
     photos = prepare(Workshop(arguments.data), ImageSet("photos", num_files=arguments.files, copies=4), ("folder",)) / "folder"
     folder = make_source(photos, arguments.data / f"convert-{arguments.gigabytes:g}GB", arguments.gigabytes)
     place = arguments.data / "convert-sources"
@@ -65,9 +55,9 @@ def measure(folder: Path, place: Path, num_rounds: int, workers: int) -> dict[st
     for number in range(num_rounds):
         for name in rotated(list(runs), number):
             source, engine = runs[name]
-            command = [sys.executable, "-c", _DATAPIPE, "convert", str(source), str(out / "shards"), "--to", "webdataset"]
-            command += ["--from", "archive" if source.parent == place and source != few else "image-folder"]
-            rounds[name].append(run_once([*command, "--workers", str(workers), "--engine", engine], source, out))
+            form = "archive" if source.parent == place and source != few else "image-folder"
+            options = ("--from", form, "--workers", str(workers), "--engine", engine)
+            rounds[name].append(run_once(convert_command(source, out / "shards", *options), source, out))
             took = rounds[name][-1]
             print(f"round {number + 1}/{num_rounds}  {name:<14} {took['wall_s']:7.2f} s, CPU {took['cpu_s']:7.2f} s", flush=True)
     sizes = [path.stat().st_size for path in folder.glob("*/*")]

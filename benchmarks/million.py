@@ -29,7 +29,6 @@ import shlex
 import shutil
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import harness
-from benchmarks.convert import run_once
+from benchmarks.convert import convert_command, run_once
 from benchmarks.data import DEFAULT_DATA, warm
 from benchmarks.environment import ROOT
 from benchmarks.ratios import ratio_of, rotated
 
-_DATAPIPE = "import sys; from datapipe.cli.main import main; sys.exit(main())"
 _PER_FOLDER = 1000
 _NUM_MASTERS = 400  # ext4 lets a file have 65,000 links
 _NBYTES_PER_FILE = {"links": 7_000, "real": 12_000}  # on disk, with what is made of it: directories, a tar, shards twice
@@ -140,11 +138,6 @@ def resume(source: Path, out: Path, workers: int) -> dict[str, float]:
     command = [*convert_command(source, out / "shards"), "--workers", str(workers), "--shard-size", "1MB", "--part", "1/1000"]
     run_once(command, None, out)  # a thousandth is written, and the other parts never run
     return run_once(command, None, out, empties=False)
-
-
-def convert_command(source: Path, out: Path, *arguments: str) -> list[str]:
-    """`datapipe convert` of the tree."""
-    return [sys.executable, "-c", _DATAPIPE, "convert", str(source), str(out), "--to", "webdataset", *arguments]
 
 
 # -- the tree --------------------------------------------------------------------------------------
