@@ -16,7 +16,6 @@ _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
 _GROUPS_PER_RANK = 4
-_TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _BYTES = ("binary", "large_binary", "binary_view")
 
 
@@ -26,7 +25,7 @@ def samples_or_table(path: str) -> SampleIndex | TableIndex:
     A table is looked for first, as that writes nothing: shards of samples that others wrote get an index next to them.
     """
     from datapipe.containers import open_index
-    from datapipe.containers.tables.files import open_table
+    from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
     from datapipe.core.errors import DatapipeError, FormatError
     from datapipe.index.manifest import MANIFEST_NAME
     from datapipe.stores.location import is_url
@@ -43,9 +42,9 @@ def samples_or_table(path: str) -> SampleIndex | TableIndex:
                 raise exc from None
     try:
         index = open_table(path)
-    except DatapipeError as exc:
-        if path.endswith(_TEXTS) and os.path.isfile(path):
-            raise exc
+    except DatapipeError:
+        if path.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
+            raise
         return open_index(path)
     if any(column.type in _BYTES for column in index.columns):  # encoded images
         return open_index(path)

@@ -29,7 +29,7 @@ from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
-TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _NUM_THREADS = 8  # for reading footers
 _TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
 
