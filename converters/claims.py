@@ -28,7 +28,7 @@ _NOWHERE = Path()
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a conversion writes to a location, and what it replaces there. The same on every machine that makes it."""
+    """A statement of what a conversion writes to a location and replaces there, the same on every machine that makes it."""
 
     plan: str  # digest of the plan: equal ones write equal bytes
     sets: list[str]  # names of the sets to write, "" for the location itself

@@ -29,7 +29,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a process needs to publish shards for one run."""
+    """A token that lets a process publish shards for one run."""
 
     path: Path
     token: str

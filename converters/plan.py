@@ -1,4 +1,4 @@
-"""What a plan holds: sets, their shards, the samples of a shard."""
+"""The contents of a plan: sets, their shards, the samples of a shard."""
 
 from __future__ import annotations
 

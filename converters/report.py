@@ -23,7 +23,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a source was taken for, known before the first shard is written."""
+    """The samples, classes and fields of a source, known before the first shard is written."""
 
     num_samples: int
     num_classes: int | None  # None if labels have no names, or there are none

@@ -30,7 +30,7 @@ _PLAN = "the plan of the conversion"
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What the paths of origins are relative to."""
+    """The places that the paths of origins are relative to."""
 
     source: bytes  # a directory, or the URL of a prefix
     spool: bytes

@@ -1,4 +1,4 @@
-"""What processes that build shards for another one are told, and what they answer: values that JSON holds."""
+"""The messages between a conversion and the processes that build its shards: values that JSON holds."""
 
 from __future__ import annotations
 

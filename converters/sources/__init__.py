@@ -97,7 +97,7 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a scan may write."""
+    """The directories that a scan may write to."""
 
     scratch: Path  # for files that are deleted at the end of the scan
     spool: Path  # for what cannot be read at random, kept as long as the plan; created by whoever needs it

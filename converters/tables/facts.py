@@ -20,7 +20,7 @@ _UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about the values of a column. `kind`: null if there is no value yet."""
+    """The known facts about the values of a column. `kind`: null if there is no value yet."""
 
     kind: Any  # pa.DataType
     num_rows: int = 0

@@ -32,7 +32,7 @@ _RUN_NBYTES = 64 << 20  # rows that one thread reads and sorts at once
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What will be written: everything that a resumed run needs to write the same bytes."""
+    """A plan of the files to write: everything that a resumed run needs to write the same bytes."""
 
     options: dict[str, Any]
     files: list[tuple[str, int, int]]  # name, bytes, mtime in ns

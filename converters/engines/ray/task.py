@@ -1,4 +1,4 @@
-"""What runs on the nodes of a cluster: the comparison of versions, then one shard.
+"""The task that a node of a cluster runs: compare versions, then build one shard.
 
 Ray sends these functions by value, so that they run on a node without datapipe, too, and say so. Therefore only the standard
 library is imported at the top.
