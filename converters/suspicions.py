@@ -11,7 +11,7 @@ _LABELS_COME_FROM = {
     "npy": "--class-from folder, parent or path takes it from the folders",
     "pairs": "--class-from folder, parent or path takes it from the folders",
     "manifest": "--field COLUMN=label says which column it is",
-    "tar": "--field SUFFIX=label says which members hold it",
+    "tar": "--field SUFFIX=label says which members hold it, --from archive that each tar is a class",
 }
 
 

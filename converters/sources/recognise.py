@@ -124,12 +124,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
     seen = _look(source, folders)
     found = [Recognition(form, f"it holds {suffix} files") for form, suffix in seen.shards.items()]
     if seen.archives:
-        why = archives_of_folder(source, sorted(seen.archives))
-        found.append(
-            Recognition("archive", why)
-            if why
-            else Recognition("tar", f"it holds {os.path.splitext(os.fsdecode(min(seen.archives)))[1]} files")
-        )
+        found += [Recognition(form, why) for form, why in archives_of_folder(source, sorted(seen.archives)).items()]
     roles = role_folders(folders)
     if len(roles) > 1 and class_from in (None, ClassFrom.NONE):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)

@@ -20,6 +20,7 @@ from datapipe.stores.location import Location
 _MAX_MEMBERS = 300  # looked at in each archive
 _MAX_TARS = 3
 _HEAD_NBYTES = 8 << 20  # of a compressed tar
+_SHORT_NUMBER = re.compile(rb"\d{1,3}")  # as digits name classes; shards have words or zeros before the number
 _NUMBERED = re.compile(rb"(.*?)(\d+)((?:[-_.]?of[-_.]?\d+)?)")
 
 
@@ -42,18 +43,25 @@ def archive_of_file(path: Place) -> str | None:
     return None
 
 
-def archives_of_folder(source: Place, names: list[bytes]) -> str | None:
-    """Return why the archives `names` of a folder are class tars or archives of folders, in words; None for WebDataset's tars."""
+def archives_of_folder(source: Place, names: list[bytes]) -> dict[str, str]:
+    """Return the forms that the archives `names` of a folder may have, with the evidence for each in words.
+
+    "tar" for WebDataset's, "archive" for class tars and archives of folders. There are two where the tars hold images alone
+    and are called 0.tar, 1.tar, ...: shards without labels, or digits as classes.
+    """
+    first = os.fsdecode(names[0])
+    shards = {"tar": f"it holds {os.path.splitext(first)[1]} files"}
     zips = [name for name in names if name.lower().endswith(b".zip")]
     if zips:
-        return f"it holds zips, such as {os.fsdecode(zips[0])}"
-    if len(names) < 2 or _are_numbered(names):
-        return None
-    for name in names[:_MAX_TARS]:
-        members = _first_members(source / os.fsdecode(name))
-        if not _are_images_alone(members):
-            return None
-    return f"it holds tars of images alone, such as {os.fsdecode(names[0])}, so their names are the classes"
+        return {"archive": f"it holds zips, such as {os.fsdecode(zips[0])}"}
+    are_numbered = _are_numbered(names)
+    if len(names) < 2 or (are_numbered and not all(_SHORT_NUMBER.fullmatch(stem_of_archive(name)) for name in names)):
+        return shards
+    if not all(_are_images_alone(_first_members(source / os.fsdecode(name))) for name in names[:_MAX_TARS]):
+        return shards
+    if are_numbered:
+        return {"tar": f"shards without labels, such as {first}", "archive": f"tars of one class each, such as {first}"}
+    return {"archive": f"it holds tars of images alone, such as {first}, so their names are the classes"}
 
 
 def _are_images_alone(members: list[bytes]) -> bool:

@@ -60,8 +60,7 @@ def recognise_stored(location: Location, class_from: ClassFrom | None) -> Recogn
     found: list[Recognition] = []
     archives = sorted(name.encode() for name in files if is_archive_name(name.encode()))
     if archives:
-        why = archives_of_folder(location, archives)
-        found.append(Recognition("archive", why) if why else Recognition("tar", "it holds tars"))
+        found += [Recognition(form, why) for form, why in archives_of_folder(location, archives).items()]
     forms = sorted({container_of(name) or "" for name in files} - {"", "tar"})
     found += [Recognition(form, f"it holds {form} files") for form in forms]
     folders = [name for name in names if name.endswith("/") and not is_junk(name.encode())]

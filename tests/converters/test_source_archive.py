@@ -91,8 +91,15 @@ def test_what_a_tar_is_taken_for(tmp_path: Path) -> None:
     for name, data in class_tars():
         write(tmp_path / "classes" / name, data)
         write(tmp_path / "shards" / f"part-{len(os.listdir(tmp_path / 'classes')):03d}.tar", data)
+        write(tmp_path / "digits" / f"{len(os.listdir(tmp_path / 'classes'))}.tar", data)
     assert (form(tmp_path / "classes"), form(tmp_path / "shards")) == ("archive", "tar")
-    assert "have no label" in preview(ConvertOptions(tmp_path / "shards", tmp_path / "out")).warnings[0]
+    warning = preview(ConvertOptions(tmp_path / "shards", tmp_path / "out")).warnings[0]
+    assert "have no label" in warning
+    assert "--from archive" in warning
+    with pytest.raises(OptionError, match=r"say which: --from tar \(shards without labels.*; or --from archive \(tars of one"):
+        form(tmp_path / "digits")
+    out = converted(tmp_path / "digits", tmp_path / "digits-out", form="archive")
+    assert len(set(labels_of(out))) == len(class_tars())
 
 
 def test_compressed_shards_of_webdataset(tmp_path: Path) -> None:
