@@ -10,9 +10,8 @@ A plan keeps them as text beside the range, so that a worker needs nothing else 
 
 from __future__ import annotations
 
-import zlib
-
 from crc32c import crc32c
+from isal import isal_zlib
 
 from datapipe.core.errors import DecodeError
 
@@ -63,18 +62,18 @@ def unpack(data: bytes, nbytes: int, packing: str) -> bytes:
             data = bytes.fromhex(values[0]) + data
         elif kind == "deflate":
             data = _inflate(data, nbytes)
-            _compare(zlib.crc32(data), values[1])
+            _compare(isal_zlib.crc32(data), values[1])
         else:
-            _compare(zlib.crc32(data) if kind == "crc32" else crc32c(data), values[0])
+            _compare(isal_zlib.crc32(data) if kind == "crc32" else crc32c(data), values[0])
     return data
 
 
 def _inflate(data: bytes, nbytes: int) -> bytes:
     """Unpack raw DEFLATE; never makes more than the `nbytes` that were announced, and one."""
-    unpacking = zlib.decompressobj(-zlib.MAX_WBITS)
+    unpacking = isal_zlib.decompressobj(-isal_zlib.MAX_WBITS)
     try:
         found = unpacking.decompress(data, nbytes + 1)
-    except zlib.error as exc:
+    except isal_zlib.IsalError as exc:  # type: ignore[misc]  # its stub calls it an exception, not a class
         raise DecodeError(f"its compressed bytes are damaged ({exc}); get the archive again") from exc
     if len(found) != nbytes or not unpacking.eof:
         what = f"more than the {nbytes} bytes" if len(found) > nbytes else f"{len(found)} of the {nbytes} bytes"
