@@ -4,8 +4,9 @@
     python -m benchmarks.remote --peers .venv-peers/bin/python     # LitData and MosaicML Streaming beside it
     python -m benchmarks.remote --dry-run      # tiny images, one round: does it run?
 
-The store is a server on the loopback interface, in a process of its own on the same cores, that answers after 50 ms. What CPU
-it takes is reported apart: on a machine of its own it would take nothing from the loader. Every variant runs once per round in
+The store is a server on the loopback interface, in a process of its own on the same cores, that answers after 50 ms. On a machine
+of its own it would take nothing from the loader, so rates are told twice: by the clock, and apart from the server, that is with
+its CPU time, spread over the cores, taken off the clock. Every variant runs once per round in
 a fresh process; the order rotates. What begins with nothing cached is measured within its first epoch. `local-again` is the
 local set once more: how far its ratio is from 1 is the noise.
 """
@@ -31,6 +32,7 @@ from benchmarks import harness
 from benchmarks.environment import ROOT
 from benchmarks.lock_sampling import offer, report_span, watch
 from benchmarks.ratios import ratio_of, rotated
+from benchmarks.server_time import SERVER, Span
 
 PEERS = ("litdata", "mds")
 _BUCKET, _SET, _MANY = "bench", "photos", "many"
@@ -107,15 +109,17 @@ def compare(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for peer in (PEERS if arguments.peers else ())
     }  # fmt: skip
     _fill(tasks["warm cache"], cache)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in (*tasks, *peers)}
+    rounds: dict[str, list[dict[str, float] | None]] = {name: [] for name in (*tasks, *peers)}
     for number in range(arguments.rounds):
         for name in rotated([*tasks, *peers], number):
             if name in peers:
-                found = _run_peer(arguments.peers, name.partition(",")[0], peers[name], scratch / "empty")
+                cache_dir = scratch / f"{name.partition(',')[0]}-{number}"
+                found = _run_peer(arguments.peers, name.partition(",")[0], peers[name], cache_dir)
             else:
                 found = _run("--once", tasks[name], scratch / "empty")
             rounds[name].append(found)
-            print(f"round {number + 1}/{arguments.rounds}  {name:<13} {found['images_per_s']:8.0f} images/s", flush=True)
+            rate = "failed" if found is None else f"{found['images_per_s']:8.0f} images/s"
+            print(f"round {number + 1}/{arguments.rounds}  {name:<13} {rate}", flush=True)
     held = {name: [_held(tasks[name], scratch / "empty") for _ in range(min(3, arguments.rounds))] for name in _HELD}
     return {
         "settings": {
@@ -141,18 +145,18 @@ def measure(
     batches = _endless(loader)
     for _ in range(_WARMUP_BATCHES):
         next(batches)
-    done, cpu_s, start_s = 0, time.process_time(), time.perf_counter()
+    done, cpu_s, span = 0, time.process_time(), Span()
     while done < num_images:
         done += len(next(batches)[0])
-    end_s, cpu_s = time.perf_counter(), time.process_time() - cpu_s
+    rates, end_s, cpu_s = span.rates(done), time.perf_counter(), time.process_time() - cpu_s
     batches.close()
     del batches
     assert isinstance(loader, dp.DataLoader)
     return {
-        "images_per_s": done / (end_s - start_s),
+        **rates,
         "cpu_us_per_image": cpu_s / done * 1e6,
         "num_images": done,
-        "start_s": start_s,
+        "start_s": span.start_s,
         "end_s": end_s,
     }
 
@@ -225,10 +229,16 @@ def _run(mode: str, task: dict[str, Any], empty: Path | None = None) -> dict[str
     return _answer([sys.executable, "-m", "benchmarks.remote", mode, json.dumps(task)])
 
 
-def _run_peer(python: str, peer: str, task: dict[str, Any], empty: Path) -> dict[str, Any]:
-    shutil.rmtree(empty, ignore_errors=True)
-    task = {**task, "cache_dir": str(empty)}
-    return _answer([python, "-m", "benchmarks.contenders.streaming_peers", "read", peer, json.dumps(task)])
+def _run_peer(python: str, peer: str, task: dict[str, Any], cache_dir: Path) -> dict[str, Any] | None:
+    """Run a library of others; None, with its last words printed, where it fails."""
+    task = {**task, "cache_dir": str(cache_dir)}
+    try:
+        return _answer([python, "-m", "benchmarks.contenders.streaming_peers", "read", peer, json.dumps(task)])
+    except SystemExit as exc:
+        print("\n".join(str(exc).strip().splitlines()[-3:]), flush=True)
+        return None
+    finally:
+        shutil.rmtree(cache_dir, ignore_errors=True)
 
 
 def _with_empty_cache(task: dict[str, Any], empty: Path) -> dict[str, Any]:
@@ -263,6 +273,7 @@ def serve(root: Path, latency_s: float) -> Iterator[Any]:
             "AWS_SECRET_ACCESS_KEY": "none",
             "AWS_REGION": "us-east-1",
             "XDG_CACHE_HOME": str(root.parent / "home"),
+            SERVER: str(server.pid),
         }
         try:
             yield lambda: (float(told[0].split()[0]), int(told[0].split()[1]))
@@ -271,32 +282,43 @@ def serve(root: Path, latency_s: float) -> Iterator[Any]:
             told.append(server.stdout.read())
 
 
-def summarise(rounds: dict[str, list[dict[str, float]]], held: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians by variant, and their ratios to the local set: of images/s, and of the CPU that an image takes."""
-    rates = {name: [one["images_per_s"] for one in of_one] for name, of_one in rounds.items()}
-    cpu = {name: [one["cpu_us_per_image"] for one in of_one if "cpu_us_per_image" in one] for name, of_one in rounds.items()}
+def summarise(rounds: dict[str, list[dict[str, float] | None]], held: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians by variant, and ratios to the local set: of images/s, by the clock and apart from the server, and of CPU time."""
     variants: dict[str, dict[str, Any]] = {}
-    for name in rounds:
+    for name, of_one in rounds.items():
+        pairs = [
+            (one, local) for one, local in zip(of_one, rounds["local"], strict=True) if one is not None and local is not None
+        ]
+        if not pairs:
+            continue
+        ours, local = [one for one, _ in pairs], [one for _, one in pairs]
+
+        def to_local(key: str, ours: list[Any] = ours, local: list[Any] = local) -> dict[str, float]:
+            return dataclasses.asdict(ratio_of([one[key] for one in ours], [one[key] for one in local]))
+
         variants[name] = {
-            "images_per_s": round(statistics.median(rates[name]), 1),
-            "to_local": dataclasses.asdict(ratio_of(rates[name], rates["local"])),
-            "rounds": [round(rate, 1) for rate in rates[name]],
+            "images_per_s": round(statistics.median(one["images_per_s"] for one in ours), 1),
+            "to_local": to_local("images_per_s"),
+            "to_local_apart": to_local("images_per_s_apart"),
+            "rounds": [round(one["images_per_s"], 1) for one in ours],
+            "num_failed": len(of_one) - len(ours),
         }
-        if cpu[name]:  # of peers it is spent in their workers
+        if "cpu_us_per_image" in ours[0]:  # of peers it is spent in their workers
+            cpu = ratio_of([one["cpu_us_per_image"] for one in local], [one["cpu_us_per_image"] for one in ours])
             variants[name] |= {
-                "cpu_us_per_image": round(statistics.median(cpu[name])),
-                "to_local_by_cpu": dataclasses.asdict(ratio_of(cpu["local"], cpu[name])),
+                "cpu_us_per_image": round(statistics.median(one["cpu_us_per_image"] for one in ours)),
+                "to_local_by_cpu": dataclasses.asdict(cpu),
             }
     return {"variants": variants, "held_us_per_image": {name: round(statistics.median(found), 1) for name, found in held.items()}}
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:
     """The figures in words."""
-    lines = [f"{'':<13} {'images/s':>9} {'to local':>22} {'CPU us/image':>13} {'to local by CPU':>16} {'lock us':>8}"]
+    lines = [f"{'':<13} {'images/s':>9} {'to local':>22} {'apart':>22} {'CPU us/image':>13} {'by CPU':>16} {'lock us':>8}"]
     for name, found in result["variants"].items():
-        wall = "{ratio:.2f}x [{low:.2f}, {high:.2f}]".format(**found["to_local"])
+        wall, apart = ("{ratio:.2f}x [{low:.2f}, {high:.2f}]".format(**found[key]) for key in ("to_local", "to_local_apart"))
         lock = result["held_us_per_image"].get(name)
-        line = f"{name:<13} {found['images_per_s']:>9,.0f} {wall:>22}"
+        line = f"{name:<13} {found['images_per_s']:>9,.0f} {wall:>22} {apart:>22}"
         if "cpu_us_per_image" in found:
             line += f" {found['cpu_us_per_image']:>13,} {found['to_local_by_cpu']['ratio']:>15.2f}x"
         lines.append(line + (f" {lock:>8.0f}" if lock is not None else ""))

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from PIL import Image
 
 from benchmarks.contenders.torchvision_transforms import import_torchvision, transforms_of
+from benchmarks.server_time import Span
 
 _SHARD_NBYTES = 32 << 20
 
@@ -79,6 +79,7 @@ def _litdata(source: str, cache_dir: str, batch_size: int, num_workers: int) -> 
 
 def _mds(source: str, cache_dir: str, batch_size: int, num_workers: int) -> Any:
     streaming = importlib.import_module("streaming")
+    importlib.import_module("streaming.base.util").clean_stale_shared_memory()  # of a run that was cut off
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
     decoded = _Decoded()
 
@@ -90,16 +91,18 @@ def _mds(source: str, cache_dir: str, batch_size: int, num_workers: int) -> Any:
     return torch.utils.data.DataLoader(dataset, batch_size=batch_size, num_workers=num_workers, drop_last=True)
 
 
-def read(peer: str, *, source: str, cache_dir: str, num_images: int, num_workers: int, batch_size: int, warmup: int) -> float:
+def read(
+    peer: str, *, source: str, cache_dir: str, num_images: int, num_workers: int, batch_size: int, warmup: int
+) -> dict[str, float]:
     """Images/s of the first epoch, after `warmup` batches."""
     loader = (_litdata if peer == "litdata" else _mds)(source, cache_dir, batch_size, num_workers)
     batches = iter(loader)
     for _ in range(warmup):
         next(batches)
-    done, start_s = 0, time.perf_counter()
+    done, span = 0, Span()
     while done < num_images:
         done += len(next(batches)[0])
-    return done / (time.perf_counter() - start_s)
+    return span.rates(done)
 
 
 def main() -> None:
@@ -108,7 +111,7 @@ def main() -> None:
     if action == "write":
         write(peer, Path(rest[0]), Path(rest[1]))
     else:
-        print(json.dumps({"images_per_s": read(peer, **json.loads(rest[0]))}), flush=True)
+        print(json.dumps(read(peer, **json.loads(rest[0]))), flush=True)
 
 
 if __name__ == "__main__":
