@@ -44,7 +44,7 @@ class Roots:
 
 
 @dataclass(frozen=True, slots=True)
-class BadSample:
+class LeftOutSample:
     """A sample that is left out."""
 
     planned: PlannedSample
@@ -53,7 +53,7 @@ class BadSample:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _WaitingSample:
     """A sample waiting for its turn: its open files and requested objects, or why there are none."""
 
     planned: PlannedSample
@@ -76,7 +76,7 @@ def read_samples(
     treatment: Treatment,
     *,
     check: Callable[[StoredSample], None],
-) -> Iterator[tuple[PlannedSample, StoredSample | BadSample]]:
+) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
     """Yield the samples of a shard, in order, each with its plan.
 
     `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
@@ -93,7 +93,7 @@ def read_samples(
         sample = opened.planned
         problem = problem or missing_fields(wanted, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
-            yield sample, BadSample(sample, problem, contents)
+            yield sample, LeftOutSample(sample, problem, contents)
             continue
         try:
             values = {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
@@ -101,7 +101,7 @@ def read_samples(
             stored = StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
             check(stored)
         except DecodeError as exc:
-            yield sample, BadSample(sample, str(exc), contents)
+            yield sample, LeftOutSample(sample, str(exc), contents)
         else:
             yield sample, stored
 
@@ -117,14 +117,14 @@ def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tu
         yield opened.planned, contents if problem is None else None
 
 
-def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Opened]:
+def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_WaitingSample]:
     """Yield each sample with its open files. The receiver closes them."""
-    waiting: deque[_Opened] = deque()
+    waiting: deque[_WaitingSample] = deque()
     most = _REQUESTED_AHEAD if roots.is_remote else _OPEN_AHEAD
     nbytes = 0
     try:
         for sample in planned:
-            opened = _Opened(sample, problem=sample.problem)
+            opened = _WaitingSample(sample, problem=sample.problem)
             waiting.append(opened)
             if opened.problem is None:
                 _open(roots, opened)
@@ -139,7 +139,7 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Ope
             opened.close()
 
 
-def _open(roots: Roots, opened: _Opened) -> None:
+def _open(roots: Roots, opened: _WaitingSample) -> None:
     """Open every file of a sample, once, or record why it cannot be opened."""
     origins = opened.planned.origins
     nbytes = sum(origin.nbytes for origin in origins.values())
@@ -195,7 +195,7 @@ def _received(pending: PendingBytes) -> bytes:
 _CHANGED = "restore it, or delete the destination's .building folder and convert again"
 
 
-def _read(roots: Roots, opened: _Opened, contents: dict[str, bytes]) -> str | None:
+def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> str | None:
     """Put the readable contents of a sample's files into `contents`; return why some are missing. Raises IntegrityError."""
     if opened.problem is not None:
         return opened.problem

@@ -24,7 +24,7 @@ from converters.fence import Fence
 from converters.options import OnError
 from converters.plan import PlannedSample, PlannedShard
 from converters.planning import SPOOL_NAME
-from converters.samples import BadSample, Roots, read_samples
+from converters.samples import LeftOutSample, Roots, read_samples
 from converters.writers import Target
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core import atomic, regular_files
@@ -91,7 +91,7 @@ def build_shard(
         try:
             since = bad_since = 0
             for planned, result in read_samples(roots, samples, job.fields, job.treatment, check=writer.check):
-                if isinstance(result, BadSample):
+                if isinstance(result, LeftOutSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)
                     bad_since += 1
@@ -167,7 +167,7 @@ def _to_json(done: DoneShard) -> dict[str, Any]:
     return {**dataclasses.asdict(done), "on_error": done.on_error.value}
 
 
-def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: BadSample) -> SampleError:
+def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: LeftOutSample) -> SampleError:
     """Apply the policy to a bad sample. Raises DecodeError under "fail"."""
     source = os.fsdecode(bad.planned.source)
     if job.on_error is OnError.FAIL:

@@ -112,27 +112,27 @@ def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -
 
 
 @contextlib.contextmanager
-def _opened(root: Place, name: bytes, space: Workspace) -> Iterator[tuple[ByteSource, _Holder]]:
+def _opened(root: Place, name: bytes, space: Workspace) -> Iterator[tuple[ByteSource, _ArchiveFile]]:
     """Open an archive, unpacked into the spool if it is compressed. Raises what `scan_archive` raises."""
     if isinstance(root, Location):
         found = object_facts(root / os.fsdecode(name))
         with opened_object(root, found, "an archive") as data:
-            yield data, _Holder(name, found.nbytes, 0, etag=found.etag or "")
+            yield data, _ArchiveFile(name, found.nbytes, 0, etag=found.etag or "")
         return
     compression = compression_of(name)
     if compression is not None:
         name_in_spool, mtime_ns = unpack_tar(root, name, compression, space)
         path = space.spool / os.fsdecode(name_in_spool)
         with mapped(path, "an archive") as data:
-            yield data, _Holder(name_in_spool, len(data), mtime_ns, is_spooled=True)
+            yield data, _ArchiveFile(name_in_spool, len(data), mtime_ns, is_spooled=True)
         return
     path = root / os.fsdecode(name)
     with mapped(path, "an archive") as data:
         status = path.stat()
-        yield data, _Holder(name, status.st_size, status.st_mtime_ns)
+        yield data, _ArchiveFile(name, status.st_size, status.st_mtime_ns)
 
 
-class _Holder(NamedTuple):
+class _ArchiveFile(NamedTuple):
     """The file or object that holds the bytes."""
 
     path: bytes
@@ -147,7 +147,7 @@ class _Holder(NamedTuple):
 
 
 def _scan_tar(
-    data: ByteSource, where: str, holder: _Holder, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
+    data: ByteSource, where: str, holder: _ArchiveFile, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
 ) -> Iterator[ArchiveMember]:
     for member in scan_members(data, where, needs_end=True):
         name, problem = _cleaned(prefix, member.name)
@@ -165,7 +165,7 @@ def _nested(
     data: ByteSource,
     extent: tuple[int, int],
     named: tuple[str, bytes],
-    holder: _Holder,
+    holder: _ArchiveFile,
     notes: ScanNotes,
     *,
     is_deep: bool,
@@ -187,7 +187,7 @@ def _nested(
         notes.problems.append(ScanProblem(source, f"{reason}; members after that are missing"))
 
 
-def _scan_zip(data: ByteSource, where: str, holder: _Holder, notes: ScanNotes) -> Iterator[ArchiveMember]:
+def _scan_zip(data: ByteSource, where: str, holder: _ArchiveFile, notes: ScanNotes) -> Iterator[ArchiveMember]:
     for member in scan_zip(data, where):
         name, problem = _cleaned(b"", member.name)
         if _is_left_out(name, notes):

@@ -17,8 +17,8 @@ from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import MissingDataError
 
 
-class Files(Protocol):
-    """Files by the names in a list; `NamedFiles` says what its methods return and raise."""
+class FileLookup(Protocol):
+    """Looks up files by the names in a list; `NamedFiles` says what its methods return and raise."""
 
     def find(self, text: str) -> tuple[bytes, Origin | None, str | None]: ...
 
@@ -74,7 +74,7 @@ def root_of(root: Path) -> Path:
 
 
 @contextmanager
-def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) -> Iterator[Files]:
+def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) -> Iterator[FileLookup]:
     """Open the files under `root`: a folder, an archive, or a folder in an archive.
 
     Raises MissingDataError if it is none of these, StorageError for an archive that is damaged.

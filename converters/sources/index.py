@@ -73,7 +73,7 @@ class IndexSource:
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         files = open_files(self._index, row_groups=RowGroups(min_groups=len(self._wanted())))
-        with _Reading(self.root, space, files, self._objects) as reading:
+        with _FieldPlaces(self.root, space, files, self._objects) as reading:
             for start in range(0, len(self._index), _SAMPLES_AT_ONCE):
                 ids = self._index.ids(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._index)), dtype=np.int64))
                 found = {name: self._index.look_up(ids, name) for name in self._wanted()}
@@ -105,7 +105,7 @@ class IndexSource:
         return [*self._kinds, *([self._label_field] if self._label_field and self._label_field not in self._kinds else [])]
 
     def _listed(
-        self, place: int, number: int, row: int, extents: Mapping[str, Extents], label: int, reading: _Reading
+        self, place: int, number: int, row: int, extents: Mapping[str, Extents], label: int, reading: _FieldPlaces
     ) -> ListedSample:
         origins: dict[str, Origin] = {}
         problem: str | None = None
@@ -163,7 +163,7 @@ class IndexSource:
         return made_from
 
 
-class _Reading:
+class _FieldPlaces:
     """Looks up where the fields of samples lie, and spools those that are addressed by rows.
 
     Leaving its block completes the spooled file that is being written; an exception gives it up.
@@ -173,12 +173,12 @@ class _Reading:
         self._root = root
         self._space = space
         self._objects = objects
-        self._holders: dict[str, _Holder] = {}
+        self._holders: dict[str, _HoldingFile] = {}
         self._spooling = contextlib.ExitStack()
         self._spool: tuple[str, SpoolWriter] | None = None  # of one shard at a time, as ids ascend
         self._files = files
 
-    def __enter__(self) -> _Reading:
+    def __enter__(self) -> _FieldPlaces:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
@@ -206,26 +206,26 @@ class _Reading:
             return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, 0, packing, etag=holder.etag)
         return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, holder.mtime_ns, packing)
 
-    def _writer(self, path: str, holder: _Holder) -> SpoolWriter:
+    def _writer(self, path: str, holder: _HoldingFile) -> SpoolWriter:
         if self._spool is None or self._spool[0] != path:
             self._spooling.close()  # completes that of the shard before
             opened = spooled(self._space, holder.name, nbytes=holder.nbytes, mtime_ns=holder.mtime_ns)
             self._spool = path, self._spooling.enter_context(opened)
         return self._spool[1]
 
-    def _holder(self, path: str) -> _Holder:
+    def _holder(self, path: str) -> _HoldingFile:
         if path not in self._holders:
             found = self._objects.get(path)
             if found is not None:
-                self._holders[path] = _Holder(found.name.encode(), found.nbytes, _time_of(found.etag), found.etag or "")
+                self._holders[path] = _HoldingFile(found.name.encode(), found.nbytes, _time_of(found.etag), found.etag or "")
             else:
                 status = os.stat(path)
                 name = os.fsencode(os.path.relpath(path, str(self._root)))
-                self._holders[path] = _Holder(name, status.st_size, status.st_mtime_ns)
+                self._holders[path] = _HoldingFile(name, status.st_size, status.st_mtime_ns)
         return self._holders[path]
 
 
-class _Holder(NamedTuple):
+class _HoldingFile(NamedTuple):
     """The file or object that holds fields."""
 
     name: bytes  # relative to the root

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from converters.tables.rows import MAX_SHOWN, BadRow, Block, Parsed, SourceFile
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, SourceFile
 from converters.tables.text_blocks import blocks_of, bom_nbytes, first_row, read_block
 from datapipe.core.errors import FormatError
 
@@ -53,12 +53,12 @@ class CsvSource:
         columns = {name: _one(array) for name, array in columns.items()}
         return Parsed(columns, table.num_rows, tuple(bad))
 
-    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> tuple[pa.Table, list[BadRow]]:
-        bad: list[BadRow] = []
+    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> tuple[pa.Table, list[BadTableRow]]:
+        bad: list[BadTableRow] = []
 
         def refuse(row: Any) -> str:
             reason = f"{row.actual_columns} values where the header names {row.expected_columns}"
-            bad.append(BadRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
+            bad.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
             return "skip"
 
         table = pc.read_csv(
@@ -97,7 +97,7 @@ def _one(array: Any) -> pa.Array:
     return array.chunk(0) if array.num_chunks else pa.array([], array.type)
 
 
-def _without_bad_letters(table: pa.Table, bad: list[BadRow]) -> tuple[pa.Table, list[BadRow]]:
+def _without_bad_letters(table: pa.Table, bad: list[BadTableRow]) -> tuple[pa.Table, list[BadTableRow]]:
     """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
     gone = {one.number for one in bad}
     kept_numbers = [number for number in range(table.num_rows + len(gone)) if number not in gone]
@@ -106,7 +106,7 @@ def _without_bad_letters(table: pa.Table, bad: list[BadRow]) -> tuple[pa.Table, 
         for place, value in enumerate(column.to_pylist()):
             if value is not None and place not in wrong and not _is_text(value):
                 wrong[place] = f"{name}: not UTF-8"
-    bad = bad + [BadRow(kept_numbers[place], reason) for place, reason in wrong.items()]
+    bad = bad + [BadTableRow(kept_numbers[place], reason) for place, reason in wrong.items()]
     kept = table.filter(pa.array([place not in wrong for place in range(table.num_rows)]))
     texts = pa.table({name: column.cast(pa.string()) for name, column in zip(kept.column_names, kept.columns, strict=True)})
     return texts, sorted(bad, key=lambda one: one.number or 0)

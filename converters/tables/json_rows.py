@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from converters.tables.rows import MAX_SHOWN, BadRow, Block, Parsed, SourceFile, plain
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, SourceFile, plain
 from converters.tables.text_blocks import blocks_of, bom_nbytes, read_block
 from datapipe.core.errors import FormatError
 
@@ -31,7 +31,7 @@ class JsonSource:
         """See `RowSource`. Raises FormatError for members that are numbers here and texts there, without a type for them."""
         name = self.files[block.file].name
         lines = [line for line in read_block(name, block.start, block.stop).split(b"\n") if line.strip()]
-        bad: list[BadRow] = []
+        bad: list[BadTableRow] = []
         try:
             table = _read(lines, types)
         except pa.ArrowInvalid:  # a line that is no JSON, or another type than in other lines
@@ -81,7 +81,7 @@ def _flat(table: pa.Table) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: list[BadRow]) -> bool:
+def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: list[BadTableRow]) -> bool:
     """Return True if a line is an object whose members have the requested types; otherwise add it to `bad`."""
     try:
         value = json.loads(line)
@@ -92,5 +92,5 @@ def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: li
         return True
     except (ValueError, RecursionError, pa.ArrowInvalid) as exc:
         reason = str(exc).splitlines()[0].removesuffix(" in row 0")
-        bad.append(BadRow(number, reason[:MAX_SHOWN], line.decode("utf-8", "backslashreplace")[:MAX_SHOWN]))
+        bad.append(BadTableRow(number, reason[:MAX_SHOWN], line.decode("utf-8", "backslashreplace")[:MAX_SHOWN]))
         return False

@@ -19,7 +19,7 @@ from converters.options import OnError
 from converters.tables.casting import as_type
 from converters.tables.facts import Facts, facts_of, row_nbytes
 from converters.tables.options import TableConversion
-from converters.tables.rows import MAX_SHOWN, BadRow, Block, Parsed, RowSource, in_order
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, RowSource, in_order
 from converters.tables.schema import check_used, is_left_out, types_of
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
@@ -172,7 +172,7 @@ def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> 
     keep = np.ones(parsed.num_rows, np.bool_)
     keep[list(wrong)] = False
     shown = [
-        BadRow(
+        BadTableRow(
             numbers[place],
             reason,
             json.dumps({name: array[place].as_py() for name, array in parsed.columns.items()}, default=str)[:MAX_SHOWN],
@@ -208,7 +208,7 @@ def _schema(facts: Mapping[str, Facts], options: TableConversion, num_rows: int)
     return pa.schema(fields)
 
 
-def _refuse(options: TableConversion, source: RowSource, block: Block, bad: BadRow, before: int) -> None:
+def _refuse(options: TableConversion, source: RowSource, block: Block, bad: BadTableRow, before: int) -> None:
     if options.on_error is OnError.FAIL:
         raise DecodeError(
             f"{source.files[block.file].name}{_where(bad, before)}: bad row: {bad.reason}; repair it, name the column's type in "
@@ -216,11 +216,11 @@ def _refuse(options: TableConversion, source: RowSource, block: Block, bad: BadR
         )
 
 
-def _where(bad: BadRow, before: int) -> str:
+def _where(bad: BadTableRow, before: int) -> str:
     return "" if bad.number is None else f": row {before + bad.number + 1}"
 
 
-def _line_of(source: RowSource, block: Block, bad: BadRow, before: int) -> bytes:
+def _line_of(source: RowSource, block: Block, bad: BadTableRow, before: int) -> bytes:
     row = None if bad.number is None else before + bad.number + 1
     value = {"source": os.fspath(source.files[block.file].name), "row": row, "reason": bad.reason, "text": bad.text}
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

@@ -26,7 +26,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
+class BadTableRow:
     """A row that is left out. `number`: its place in its block, bad rows included; None: the whole block."""
 
     number: int | None
@@ -40,7 +40,7 @@ class Parsed:
 
     columns: dict[str, pa.Array]
     num_rows: int  # good ones
-    bad: tuple[BadRow, ...] = ()
+    bad: tuple[BadTableRow, ...] = ()
 
     @property
     def num_seen(self) -> int:

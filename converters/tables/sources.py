@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from converters.tables.csv_rows import DELIMITERS, CsvSource
 from converters.tables.json_rows import JsonSource
-from converters.tables.rows import BadRow, Block, Parsed, RowSource, SourceFile, plain
+from converters.tables.rows import BadTableRow, Block, Parsed, RowSource, SourceFile, plain
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -129,7 +129,7 @@ class GroupSource:
         try:
             arrays = self._local.reader.read(group)
         except (DecodeError, IntegrityError) as exc:
-            return Parsed({}, 0, (BadRow(None, f"{group.num_rows} rows: {exc}"),))
+            return Parsed({}, 0, (BadTableRow(None, f"{group.num_rows} rows: {exc}"),))
         return Parsed({name: plain(array) for name, array in arrays.items()}, group.num_rows)
 
 

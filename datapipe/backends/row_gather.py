@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class StoredMatrix:
     """Columns side by side: (n, k), mapped or in memory."""
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class RowGather:
     rows as one group, for messages.
     """
 
-    datasets: tuple[Dataset, ...]
+    datasets: tuple[StoredMatrix, ...]
     layout: MatrixLayout
     whole: TableGroup
 

@@ -24,7 +24,7 @@ _LOADERS = (b"DataLoader", b"from_torch", b"WebLoader", b"TableLoader")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """Something that lies here, and the commands that make sense for it."""
 
     rank: int
@@ -48,7 +48,7 @@ def run(args: None) -> int:
     return 0
 
 
-def look(folder: Path) -> list[Step]:
+def look(folder: Path) -> list[NextStep]:
     """Return the steps for what lies in `folder`: the folder itself if it is a dataset or a source, else its entries."""
     if (folder / MANIFEST_NAME).is_file() or (folder / BUILDING_NAME).exists():
         return [step for step in [_step(folder.resolve(), ".")] if step is not None]
@@ -77,13 +77,13 @@ def _folders(folder: Path, names: list[str]) -> list[Path]:
     return [path for path in paths if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
 
 
-def _step(path: Path, name: str) -> Step | None:
+def _step(path: Path, name: str) -> NextStep | None:
     shown = shlex.quote(name)
     if path.suffix == ".py":
         return _of_script(path, shown)
     if (path / BUILDING_NAME).exists():
         what = f"{name}: a conversion into it has not ended; the command that began it continues it"
-        return Step(_UNFINISHED, what, (f"datapipe convert SRC {shown} --to FORMAT     # as it was typed then",))
+        return NextStep(_UNFINISHED, what, (f"datapipe convert SRC {shown} --to FORMAT     # as it was typed then",))
     if (path / MANIFEST_NAME).is_file():
         return _of_dataset(shown, f"{name}: a dataset that datapipe converted")
     sets = [child for child in _folders(path, _names(path)) if (child / MANIFEST_NAME).is_file()] if path.is_dir() else []
@@ -93,8 +93,8 @@ def _step(path: Path, name: str) -> Step | None:
     return _of_source(path, name, shown)
 
 
-def _of_dataset(shown: str, what: str) -> Step:
-    return Step(
+def _of_dataset(shown: str, what: str) -> NextStep:
+    return NextStep(
         _DATASET,
         what,
         (
@@ -105,7 +105,7 @@ def _of_dataset(shown: str, what: str) -> Step:
     )
 
 
-def _of_script(path: Path, shown: str) -> Step | None:
+def _of_script(path: Path, shown: str) -> NextStep | None:
     try:
         text = read_bytes(path, at_most=_SCRIPT_NBYTES)
     except (DatapipeError, OSError):
@@ -113,17 +113,17 @@ def _of_script(path: Path, shown: str) -> Step | None:
     if not any(loader in text for loader in _LOADERS):
         return None
     what = f"{path.name}: a script with a data loader"
-    return Step(_SCRIPT, what, (f"datapipe diagnose {shown}     # how long it waits for data, why, and what would help",))
+    return NextStep(_SCRIPT, what, (f"datapipe diagnose {shown}     # how long it waits for data, why, and what would help",))
 
 
-def _of_source(path: Path, name: str, shown: str) -> Step | None:
+def _of_source(path: Path, name: str, shown: str) -> NextStep | None:
     name_of_shards = f"{path.name.partition('.')[0]}-shards"
     try:
         found = recognise(ConvertOptions(path, path.parent / name_of_shards))
     except (DatapipeError, OSError):
         return None
     destination = shlex.quote(f"../{name_of_shards}" if name == "." else name_of_shards)
-    return Step(
+    return NextStep(
         _SOURCE,
         f"{name}: {found}",
         (

@@ -22,7 +22,7 @@ from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import launched_group
 from datapipe.training.record import METRICS
-from datapipe.training.run import Report, fit
+from datapipe.training.run import TrainingReport, fit
 from datapipe.training.weights import load_pretrained
 
 _SIZES = {"cnn": 128, "vit": 128}  # pixels; other models take 224
@@ -58,7 +58,7 @@ def draw_waiting(out: Path, path: Path, *, where: str) -> None:
     draw_shares(path, points, ends, title=f"waiting for data: {where}", subtitle=words)
 
 
-def train(args: argparse.Namespace, options: TrainOptions, device: torch.device, *, leads: bool) -> Report:
+def train(args: argparse.Namespace, options: TrainOptions, device: torch.device, *, leads: bool) -> TrainingReport:
     """Train as the arguments say. Returns the report."""
     dataset = open_labelled(args.path)
     num_classes = count_classes(dataset, args.num_classes, where=args.path)
@@ -110,7 +110,7 @@ def _loader(
     )
 
 
-def as_text(report: Report) -> str:
+def as_text(report: TrainingReport) -> str:
     """Return the summary of a run as text for people."""
     lines = [f"{report.status} after {len(report.epochs)} epochs, {report.step:,} steps"]
     if report.best.epoch is not None:

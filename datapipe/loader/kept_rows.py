@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.backends.row_gather import Dataset, RowGather
+from datapipe.backends.row_gather import RowGather, StoredMatrix
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError, StorageError
@@ -111,7 +111,7 @@ class KeptRows:
         opened = row_major.open_rows(self.path)
         layout = _plain(self._layout)
         datasets = tuple(
-            Dataset(tuple(feature.column.name for feature in matrix.features), array)
+            StoredMatrix(tuple(feature.column.name for feature in matrix.features), array)
             for matrix, array in zip(layout.matrices, opened.arrays, strict=True)
         )
         return RowGather(datasets, layout, TableGroup(self._index.files[0], 0, len(self._index)))

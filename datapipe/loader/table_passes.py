@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.row_gather import Dataset, RowGather
+from datapipe.backends.row_gather import RowGather, StoredMatrix
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.errors import OptionError, StateError
@@ -209,7 +209,7 @@ class TablePasses:
             check_unchanged(file)
             opened = open_rows(file.path)
             datasets = tuple(
-                Dataset(tuple(column.name for column in matrix.columns), array)
+                StoredMatrix(tuple(column.name for column in matrix.columns), array)
                 for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
             )
             self._rows = RowGather(datasets, self._layout, TableGroup(file, 0, len(self.index)))

@@ -12,7 +12,7 @@ from datapipe.training.options import TrainOptions
 from datapipe.training.preparation import make_optimizer, parameter_groups, recompute_blocks
 from datapipe.training.process_group import ProcessGroup
 from datapipe.training.progress import EpochMetrics, StepMetrics
-from datapipe.training.run import Report, fit
+from datapipe.training.run import TrainingReport, fit
 from datapipe.training.starvation import Bracket, ClockBracket
 from datapipe.training.weights import load_pretrained
 
@@ -27,9 +27,9 @@ __all__ = [
     "Means",
     "Place",
     "ProcessGroup",
-    "Report",
     "StepMetrics",
     "TrainOptions",
+    "TrainingReport",
     "ends_step",
     "evaluate",
     "fit",

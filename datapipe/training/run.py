@@ -29,7 +29,7 @@ from datapipe.training.stop_signals import InterruptedRun, Stopping, note_signal
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainingReport:
     """The result of a run."""
 
     status: str  # "finished" or "stopped early"
@@ -54,7 +54,7 @@ def fit(
     bracket: Callable[[], Bracket] = ClockBracket,
     on_step: Callable[[StepMetrics], None] | None = None,
     about: Mapping[str, Any] | None = None,
-) -> Report:
+) -> TrainingReport:
     """Train `model`, in place, on all ranks of torch.distributed if it is initialised.
 
     loader: anything with a length that yields (images, labels) batches on the device, or on the CPU; labels are (b,) classes
@@ -136,7 +136,7 @@ class _Run:
         notes: list[str],
         on_step: Callable[[StepMetrics], None] | None,
         about: Mapping[str, Any] | None,
-    ) -> tuple[Report, int]:
+    ) -> tuple[TrainingReport, int]:
         """Train, and return the report and the signal that ended the run, or 0."""
         state, options = self._state, self._state.options
         num_steps = options.epochs * -(-self._num_batches // options.accumulate)
@@ -161,7 +161,7 @@ class _Run:
             logger.write(status, state.best)
             logger.close()
         out = None if options.out is None else Path(options.out)
-        return Report(status, state.place.step, tuple(logger.epochs), state.best, out), signal
+        return TrainingReport(status, state.place.step, tuple(logger.epochs), state.best, out), signal
 
     def _epoch(self, scheduler: LambdaLR, bracket: Bracket, logger: RunLogger) -> None:
         state, stopping = self._state, self._stopping

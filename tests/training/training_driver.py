@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import datapipe as dp
-from datapipe.training import Report, TrainOptions, fit
+from datapipe.training import TrainingReport, TrainOptions, fit
 from datapipe.training.process_group import launched_group
 
 
@@ -70,7 +70,7 @@ def make_network(dropout: float) -> nn.Module:
     )  # fmt: skip
 
 
-def train(settings: Settings, *, rank: int = 0) -> Report:
+def train(settings: Settings, *, rank: int = 0) -> TrainingReport:
     """Go on with the run in `settings.out`, or begin one."""
     pixels = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
     arguments: dict[str, Any] = {"batch_size": settings.batch_size, "num_workers": 2, "device": "cpu", "tail": "mask"}

@@ -58,7 +58,7 @@ def run_on_cluster(
         ray.cloudpickle.register_pickle_by_value(task)
         expected = task.versions()
         compared = _compare_versions(ray, expected)
-        _Run(ray, job, (expected, compared), num_workers, on_samples, on_shard).build(shards)
+        _RayRun(ray, job, (expected, compared), num_workers, on_samples, on_shard).build(shards)
 
 
 def _import_ray() -> Any:
@@ -161,7 +161,7 @@ class _Attempt:
     num_bad: int = 0
 
 
-class _Run:
+class _RayRun:
     """The tasks of one run."""
 
     def __init__(

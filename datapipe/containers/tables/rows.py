@@ -51,7 +51,7 @@ class ArrowBatches:
         return self._batches[number] if self._file is None else self._file.get_batch(number)
 
 
-class _Opened(Protocol):
+class _OpenTable(Protocol):
     def read(self, number: int) -> Any:
         """Return the row group as a table or record batch."""
 
@@ -66,7 +66,7 @@ class GroupReader:
     def __init__(self, columns: Sequence[str], *, dictionaries: Sequence[str] = ()) -> None:
         self._columns = list(columns)
         self._dictionaries = list(dictionaries)
-        self._open: OrderedDict[str, _Opened] = OrderedDict()
+        self._open: OrderedDict[str, _OpenTable] = OrderedDict()
 
     def read(self, group: TableGroup) -> dict[str, pa.Array]:
         """Return the columns of a row group, by name, each as one array of its rows.
@@ -93,7 +93,7 @@ class GroupReader:
             raise IntegrityError(f"{group}: {table.num_rows} rows, {group.num_rows} when it was indexed; open the table again")
         return {name: _one_array(_column(table, name)) for name in self._columns}
 
-    def _opened(self, file: TableFile) -> _Opened:
+    def _opened(self, file: TableFile) -> _OpenTable:
         opened = self._open.get(file.path)
         if opened is None:
             check_unchanged(file)
@@ -103,7 +103,7 @@ class GroupReader:
         self._open.move_to_end(file.path)
         return opened
 
-    def _open_now(self, file: TableFile) -> _Opened:
+    def _open_now(self, file: TableFile) -> _OpenTable:
         if is_url(file.path):
             return RemoteParquet(file, self._columns, self._dictionaries)
         if file.container == "arrow":

@@ -56,7 +56,7 @@ class Rect:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class RectBar:
     """A drawing of rectangles, and a description in words."""
 
     rects: tuple[Rect, ...]
@@ -69,7 +69,7 @@ class RemedyRow:
     """A remedy's bar and the words next to it; `outlook` is None for the step as measured."""
 
     name: str
-    bar: Bar
+    bar: RectBar
     figure: str
     gain: str
     note: str
@@ -101,13 +101,13 @@ def stage_class(stage: str) -> str:
     return f"stage-{stage}" if stage in _STAGES else "stage-other"
 
 
-def share_bar(share: float, name: str) -> Bar:
+def share_bar(share: float, name: str) -> RectBar:
     """Return a bar of a share of the width."""
     width = Axis(0.0, 1.0, BAR_WIDTH).at(share)
-    return Bar((Rect(0, 3, width, BAR_HEIGHT - 6, name),), f"{share:.1%}")
+    return RectBar((Rect(0, 3, width, BAR_HEIGHT - 6, name),), f"{share:.1%}")
 
 
-def step_parts(verdict: Verdict) -> Bar | None:
+def step_parts(verdict: Verdict) -> RectBar | None:
     """Return the parts of a mean step as one bar; None if it was not measured."""
     figures = verdict.figures
     step_s, data_s = figures.step_s, figures.data_s
@@ -128,7 +128,7 @@ def step_parts(verdict: Verdict) -> Bar | None:
         rects.append(Rect(x, 0, axis.at(start_s + length_s) - x, BAR_HEIGHT, name))
         start_s += length_s
     legend = tuple((name, f"{label}: {words.seconds(length_s)} ({length_s / step_s:.0%})") for name, label, length_s in parts)
-    return Bar(tuple(rects), ", ".join(label for _, label in legend), legend)
+    return RectBar(tuple(rects), ", ".join(label for _, label in legend), legend)
 
 
 def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Interval | None) -> list[RemedyRow]:
@@ -217,7 +217,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def _remedy_bar(
     axis: Axis, value: float, span: Interval | None, name: str, mark: float | None = None, *, waiting: Interval | None
-) -> Bar:
+) -> RectBar:
     """Return a bar up to a value, its head the share of waiting, with a whisker over its interval and a mark if measured."""
     rects = [Rect(0, 3, axis.at(value), BAR_HEIGHT - 6, name)]
     if waiting is not None:
@@ -231,7 +231,7 @@ def _remedy_bar(
     if mark is not None:
         rects.append(Rect(min(axis.at(mark), BAR_WIDTH - 4), 0, 4, BAR_HEIGHT, "mark"))
         label += f", measured {words.seconds(mark)}"
-    return Bar(tuple(rects), label)
+    return RectBar(tuple(rects), label)
 
 
 def _notes(lengths: Sequence[float], waits: Sequence[float | None], top_s: float) -> str:
