@@ -250,6 +250,7 @@ def _with_empty_cache(task: dict[str, Any], empty: Path) -> dict[str, Any]:
 
 
 def _answer(command: list[str]) -> dict[str, Any]:
+    os.sync()  # what the run before left to be written to the disk is not this one's
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
@@ -261,7 +262,7 @@ def _answer(command: list[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def serve(root: Path, latency_s: float) -> Iterator[Any]:
     """Serve a directory of buckets as s3:// in this process and its children; gives what tells, afterwards, CPU and answers."""
-    command = [sys.executable, "-m", "datapipe.testing.faulty_store", str(root), "--latency", str(latency_s)]
+    command = [sys.executable, "-m", "benchmarks.object_server", str(root), "--latency", str(latency_s)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None

@@ -87,7 +87,7 @@ class RemoteFiles:
                 if kept is not None:
                     found[row] = kept
         missing = {row: one for row, one in wanted.items() if row not in found}
-        pendings = self._ask([key for key, _ in missing.values()], is_urgent=True)
+        pendings = self._ask([(key, crc is not None) for key, crc in missing.values()], is_urgent=True)
         for (row, (key, checksum)), pending in zip(missing.items(), pendings, strict=True):
             found[row] = self._checked(key, pending, checksum)
         if extents.prefixes is not None:
@@ -102,10 +102,10 @@ class RemoteFiles:
         here = [row for row in range(len(extents)) if not is_url(extents.paths[row])]
         if here:
             self._local.will_need(extents.take(here))
-        keys = self._keys(extents, there)
+        keys = list(zip(self._keys(extents, there), extents.has_crc[there].tolist(), strict=True))
         if self.cache is not None:
             self.cache.start()
-            keys = [key for key in keys if not self.cache.has(key[0])]
+            keys = [(key, has_crc) for key, has_crc in keys if not self.cache.has(key[0])]
         return self._ask(keys, is_urgent=False)
 
     def follow(self, schedule: Schedule) -> None:
@@ -171,16 +171,21 @@ class RemoteFiles:
         offsets, sizes = extents.offset[rows].tolist(), extents.nbytes[rows].tolist()
         return [(extents.paths[row], offset, nbytes) for row, offset, nbytes in zip(rows, offsets, sizes, strict=True)]
 
-    def _ask(self, keys: Iterable[_Key], *, is_urgent: bool) -> list[PendingBytes | None]:
-        """Return pending reads, requested before or now. None for more bytes than a sample may have."""
+    def _ask(self, keys: Iterable[tuple[_Key, bool]], *, is_urgent: bool) -> list[PendingBytes | None]:
+        """Return pending reads of bytes, with whether they have a checksum, requested before or now.
+
+        None for more bytes than a sample may have.
+        """
         asked: list[PendingBytes | None] = []
         new: list[PendingBytes] = []
         with self._lock:
-            for key in keys:
+            for key, has_crc in keys:
                 url, offset, nbytes = key
                 pending = self._pending.get(key)
                 if (pending is None or pending.has_failed) and nbytes <= MAX_SAMPLE_NBYTES:
-                    pending = self._pending[key] = PendingBytes(self._object(url), offset, offset + nbytes, is_urgent=is_urgent)
+                    pending = self._pending[key] = PendingBytes(
+                        self._object(url), offset, offset + nbytes, is_urgent=is_urgent, has_checksum=has_crc
+                    )
                     if nbytes:
                         new.append(pending)
                     else:

@@ -32,8 +32,8 @@ class PendingBytes:
     """
 
     __slots__ = (
-        "__weakref__", "_data", "_done", "_error", "_lock", "attempts", "end", "is_hedged", "is_urgent", "object", "start",
-        "started_s", "task", "timeout_s",
+        "__weakref__", "_data", "_done", "_error", "_lock", "attempts", "end", "has_checksum", "is_hedged", "is_urgent", "object",
+        "start", "started_s", "task", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -43,12 +43,14 @@ class PendingBytes:
         end: int | None = None,
         *,
         is_urgent: bool = False,
+        has_checksum: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         self.object = target
         self.start = start
         self.end = end  # exclusive; None: the whole object
         self.is_urgent = is_urgent  # a thread waits for it already
+        self.has_checksum = has_checksum  # the reader compares the bytes with one, so their etag need not be compared
         self.timeout_s = timeout_s  # without success, after which it has failed; None: the default
         self.started_s = 0.0  # of the current attempt
         self.attempts = 0

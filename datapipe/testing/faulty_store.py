@@ -6,7 +6,6 @@ for tests and benchmarks: it listens on the loopback interface and checks no sig
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import functools
@@ -290,22 +289,3 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 @functools.lru_cache(maxsize=4096)
 def _opened(path: str, inode: int, size: int, mtime_ns: int) -> tuple[int, int, str]:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC), size, f'"{inode:x}-{size:x}-{mtime_ns:x}"'
-
-
-def main() -> None:
-    """Serve a directory until standard input ends. Prints the port first, the CPU seconds and number of answers last."""
-    import sys
-
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--latency", type=float, default=0.0, metavar="S")
-    args = parser.parse_args()
-    with FaultyStore(Directory(args.root), Weather(latency_s=args.latency)) as store:
-        print(store.port, flush=True)
-        sys.stdin.read()
-    times = os.times()
-    print(f"{times.user + times.system:.3f} {store.num_requests}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

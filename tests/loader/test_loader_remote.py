@@ -252,12 +252,18 @@ def test_credentials_that_expire(store: FaultyStore) -> None:
 
 def test_a_shard_replaced_in_mid_epoch(store: FaultyStore, tmp_path: Path) -> None:
     loader = open_remote(on_error="skip", shuffle=False)
-    copies(loader)
-    for path in (tmp_path / "served" / BUCKET / "train").glob("*.tar"):
+    before, shards = copies(loader), list((tmp_path / "served" / BUCKET / "train").glob("*.tar"))
+    for path in shards:
         path.write_bytes(path.read_bytes())
+    loader.set_epoch(0)
+    assert same(copies(loader), before), "the same bytes, by their checksums, whatever their etag"
+    for path in shards:
+        path.write_bytes(path.read_bytes()[::-1])
     with pytest.raises(dp.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"):
         copies(loader)
-    assert len(copies(open_remote())) == len(loader)
+    for path in shards:
+        path.write_bytes(path.read_bytes()[::-1])
+    assert same(copies(open_remote(shuffle=False)), before)
 
 
 def test_a_shard_that_is_gone(store: FaultyStore, tmp_path: Path) -> None:
