@@ -70,6 +70,21 @@ def _attached(loop: str) -> Callable[[Found], float]:
     return lambda found: float(found["attach-cost"]["loops"][loop]["wall_us"]["cost"])
 
 
+def _of_tables(ours: str, other: str) -> Callable[[Found], float]:
+    return lambda found: float(found["tables"]["speed"][f"{ours} / {other}"]["ratio"])
+
+
+def _of_store(variant: str) -> Callable[[Found], float]:
+    return lambda found: float(found["remote"]["variants"][variant]["to_local_apart"]["ratio"])
+
+
+def _held_by_store(found: Found) -> float:
+    """By the way that holds it longest, beyond the local shards."""
+    held = dict(found["remote"]["held_us_per_image"])
+    local = float(held.pop("local"))
+    return max(map(float, held.values())) - local
+
+
 BARS = (
     Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
     Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
@@ -129,10 +144,43 @@ BARS = (
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),
+    Bar("snappy Parquet to shuffled matrices, against a bare read", 0.45, "x", False, _of_tables("datapipe, 65,536", "bare")),
+    Bar("the same, against a loop with DuckDB", 1.0, "x", False, _of_tables("datapipe, 65,536", "DuckDB by hand")),
+    Bar("the same, against Arrow's take", 1.3, "x", False, _of_tables("datapipe, 65,536", "Arrow take by hand")),
+    Bar("row-major HDF5, full shuffle, against the bare read", 1.5, "x", False, _of_tables("row-major, 65,536", "bare")),
+    Bar(
+        "from_torch, TensorDataset, batches of 4,096, against torch",
+        20,
+        "x",
+        False,
+        _of_tables("TensorDataset, from_torch", "TensorDataset, torch"),
+    ),
+    Bar(
+        "batches of 4,096, against Hugging Face datasets", 10, "x", False, _of_tables("datapipe, 4,096", "Hugging Face, shuffled")
+    ),
+    Bar("order of a table, per row", 30, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])),
+    Bar(
+        "global lock held per batch of 65,536 rows",
+        2,
+        " ms",
+        True,
+        lambda found: float(found["tables"]["lock_held_ms_per_batch"]),
+    ),
+    Bar("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, "x", False, _of_store("ranges")),
+    Bar("a store, windows, nothing cached, against the disk", 0.9, "x", False, _of_store("windows, cold")),
+    Bar("a store, warm shard cache, against the disk", 0.97, "x", False, _of_store("warm cache")),
+    Bar("a store, global lock held per image, more than from the disk", 50, " us", True, _held_by_store),
+    Bar(
+        "a store, first batch from 2,500 shards at 50 ms",
+        3,
+        " s",
+        True,
+        lambda found: float(found["remote"]["first_batch_of_many_shards_s"]["median"]),
+    ),
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
-    "containers", "images-from-torch", "images-any-dataset", "attach-cost",
+    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "remote",
 )  # fmt: skip
 
 

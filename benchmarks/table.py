@@ -22,6 +22,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
 from benchmarks.ratios import ratio_of
+from datapipe.loader.table_options import WINDOW_NBYTES
 
 _ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
@@ -43,7 +44,11 @@ def main() -> None:
 def documents(found: dict[str, Any]) -> dict[Path, str]:
     """Return what each file should hold: documents with their tables between the markers, and pictures."""
     marked = {path: replace_marked(path.read_text(), "table", table, where=str(path)) for path, table in tables(found).items()}
-    return marked | pictures(found)
+    readme = ROOT / "README.md"
+    told = readme.read_text()
+    for name, sentence in (("tables", _tables_in_short), ("remote", _stores_in_short)):
+        told = replace_marked(told, name, _sentence(found, name, sentence), where=str(readme))
+    return marked | {readme: told} | pictures(found)
 
 
 def tables(found: dict[str, Any]) -> dict[Path, str]:
@@ -76,6 +81,9 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "convert", _convert_sentence),
         _sentence(found, "open-large", _open_sentence),
         _sentence(found, "gil", _gil_sentence),
+        _sentence(found, "tables", _rows_of_tables),
+        _sentence(found, "large-table", _large_table_sentence),
+        _sentence(found, "remote", _stores),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -215,6 +223,103 @@ def _gil_sentence(result: dict[str, Any]) -> str:
         f"images. It was found held for {held['tiny, images_cpu']:.0f} and {held['tiny, dali']:.0f} us of these, and on images "
         f"of 500 x 375 pixels, which push Python's memory out of the caches, for {held['photo-sized, images_cpu']:.0f} and "
         f"{held['photo-sized, dali']:.0f} us."
+    )
+
+
+_ROWS_OF_TABLES = {
+    "bare": "pyarrow reads the file to columns, nothing more",
+    "datapipe, 65,536": "datapipe, shuffled matrices of 65,536 rows",
+    "datapipe, 4,096": "datapipe, of 4,096 rows",
+    "row-major, 65,536": "datapipe, row-major HDF5, of 65,536 rows",
+    "DuckDB by hand": "DuckDB, a loop by hand, of 65,536 rows",
+    "Arrow take by hand": "Arrow's `take`, a loop by hand, of 65,536 rows",
+    "TensorDataset, torch": "torch's DataLoader over a TensorDataset in memory, of 4,096 rows",
+    "TensorDataset, from_torch": "the same by `from_torch`",
+    "Hugging Face, shuffled": 'Hugging Face datasets, `with_format("torch")`, of 4,096 rows',
+}
+
+
+def _rows_of_tables(result: dict[str, Any]) -> str:
+    """A table of everything that makes batches of a table's rows."""
+    lines = ["| 13 float32, 26 int64 columns, a label; snappy | rows/s | CPU, ns a row |", "|---|--:|--:|"]
+    for name, title in _ROWS_OF_TABLES.items():
+        if name in result["ns_per_row"]:
+            lines.append(_row(title, [f"{1e9 / result['ns_per_row'][name]:,.0f}", f"{result['cpu_ns_per_row'][name]:,.0f}"]))
+    against = ", ".join(
+        f"{_interval(result['speed'][f'datapipe, 65,536 / {other}'])} the speed of {title}"
+        for other, title in (("bare", "the bare read"), ("DuckDB by hand", "DuckDB"), ("Arrow take by hand", "Arrow's `take`"))
+        if f"datapipe, 65,536 / {other}" in result["speed"]
+    )
+    settings, memory = result["settings"], result["memory_mb"]
+    told = (
+        f"{settings['num_rows']:,} rows, {settings['num_rounds']} alternated rounds on {settings['num_threads']} cores. Shuffled "
+        f"batches from Parquet come at {against}. Python's global lock was found held for {result['lock_held_ms_per_batch']:.1f} "
+        f"ms per batch of 65,536 rows. Memory grew by {memory['rows']:,} MB, and by {memory['twice the rows']:,} MB with "
+        f"twice the rows; {WINDOW_NBYTES / 1e6:,.0f} MB are those of the windows."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _tables_in_short(result: dict[str, Any]) -> str:
+    speed = result["speed"]
+    return (
+        f"Shuffled batches of 65,536 rows come {speed['datapipe, 65,536 / DuckDB by hand']['ratio']:.1f} times as fast as from a "
+        f"loop with DuckDB, and `from_torch` makes a `TensorDataset` {speed[_TAKEN_OVER]['ratio']:.0f} times as fast."
+    )
+
+
+_TAKEN_OVER = "TensorDataset, from_torch / TensorDataset, torch"
+
+
+def _large_table_sentence(result: dict[str, Any]) -> str:
+    memory = result["memory_mb"]
+    return (
+        f"A table of {result['settings']['num_rows'] / 1e6:.0f} million rows (six columns) trained an embedding model at "
+        f"{result['rows_per_s'] / 1e6:.1f} million rows/s; memory at the tenths of the epoch lay between {min(memory)} and "
+        f"{max(memory)} MB above that before it."
+    )
+
+
+_PEERS = {"litdata, cold": "LitData", "mds, cold": "MosaicML Streaming"}
+_STORE_ROWS = {
+    "local": "datapipe, shards on the disk",
+    "warm cache": "datapipe, `s3://`, all shards in the shard cache",
+    "windows, cold": 'datapipe, `s3://`, `shuffle="windows"`, nothing cached',
+    "ranges": "datapipe, `s3://`, full shuffle by ranges, nothing cached",
+    **{name: f"{title}, nothing cached" for name, title in _PEERS.items()},
+}
+
+
+def _stores(result: dict[str, Any]) -> str:
+    """A table of the ways to read photographs from a store."""
+    settings, server, first = result["settings"], result["server"], result["first_batch_of_many_shards_s"]
+    lines = ["| photographs from a store | images/s | to the disk | apart from the server | lock held, us an image |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for name, title in _STORE_ROWS.items():
+        if name in result["variants"]:
+            found, held = result["variants"][name], result["held_us_per_image"].get(name)
+            ratios = ["", ""] if name == "local" else [_interval(found[key]) for key in ("to_local", "to_local_apart")]
+            lines.append(_row(title, [f"{found['images_per_s']:,.0f}", *ratios, "" if held is None else f"{held:.0f}"]))
+    told = (
+        f"The store is a server of ours on the loopback interface that answers after {settings['latency_ms']} ms. It takes "
+        f"{server['cpu_us_per_answer']} us of CPU per answer, on the same {settings['num_threads']} cores; apart from the "
+        f"server means with that time, spread over the cores, taken off the clock. The disk against itself: "
+        f"{_interval(result['variants']['local-again']['to_local'])}. A set of {settings['many_shards']:,} shards of which "
+        f"nothing is cached gives its first shuffled batch after {first['median']:.1f} s ({first['highest']:.1f} at most)."
+    )
+    for name, title in _PEERS.items():
+        if failed := result["variants"].get(name, {}).get("num_failed"):
+            told += f" {title} failed in {failed} of {settings['num_rounds']} rounds, which are left out."
+    return "\n".join([*lines, "", told])
+
+
+def _stores_in_short(result: dict[str, Any]) -> str:
+    ratios = {name: found["to_local_apart"]["ratio"] for name, found in result["variants"].items()}
+    peers = [f"{title} at {ratios[name]:.2f}" for name, title in _PEERS.items() if name in ratios]
+    return (
+        f"Photographs from a store that answers after {result['settings']['latency_ms']} ms come at {ratios['ranges']:.2f} of "
+        f"the disk's rate, shuffled in full with nothing cached, and at {ratios['warm cache']:.2f} from the shard cache"
+        f"{'; ' + ', '.join(peers) if peers else ''}."
     )
 
 
