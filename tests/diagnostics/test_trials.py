@@ -12,6 +12,7 @@ import torch
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 
 import datapipe as dp
+from datapipe.adapt.deferral.dataset import DeferringDataset
 from datapipe.diagnostics.trials.process import UnmeasurableError, num_samples_of, resized_side, trials
 from datapipe.diagnostics.trials.sample import pickled_sample, sample_of
 from datapipe.diagnostics.trials.shards import Shards
@@ -73,6 +74,10 @@ REASONS: dict[str, tuple[Any, str]] = {
     "a subset of it": (
         lambda shards: loader_of(torch.utils.data.Subset(Numbers(), [1]), 4),
         "datapipe sees no files in Numbers",
+    ),
+    "one taken over": (
+        lambda shards: loader_of(DeferringDataset(Numbers(), defers=True), 4),
+        "datapipe.from_torch has taken its Dataset over already",
     ),
     "Hugging Face's": (
         lambda shards: loader_of(type("Dataset", (Numbers,), {"__module__": "datasets.arrow_dataset"})(), 4),

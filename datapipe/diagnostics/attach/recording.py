@@ -130,14 +130,14 @@ class Recording:
                 complain(f"a trial of the Dataset failed ({name})", exc)
 
     def _tried_deferral(self, key: int, held: Any) -> dict[str, Any] | None:
-        """Return what whole batches or deferred decoding would gain; None for a Dataset whose files datapipe reads itself."""
+        """Return what whole batches or deferred decoding would gain; None for a Dataset that datapipe reads itself."""
         from datapipe.diagnostics.trials.deferral import try_deferral
         from datapipe.diagnostics.trials.rows import try_rows
-        from datapipe.diagnostics.trials.sample import why_no_files
+        from datapipe.diagnostics.trials.sample import is_taken_over, why_no_files
 
         if isinstance(held, str):
             return {"reason": held}
-        if why_no_files(held.dataset) is None:
+        if why_no_files(held.dataset) is None or is_taken_over(held.dataset):
             return None
         return try_rows(held, seconds=self._tries_dataset_s) or try_deferral(held, seconds=self._tries_dataset_s)
 

@@ -14,6 +14,7 @@ from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.shards import Shards, shards_of
 
 MAX_SAMPLES = 1000
+_BY_HAND = "to try shards by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
 _CONTAINERS = ("torch.utils.data.dataset.Subset", "torch.utils.data.dataset.ConcatDataset")
 _HUGGING_FACE = ("datasets.arrow_dataset", "datasets.iterable_dataset")
 
@@ -107,13 +108,19 @@ def why_no_files(dataset: Any) -> str | None:
     """Return why the files are unknown. It compares names only, so that nothing is imported for an unrelated dataset."""
     for part in _parts(dataset):
         kind = type(part)
+        if is_taken_over(part):
+            return f"datapipe.from_torch has taken its Dataset over already; {_BY_HAND}"
         if kind.__module__ in _HUGGING_FACE:
             made_by = "the script's own Python code (set_transform, or the collate_fn)"
             return f"the images of its Hugging Face dataset are processed by {made_by}"
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
-            what = f"datapipe sees no files in {kind.__qualname__}"
-            return f"{what}; to try it by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
+            return f"datapipe sees no files in {kind.__qualname__}; {_BY_HAND}"
     return None
+
+
+def is_taken_over(dataset: Any) -> bool:
+    """Return True for a Dataset that `from_torch` has wrapped."""
+    return type(dataset).__module__.startswith("datapipe.")
 
 
 def _parts(dataset: Any, depth: int = 0) -> list[Any]:
