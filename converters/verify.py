@@ -232,7 +232,11 @@ def _check_errors(found: FoundSet) -> list[Problem]:
     num_skipped = found.manifest.num_slots - found.manifest.num_samples
     path = found.directory / ERRORS_NAME
     if not path.exists():
-        return [Problem(str(path), f"missing, though {num_skipped} samples were left out")] if num_skipped else []
+        return (
+            [Problem(str(path), f"missing, though {num_skipped} {'sample was' if num_skipped == 1 else 'samples were'} left out")]
+            if num_skipped
+            else []
+        )
     try:
         with regular_files.open_file(path) as file:
             named = [json.loads(line)["id"] is not None for line in file]

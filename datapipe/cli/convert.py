@@ -19,7 +19,7 @@ from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
 from datapipe.cli.convert_table import convert_table, wants_table
 from datapipe.cli.progress import Progress
-from datapipe.core.printable import say
+from datapipe.core.printable import counted, say
 from datapipe.stores.location import is_url, parse_location
 
 
@@ -166,13 +166,13 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         return
     if report.compared is not None:
         where, num = shown(report.destination), report.num_samples
-        say(f"{where}: already converted: {num} samples, {report.compared}; nothing was written")
+        say(f"{where}: already converted: {counted(num, 'sample')}, {report.compared}; nothing was written")
         return
     for one in report.sets:
         bad = f", {one.num_errors} bad samples left out (see {shown(one.directory / 'errors.jsonl')})" if one.num_errors else ""
         say(
-            f"{shown(one.directory)}: {one.num_samples} samples{_of_classes(report.num_classes)}"
-            f" in {one.num_shards} {_shards(one.num_shards)}, {one.nbytes / 1e6:.1f} MB{bad}"
+            f"{shown(one.directory)}: {counted(one.num_samples, 'sample')}{_of_classes(report.num_classes)}"
+            f" in {counted(one.num_shards, 'shard')}, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
     resumed = f", {report.num_resumed} shards existed already" if report.num_resumed else f", {rate:.0f} samples/s"
@@ -189,11 +189,12 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
         say(f"warning: {source}: {reason}", file=sys.stderr)
     if preview.num_unreadable:
         shown = "; ".join(f"{source}: {reason}" for source, reason in preview.unreadable)
-        say(f"warning: {preview.num_unreadable} samples cannot be read: {shown}", file=sys.stderr)
+        say(f"warning: {counted(preview.num_unreadable, 'sample')} cannot be read: {shown}", file=sys.stderr)
     for one in preview.sets:
         say(
-            f"{options.destination / one.name}: would hold {one.num_samples} samples{_of_classes(preview.num_classes)},"
-            f" {one.nbytes / 1e6:.1f} MB of source files, in {one.num_shards} {_shards(one.num_shards)}"
+            f"{options.destination / one.name}: would hold {counted(one.num_samples, 'sample')}"
+            f"{_of_classes(preview.num_classes)}, {one.nbytes / 1e6:.1f} MB of source files,"
+            f" in {counted(one.num_shards, 'shard')}"
         )
         for sample in one.first:
             say(f"  {_shown(sample)}")
@@ -205,7 +206,7 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
 def _say_overview(overview: Overview) -> None:
     """Say what the source was taken for, before anything is written."""
     say(
-        f"{overview.num_samples} samples{_of_classes(overview.num_classes)}, {overview.nbytes / 1e6:.1f} MB;"
+        f"{counted(overview.num_samples, 'sample')}{_of_classes(overview.num_classes)}, {overview.nbytes / 1e6:.1f} MB;"
         f" fields: {_listed(overview.fields)}",
         file=sys.stderr,
     )
@@ -226,8 +227,6 @@ def _shown(sample: SampleShown) -> str:
 
 
 def _of_classes(num_classes: int | None) -> str:
-    return "" if num_classes is None else f" of {num_classes} classes"
-
-
-def _shards(num: int) -> str:
-    return "shard" if num == 1 else "shards"
+    if num_classes is None:
+        return ""
+    return f" of {num_classes} class" + "es" * (num_classes != 1)

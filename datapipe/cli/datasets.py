@@ -13,7 +13,7 @@ from converters.verify_remote import verify_remote
 from datapipe.cli.progress import Progress
 from datapipe.columns.recipe import Columns
 from datapipe.containers import open_index
-from datapipe.core.printable import say
+from datapipe.core.printable import counted, say
 from datapipe.stores.location import is_url, parse_location
 
 
@@ -31,10 +31,10 @@ def run_verify(args: argparse.Namespace) -> int:
             say(str(problem))
         rate = report.nbytes / 1e9 / max(report.elapsed_s, 1e-9)
         num = len(report.problems)
-        verdict = f"{num} problem{'s' * (num > 1)}" if num else "intact"
-        samples, shards = ("rows", "files") if report.is_table else ("samples", "shards")
+        verdict = counted(num, "problem") if num else "intact"
+        sample, shard = ("row", "file") if report.is_table else ("sample", "shard")
         say(
-            f"{args.directory}: {verdict}; {report.num_samples} {samples} in {report.num_shards} {shards},"
+            f"{args.directory}: {verdict}; {counted(report.num_samples, sample)} in {counted(report.num_shards, shard)},"
             f" {report.nbytes / 1e6:.1f} MB read at {rate:.2f} GB/s"
         )
     return 1 if report.problems else 0

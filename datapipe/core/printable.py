@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else _escape(ord(one)) for one in text)
 
 
+def counted(num: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 shard` or `12 shards`."""
+    return f"{num} {noun}{'s' * (num != 1)}"
+
+
 def say(*lines: str, file: TextIO | None = None) -> None:
     """Print each of `lines`, made printable, on standard output unless told otherwise."""
     print("\n".join(map(printable, lines)), file=file, flush=True)

@@ -46,7 +46,7 @@ def test_a_converted_table_is_left_as_it_is(tmp_path: Path, capsys: pytest.Captu
     files = sorted(path.name for path in out.iterdir())
     assert main(["inspect", str(out)]) == 0
     assert main(["verify", str(out)]) == 0
-    assert "intact; 50 rows in 1 files" in capsys.readouterr().out
+    assert "intact; 50 rows in 1 file," in capsys.readouterr().out
     with pytest.raises(dp.FormatError, match=r"a converted table, .*; read it with datapipe\.TableLoader"):
         dp.DataLoader(out, 4)
     assert sorted(path.name for path in out.iterdir()) == files

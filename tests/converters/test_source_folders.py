@@ -221,7 +221,7 @@ def test_a_dry_run_names_samples_that_cannot_be_read(tmp_path: Path) -> None:
     put(root / "a.jpg", image(0))
     source = put(root / "list.csv", "image\na.jpg\ngone.jpg\n")
     dry = run_cli("convert", source, tmp_path / "out", "--to", "hdf5", "--dry-run")
-    assert "warning: 1 samples cannot be read: gone.jpg: line 3: 'image' is 'gone.jpg': no such file" in dry.stderr
+    assert "warning: 1 sample cannot be read: gone.jpg: line 3: 'image' is 'gone.jpg': no such file" in dry.stderr
     assert dry.returncode == 0
 
 

@@ -134,7 +134,7 @@ def swap(dataset: Path) -> None:
         (swap, "shard-000001*", ""),
         (drop("shard-000000*"), "shard-000000*", "missing"),
         (drop("shard-000001*.index.arrow"), "shard-000001*.index.arrow", "missing"),
-        (drop("errors.jsonl"), "errors.jsonl", "missing, though 1 samples were left out"),
+        (drop("errors.jsonl"), "errors.jsonl", "missing, though 1 sample was left out"),
         (spoil("shard-000000*.index.arrow"), "shard-000000*.index.arrow", "differs"),
         (forget_error, "errors.jsonl", "names 0 bad samples, 1 were left out"),
         (add("shard-000099*"), "shard-000099*", "not part of the dataset"),
