@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from datapipe.containers.listing import is_junk
-from datapipe.containers.mapped import byte_source
+from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.remote_shards import named_shards
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import MissingDataError
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts

@@ -22,7 +22,7 @@ from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset
 from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
-from datapipe.core.cores import num_usable_cores
+from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.index.manifest import ShardInfo, read_manifest, refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar

@@ -14,7 +14,7 @@ from benchmarks.diagnostics.cells import Cell, costs_of
 from benchmarks.diagnostics.fifo_device import FifoDevice
 from benchmarks.diagnostics.real_loader import RealLoader
 from benchmarks.diagnostics.runs import Run, finish, loop, loop_over
-from datapipe.core.cores import num_usable_cores
+from datapipe.core.environment import num_usable_cores
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.attach.startup import attach_here
 from datapipe.diagnostics.attach.watching import Watch

@@ -16,9 +16,8 @@ from converters.packing import PLAIN, deflated, summed_crc32
 from converters.sources import Origin, Workspace
 from converters.stored_objects import opened_object
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
-from datapipe.containers.mapped import mapped
+from datapipe.containers.mapped import ByteSource, mapped
 from datapipe.containers.tar.scanner import scan_members
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError, OptionError
 from datapipe.core.printable import printable
 from datapipe.stores.location import Location

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from datapipe.core.byte_source import ByteSource
+from datapipe.containers.mapped import ByteSource
 from datapipe.core.errors import FormatError
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory

@@ -13,7 +13,7 @@ from converters.engines.messages import OnSamples, OnShard
 from converters.options import ConvertOptions
 from converters.plan import PlannedShard
 from converters.shards import ShardJob
-from datapipe.core.cores import num_usable_cores
+from datapipe.core.environment import num_usable_cores
 
 
 def run_shards(

@@ -11,9 +11,8 @@ from converters.archives import is_archive_name, stem_of_archive
 from converters.archives.unpacking import compression_of, unpacked_chunks
 from converters.options import Place
 from datapipe.containers.listing import is_image_name, is_junk
-from datapipe.containers.mapped import byte_source
+from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.scanner import scan_members, split_name
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import DatapipeError, FormatError
 from datapipe.stores.location import Location
 

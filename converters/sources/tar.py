@@ -25,11 +25,11 @@ from converters.stored_objects import objects_at, opened_object
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
+from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.fields import HEAD_NBYTES, field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core import regular_files
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import printable
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished

@@ -26,7 +26,7 @@ from converters.tables.rows import RowSource
 from converters.tables.sources import open_rows
 from converters.tables.writing import WrittenFile, write_parquet
 from datapipe.core import atomic, regular_files
-from datapipe.core.cores import num_usable_cores
+from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import DatapipeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME
 from datapipe.index.tables import TABLE_NAME

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from datapipe.core.installed import version_of
+from datapipe.core.environment import version_of
 from datapipe.core.printable import say_text
 
 _PACKAGES = (
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _empty_shard_caches() -> None:
-    from datapipe.fetch.shard_cache.known import known_cache_directories
+    from datapipe.fetch.shard_cache.directory import known_cache_directories
     from datapipe.loader.caching import size_text
 
     for directory in known_cache_directories():
@@ -50,7 +50,7 @@ def examine() -> dict[str, Any]:
 
     from datapipe.codecs.decode import default_decoder_name
     from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
-    from datapipe.fetch.shard_cache.known import known_cache_directories
+    from datapipe.fetch.shard_cache.directory import known_cache_directories
     from datapipe.loader.parsing import default_num_workers
 
     cuda = torch.version.cuda

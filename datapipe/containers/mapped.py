@@ -1,4 +1,4 @@
-"""Map a shard's bytes for random access."""
+"""What parsers read from: bytes in memory, a mapped file, an object in a store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast, overload
 
 from datapipe.core import regular_files
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
+
+
+class ByteSource(Protocol):
+    """Bytes of known number, looked at here and there; `bytes` and `mmap.mmap` are such."""
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, place: int, /) -> int: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> bytes: ...
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
-from datapipe.fetch.shard_cache.known import open_cache_directory
+from datapipe.fetch.shard_cache.directory import open_cache_directory
 from datapipe.index.concat import AnyIndex, wholes
 from datapipe.index.entries import Extents
 from datapipe.index.manifest import ShardInfo

@@ -7,7 +7,8 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import crc32c
@@ -23,12 +24,12 @@ from datapipe.core.errors import (
     StorageError,
 )
 from datapipe.core.regular_files import open_descriptor
-from datapipe.fetch.plan_reads import plan_reads
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import WHOLE_FILE, Extents
 
 # Errors of a file that is missing where the listing found it; they do not mean that the storage fails.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
+_MAX_GAP = 1 << 16  # bytes read in vain rather than skipped
 _RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 
 
@@ -138,6 +139,34 @@ class _OpenFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
         if self.descriptor >= 0:
             close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSpan:
+    """A run of bytes of one file."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
+def plan_reads(extents: Extents, *, max_gap: int = _MAX_GAP) -> list[ByteSpan]:
+    """Return spans that cover all extents of bytes, joining those within `max_gap` bytes of each other."""
+    spans: list[ByteSpan] = []
+    path, start, end = "", 0, -1
+    wanted: Iterable[tuple[str, int, int]] = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
+    if extents.row_groups is not None:
+        wanted = (span for span, group in zip(wanted, extents.row_groups, strict=True) if group is None)
+    for here, offset, nbytes in sorted(wanted):
+        if here == path and offset <= end + max_gap:
+            end = max(end, offset + nbytes)
+            continue
+        if end >= 0:
+            spans.append(ByteSpan(path, start, end - start))
+        path, start, end = here, offset, offset + nbytes
+    if end >= 0:
+        spans.append(ByteSpan(path, start, end - start))
+    return spans
 
 
 def _places(extents: Extents, rows: Sequence[int]) -> Iterator[tuple[str, int, int, int, int]]:

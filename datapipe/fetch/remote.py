@@ -16,10 +16,9 @@ from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
-from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.pending import PendingBytes, RemoteObject, take_waited_ns
 from datapipe.stores.requests import Requests, requests
 from datapipe.stores.settings import Remote
-from datapipe.stores.waits import take_waited_ns
 
 _Key = tuple[str, int, int]  # url, offset, number of bytes
 

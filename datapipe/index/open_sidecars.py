@@ -15,7 +15,7 @@ from datapipe.core.regular_files import path_inside
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.index.remote_set import ConvertedSet, RemoteShards
 from datapipe.index.sidecar import ROW_NBYTES, SIDECAR_SUFFIX, Sidecar
-from datapipe.stores.waits import waiting
+from datapipe.stores.pending import waiting
 
 MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 

@@ -17,7 +17,7 @@ from datapipe.backends.device_runtime import checked_device
 from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.core.cores import positive_environment
+from datapipe.core.environment import positive_environment
 from datapipe.core.errors import DependencyError, OptionError
 from datapipe.transforms import Recipe
 

@@ -13,8 +13,8 @@ import torch
 from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
+from datapipe.core.environment import version_of
 from datapipe.core.errors import DecodeError, IntegrityError
-from datapipe.core.installed import version_of
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.loader.batch_fields import IMAGE, LABEL

@@ -18,8 +18,8 @@ from datapipe.backends.pytree import tensors_of
 from datapipe.backends.tables_cudf.library import VERSIONS, library
 from datapipe.backends.tables_cudf.support import problem_for_cudf
 from datapipe.columns.layout import MatrixLayout
+from datapipe.core.environment import version_of
 from datapipe.core.errors import DependencyError, OptionError
-from datapipe.core.installed import version_of
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
 from datapipe.index.tables import TableIndex

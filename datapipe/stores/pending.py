@@ -1,18 +1,21 @@
-"""Requests in progress, as seen by the threads that wait for them."""
+"""Requests in progress, as seen by the threads that wait for them, and how long each thread has waited."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datapipe.core.errors import copied
 from datapipe.stores.location import Location
-from datapipe.stores.waits import waiting
 
 if TYPE_CHECKING:
     import asyncio
 
+_waits = threading.local()
 _LOOK_S = 1.0  # Ctrl-C in a thread that has just acquired the lock may leave the others blocked, so they retry
 
 
@@ -97,3 +100,25 @@ class PendingBytes:
         if self._error is not None:
             raise copied(self._error)
         return self._data
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Count the time within the block as the calling thread's waiting; blocks within one another count once."""
+    if getattr(_waits, "is_waiting", False):
+        yield
+        return
+    _waits.is_waiting = True
+    start_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        _waits.is_waiting = False
+        _waits.ns = getattr(_waits, "ns", 0) + time.perf_counter_ns() - start_ns
+
+
+def take_waited_ns() -> int:
+    """Return how long the calling thread has waited since it asked last, in nanoseconds."""
+    waited_ns: int = getattr(_waits, "ns", 0)
+    _waits.ns = 0
+    return waited_ns

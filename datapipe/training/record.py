@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import torch
 
 from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
-from datapipe.core.installed import version_of
 from datapipe.core.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best

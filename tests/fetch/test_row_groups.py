@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
-from datapipe.fetch.local import LocalFiles
-from datapipe.fetch.plan_reads import plan_reads
+from datapipe.fetch.local import LocalFiles, plan_reads
 from datapipe.fetch.row_groups import RowGroups, max_lanes, row_groups_of_windows
 from datapipe.index.entries import Extents
 from datapipe.index.row_groups import RowGroup

@@ -23,7 +23,7 @@ from converters.engines.messages import OnSamples, OnShard, error_from_json, job
 from converters.engines.ray import task
 from converters.plan import PlannedShard
 from converters.shards import ShardJob
-from datapipe.core.cores import num_usable_cores
+from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import DependencyError, OptionError, StorageError
 from datapipe.core.printable import get_logger
 

@@ -24,7 +24,7 @@ from PIL import Image
 from datapipe.backends.images_dali.form import CutForm
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
-from datapipe.core.installed import version_of
+from datapipe.core.environment import version_of
 from datapipe.core.user_cache import TRIALS, remembered
 from datapipe.transforms.execute import cut, row_cuts
 from datapipe.transforms.protocols import Cuts

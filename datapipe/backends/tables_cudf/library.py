@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from datapipe.core.environment import version_of
 from datapipe.core.errors import DependencyError
-from datapipe.core.installed import version_of
 
 VERSIONS = ("pylibcudf-cu12", "pylibcudf-cu13")
 

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datapipe.containers.mapped import opened_for_library
+from datapipe.containers.mapped import ByteSource, opened_for_library
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.byte_source import ByteSource
 
 # the exceptions that pyarrow raises for damaged files, from its own checks and from the libraries it uses
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)

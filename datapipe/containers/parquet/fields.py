@@ -11,13 +11,13 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.columns import free_name
 from datapipe.containers.field_names import HEAD_NBYTES, field_name, kind_of_bytes, kind_of_text
+from datapipe.containers.mapped import ByteSource
 from datapipe.containers.parquet import layout as form
 from datapipe.containers.parquet.columns import CODECS, PYARROW_ERRORS, page_nbytes
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.rows import NoFieldError, first_value
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import StorageError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from datapipe.containers.mapped import ByteSource
 from datapipe.containers.parquet.pages import Chunk
 from datapipe.containers.parquet.thrift_compact import DamagedError, Shape, number_in, read_struct
-from datapipe.core.byte_source import ByteSource
 
 _MAGIC = b"PAR1"
 _END_NBYTES = 8  # the footer's length, the magic bytes

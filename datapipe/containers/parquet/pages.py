@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from datapipe.containers.mapped import ByteSource
 from datapipe.containers.parquet.thrift_compact import DamagedError, number_in, read_struct, read_varint
-from datapipe.core.byte_source import ByteSource
 
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)  # PageType
 _PLAIN, _RLE = 0, 3  # Encoding

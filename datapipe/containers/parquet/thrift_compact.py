@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from datapipe.core.byte_source import ByteSource
+from datapipe.containers.mapped import ByteSource
 
 # Fields to keep, by number: None for a number, a boolean or a string, a nested shape for a struct and a list of structs.
 Shape = Mapping[int, "Shape | None"]

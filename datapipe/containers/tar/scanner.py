@@ -17,11 +17,10 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields
 from datapipe.containers.field_names import IMAGE, LABEL
-from datapipe.containers.mapped import byte_source
+from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar.layout import LABEL_SUFFIX
-from datapipe.core.byte_source import ByteSource
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
 from datapipe.index.sidecar import FieldExtent, SidecarRows

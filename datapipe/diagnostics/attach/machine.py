@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from datapipe.core.cores import num_usable_cores, positive_environment
+from datapipe.core.environment import num_usable_cores, positive_environment
 
 
 def rank_here() -> int | None:

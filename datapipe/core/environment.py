@@ -1,7 +1,8 @@
-"""Count the cores that this process may use."""
+"""What this process finds around it: cores, variables of the environment, installed distributions."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -30,3 +31,11 @@ def _cgroup_cores() -> int:
         except (OSError, ValueError, IndexError):
             continue
     return _UNLIMITED
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
