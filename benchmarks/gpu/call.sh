@@ -9,8 +9,8 @@ set -u
 work=${WORK:-/tmp/datapipe-gpu}
 out=${OUT:-$work/out}
 python=${PYTHON:-python3}
-kind=payload imports=crc32c,datapipe,nvidia.dali.fn,simplejpeg
-[ "$*" = tables ] && kind=tables imports=crc32c,datapipe,pylibcudf
+kind=payload imports=crc32c,converters,datapipe,nvidia.dali.fn,simplejpeg
+[ "$*" = tables ] && kind=tables imports=crc32c,converters,datapipe,pylibcudf
 payload=${PAYLOAD:-.gpu/$kind.tar.xz}
 limit_s=${LIMIT_S:-585}
 

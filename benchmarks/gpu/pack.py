@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.environment import ROOT
 from benchmarks.gpu.device_code import blank_others
 
-_OURS = ("simplejpeg", "crc32c", "platformdirs", "msgspec")  # what datapipe imports and the machine lacks
+_OURS = ("simplejpeg", "crc32c", "isal", "platformdirs", "msgspec")  # what datapipe imports and the machine lacks
 # Downloads go without dependency resolution, so every wheel is named. Folder of the payload -> wheels.
 IMAGES: dict[str, tuple[str, ...]] = {
     # DALI's CUDA 13 build and what it imports: nvtx and libcst are for its dynamic mode alone, nvCOMP for `inflate`.
