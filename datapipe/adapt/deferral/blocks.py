@@ -104,7 +104,7 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
 
 def collate_blocks(samples: Any, blocks: Sequence[BatchBlock]) -> Any:
     """Return what `default_collate` returns for samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
-    by_first = {block.ids[0]: block for block in blocks}
+    by_first = {block.ids[0]: block for block in blocks if block.ids}
 
     def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         block = by_first.get(id(batch[0]))

@@ -110,7 +110,9 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         again = self._finish(fetch, blocks)
         for number in again:
             made[number] = self._plainly(calls[number])
-            blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
+        if again:
+            for block in blocks:
+                block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
         num = len(request) if isinstance(request.keys, Sized) else 1
         leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made)))
