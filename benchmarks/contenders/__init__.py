@@ -39,6 +39,7 @@ _WDS_UINT8 = {"reader": "webdataset", "dtype": "uint8"}
 _AS_IT_IS: dict[str, Any] = {"taken_over": False}
 _OWN_CHAIN: dict[str, Any] = {"chain": "own"}
 _OWN_DATASET: dict[str, Any] = {"dataset": "own"}
+_BY_WORKERS = {"backend": "images_cpu"}
 # Kinds of Datasets of one's own, and what to call them.
 OWN_DATASETS = {
     "path": "Image.open(path) and a Compose",
@@ -96,6 +97,8 @@ _ALL = (
     Contender("gpu-dali", "DALI on the GPU, by hand", "dali_gpu", "folder"),
     Contender("gpu-torchvision", "torchvision, decoded on the GPU", "torchvision_gpu", "folder"),
     Contender("gpu-torch", "torch DataLoader + PIL, pinned", "torch_gpu", "folder"),
+    Contender("gpu-from-torch-dali", "from_torch, a Dataset of one's own, by DALI", "from_torch_gpu", "folder"),
+    Contender("gpu-from-torch-cpu", "from_torch, a Dataset of one's own, by workers", "from_torch_gpu", "folder", _BY_WORKERS),
     Contender("gpu-synthetic", "limit: one batch, resident", "resident", "folder", {"kind": "synthetic"}),
     Contender("gpu-cached", "limit: cached set, resident", "resident", "folder", {"kind": "cached"}),
 )

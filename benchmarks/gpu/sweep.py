@@ -7,6 +7,7 @@ Phases, the most telling first; what the time does not suffice for is named as s
  rounds    the best of ours and of the pipeline written by hand, and the CPU path, in three alternated rounds of fresh
            processes, for medians and ratios
  chosen    the backend that the loader chose itself
+ taken     a Dataset of one's own taken over, made by DALI and by the workers; `first` has torch's loader over the same
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.ratios import ratio_of, rotated
 _START_S = 60  # a job may take so long to begin; the loader's own choice measures for 20 s
 _AROUND_S = 6  # the expected time of a job in addition to measuring
 _NUM_ROUNDS = 3
+TAKEN_OVER = ("gpu-from-torch-dali", "gpu-from-torch-cpu")
 _LOADS = (0.0, 0.12, 0.65, 1.0)
 _HUFFMAN = (0, 250_000, 10_000_000)  # pixels from which on the GPU decodes Huffman codes; DALI's own is a million
 
@@ -45,6 +47,7 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     sweep.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
     sweep.rounds()
     sweep.together("chosen", [dataclasses.replace(sweep.variant, contender="gpu-ours-auto")])
+    sweep.together("taken", [dataclasses.replace(sweep.variant, contender=name) for name in TAKEN_OVER])
 
 
 def axes(contender: str) -> list[list[Options]]:

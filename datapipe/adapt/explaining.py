@@ -11,22 +11,27 @@ from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
+from datapipe.backends.images_dali.installation import installation
 from datapipe.codecs.decode import default_decoder_name
+from datapipe.loader.choice import Choice
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
 
-def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[str] | None = None) -> list[str]:
+def lines_about(
+    loader: TorchDataLoader, recipe: Recipe | None, deferral: list[str] | None = None, decoding: Choice | None = None
+) -> list[str]:
     """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None if datapipe does not decode.
 
-    `deferral`: what was deferred so far; None if nothing is.
+    `deferral`: what was deferred so far; None if nothing is. `decoding`: which backend makes what is deferred.
     """
     dataset = type(loader.dataset).__qualname__
     lines = [f"workers   {_workers(loader)}"]
     is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     if deferral is not None and not is_stream:
         lines += [
+            *([] if decoding is None else _lines_about_backend(decoding, _place(loader))),
             f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
             "Pillow for the rest",
             *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral)],
@@ -44,6 +49,18 @@ def lines_about(loader: TorchDataLoader, recipe: Recipe | None, deferral: list[s
     lines.append(f"batches   {_batches(loader)}")
     gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe)]
     return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
+
+
+def _lines_about_backend(decoding: Choice, place: str) -> list[str]:
+    lines = [f"backend   {decoding.backend}: {decoding.reason}"]
+    if decoding.dali is None:
+        return lines
+    pipelines = f"{decoding.dali.num_pipelines} pipeline{'s' * (decoding.dali.num_pipelines != 1)}"
+    return [
+        *lines,
+        f"          DALI {installation().version}, in {pipelines} on {decoding.device}, makes the tensors of JPEGs that are cut, "
+        f"resized, flipped and normalised, and no more than that; {place} read the bytes, and make all others",
+    ]
 
 
 def lines_about_rows(rows: TensorRows | HubRows) -> list[str]:

@@ -15,20 +15,22 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.converted import converted_index
+from datapipe.adapt.decoding_choice import choose_decoder
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
+from datapipe.adapt.deferral.device_decoding import DecodingByDali
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
-from datapipe.adapt.tensor_rows import picked_rows, rows_of
+from datapipe.adapt.tensor_rows import TensorRows, picked_rows, rows_of
 from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen
 from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.choice import Backend, resolve_device
+from datapipe.loader.choice import Backend, Choice, resolve_device
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sampler_checksum import SamplerChecksum
@@ -68,7 +70,8 @@ def from_torch(
       columns, in the training process.
     - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens with Pillow are decoded,
       cropped and resized together when a worker's fetch ends, by datapipe's engine; Pillow computes as before what is not
-      recorded.
+      recorded. For a GPU where DALI is installed, and with `backend="dali"`, workers send such images as they are stored, and
+      DALI makes them in the training process, if there is no collate_fn and each is only cut, flipped and normalised.
       `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
       batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
 
@@ -84,9 +87,10 @@ def from_torch(
 
     If the result is a `datapipe.DataLoader`, `num_workers` becomes as many threads (0: the number of cores), images come in
     `memory_format`, and worker_init_fn is not called, as there are no workers. Only then may `data`, `cache`
-    and `cache_nbytes` be given. There `on_error` is about samples whose bytes are bad; where the user's `__getitem__` is called,
-    it is about those that it raises for. `data`: what `datapipe convert` made of the folder that the dataset reads,
-    to be read in its place. `cache` and `cache_nbytes` are those of `DataLoader`.
+    and `cache_nbytes` be given, and `backend` only then and where images are deferred. There `on_error` is about samples whose
+    bytes are bad; where the user's `__getitem__` is called, it is about those that it raises for. `data`: what
+    `datapipe convert` made of the folder that the dataset reads, to be read in its place. `cache` and `cache_nbytes` are those
+    of `DataLoader`.
 
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
@@ -117,13 +121,19 @@ def from_torch(
         ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *notes)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
-    _refuse(why, backend=(backend, "auto"), data=(data, None), cache=(cache, None))
+    _refuse(why, data=(data, None), cache=(cache, None))
     if on_error != "raise":
         _check_policy(taken, found, on_error, why, reseeds=reseed)
-    resolve = resolve_device(device)
+    place, rows = resolve_device(device)(), _rows_of(taken, found)
     defers = defer and not is_switched_off()
-    kept = _kept(taken, found, source, shares=share_among_ranks, defers=defers, reseeds=reseed, on_error=on_error)
-    return kept if resolve().type == "cpu" else prefetch(kept, resolve())
+    decoding = choose_decoder(taken, backend, place) if defers and rows is None and _is_read_by_keys(taken, found) else None
+    if decoding is None:
+        _refuse(why if defers else "their images are not deferred", backend=(backend, "auto"))
+    kept = _kept(taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=reseed, on_error=on_error)
+    if decoding is not None and decoding.dali is not None:
+        opened = DecodingByDali(decoding.dali, place)
+        return PrefetchedLoader(kept, place, depth=max(2, decoding.dali.num_pipelines), open_mover=opened)
+    return kept if place.type == "cpu" else prefetch(kept, place)
 
 
 # -- torch's workers --------------------------------------------------------------------------------
@@ -133,9 +143,10 @@ def _kept(
     loader: TorchDataLoader,
     found: Introspection | Unseen,
     seed: SeedSource,
+    rows: TensorRows | HubRows | None,
     *,
     shares: bool,
-    defers: bool,
+    decoding: Choice | None,
     reseeds: bool,
     on_error: OnError,
 ) -> TorchLoader | Any:
@@ -153,7 +164,6 @@ def _kept(
         how = f"datapipe reads its files, in torch's workers, since {found.in_workers}"
         kept.origin = _origin(loader, how)
         return kept
-    rows = None if has_collate_fn(loader) or loader.batch_sampler is None else rows_of(loader.dataset)
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
@@ -161,7 +171,7 @@ def _kept(
         what = "columns" if isinstance(rows, HubRows) else "tensors"
         kept.origin = _origin(loader, f"datapipe gathers whole batches from its {what}")
         return kept
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    if not _is_read_by_keys(loader, found):
         return _unchanged(loader, found.reason, shares=shares)
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
@@ -174,8 +184,9 @@ def _kept(
             "and load it in addition",
             stacklevel=3,
         )
+    defers, encodes = decoding is not None, decoding is not None and decoding.dali is not None
     own = defers or reseeds or on_error != "raise"
-    dataset = DeferringDataset(loader.dataset, defers=defers, on_error=on_error) if own else loader.dataset
+    dataset = DeferringDataset(loader.dataset, defers=defers, on_error=on_error, encodes=encodes) if own else loader.dataset
     kept = TorchLoader(
         loader,
         dataset=dataset,
@@ -183,9 +194,22 @@ def _kept(
         seed=seed,
         fingerprint=_name_of(loader.dataset),
         is_seeded=reseeds,
+        decoding=decoding,
     )
     kept.origin = _origin(loader, f"left to torch's workers: {found.reason}")
     return kept
+
+
+def _is_read_by_keys(loader: TorchDataLoader, found: Introspection | Unseen) -> bool:
+    """Return whether torch's workers ask the user's own Dataset for the samples of batches."""
+    is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+    return not isinstance(found, Introspection) and not is_stream
+
+
+def _rows_of(loader: TorchDataLoader, found: Introspection | Unseen) -> TensorRows | HubRows | None:
+    """Return the rows of numbers that the dataset is, if whole batches are gathered from them."""
+    takes_samples = isinstance(found, Introspection) or has_collate_fn(loader) or loader.batch_sampler is None
+    return None if takes_samples else rows_of(loader.dataset)
 
 
 def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDataLoader:

@@ -18,7 +18,7 @@ import torch.utils.data
 from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.arguments import length_of, sampler_of
-from datapipe.adapt.deferral.dataset import DeferringDataset
+from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
 from datapipe.adapt.explaining import lines_about, lines_about_rows
@@ -29,6 +29,7 @@ from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.attributes import FIXED, SETTABLE
+from datapipe.loader.choice import Choice
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import is_of_group
@@ -169,8 +170,10 @@ class TorchLoader:
         fingerprint: str,
         origin: str = "",
         is_seeded: bool = True,
+        decoding: Choice | None = None,
     ) -> None:
         self._inner = inner
+        self.decoding = decoding  # which backend makes deferred images; None if none are deferred
         self._is_seeded = is_seeded  # whether the draws of samples depend on the seed alone
         self._dataset = dataset
         self._checksum = SamplerChecksum()  # of a user's sampler
@@ -226,7 +229,7 @@ class TorchLoader:
         return self._open_source(self._checksum)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        about = self._fingerprint, self.origin, self._is_seeded
+        about = self._fingerprint, self.origin, self._is_seeded, self.decoding
         return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, about)
 
     @property
@@ -262,7 +265,7 @@ class TorchLoader:
         if isinstance(self._dataset, (TensorRows, HubRows)):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
-        return [*seed, *lines_about(self._inner, recipe, deferral)]
+        return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over this epoch. Calls `set_epoch` of a sampler that has one."""
@@ -289,6 +292,19 @@ class TorchLoader:
                 "reseed=False out",
                 stacklevel=2,
             )
+
+    def remaker(self, *, step: int) -> Callable[[BatchRequest], Any]:
+        """Return what makes the batch that came last again: in this process, from its request, with all of its images.
+
+        `step`: within the pass, for samples that turn out bad. The function raises what the user's code raises.
+        """
+        epoch = self._epochs.last.epoch
+
+        def make_again(request: BatchRequest) -> Any:
+            made = self._loader.collate_fn(self._dataset.__getitems__(dataclasses.replace(request, may_be_encoded=False)))
+            return self._tally.take(dataclasses.replace(made, num_samples=0), epoch=epoch, step=step)
+
+        return make_again
 
     def _begin(self) -> tuple[Iterator[Any], KeyPass]:
         """Return torch's iterator of a pass that begins now, and its keys."""
@@ -340,9 +356,9 @@ def _restore(
     dataset: Any,
     open_source: Callable[[SamplerChecksum], KeySource],
     seed: SeedSource,
-    about: tuple[str, str, bool],
+    about: tuple[str, str, bool, Choice | None],
 ) -> TorchLoader:
-    fingerprint, origin, is_seeded = about
+    fingerprint, origin, is_seeded, decoding = about
     return TorchLoader(
         inner,
         dataset=dataset,
@@ -351,4 +367,5 @@ def _restore(
         fingerprint=fingerprint,
         origin=origin,
         is_seeded=is_seeded,
+        decoding=decoding,
     )

@@ -41,6 +41,9 @@ class DeviceTransfer:
     def __init__(self, nest: Any, tensors: list[torch.Tensor], event: Event, runtime: DeviceRuntime) -> None:
         self._nest, self._tensors, self._event, self._runtime = nest, tensors, event, runtime
 
+    def wait(self) -> None:
+        """Return at once: nothing is left to do on the host."""
+
     def hand_over(self) -> Any:
         """Return the batch for the calling thread's current stream, which waits for it; the host does not wait.
 

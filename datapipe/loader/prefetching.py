@@ -6,11 +6,11 @@ import copy
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from datapipe.backends.device import DeviceTransfer, Uploader
+from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
 from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
@@ -38,12 +38,41 @@ def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, de
     return PrefetchedLoader(iterable, checked_device(device), depth=checked_depth)
 
 
+class Transfer(Protocol):
+    """A batch on its way."""
+
+    def wait(self) -> None:
+        """Wait until nothing is left to do on the host. May be interrupted, and called again."""
+
+    def hand_over(self) -> Any:
+        """Return the batch for the calling thread's current stream. May be called once. Raises what making it raised."""
+
+
+class Mover(Protocol):
+    """Moves batches, for one thread."""
+
+    observer: Observer
+
+    def upload(self, nest: Any, /, *, step: int, num_samples: int) -> Transfer:
+        """Start to move a batch."""
+
+
+# From the inner loader, the runtime of the device (None: the CPU), the observer, and the number of slabs to keep.
+OpenMover = Callable[[Any, DeviceRuntime | None, Observer, int], Mover]
+
+
+def _open_uploader(inner: Any, runtime: DeviceRuntime | None, observer: Observer, max_free: int) -> Mover:
+    assert runtime is not None
+    return Uploader(runtime, observer=observer, max_free=max_free)
+
+
 class PrefetchedLoader:
     """The result of `prefetch`: a loader whose batches lie on the device.
 
     Each `iter()` is a new pass, which begins at its first `next()`. Other attributes (`dataset`, `sampler`,
     `set_epoch`, ...) are the inner loader's. `state_dict` and `load_state_dict`, if it has them, refer to
     the batch last delivered, not to those copied ahead. Do not share it between threads. Pickles as its arguments.
+    `open_mover`: opens what makes the inner loader's batches complete on their way; None: they are only copied.
     """
 
     def __init__(
@@ -53,17 +82,20 @@ class PrefetchedLoader:
         *,
         depth: int,
         open_runtime: Callable[[torch.device], DeviceRuntime] = cuda_runtime,
+        open_mover: OpenMover | None = None,
     ) -> None:
         self.device = device
         self.depth = depth
         self._inner = inner
         self._open_runtime = open_runtime
+        self._open_mover = open_mover
         self._observer: Observer = null_observer
-        self._uploader: Uploader | None = None
+        self._mover: Mover | None = None
         self._state: _State | None = None  # after the batch last delivered; None: ask the inner loader
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._inner) if self.device.type == "cpu" else PrefetchIterator(self)
+        is_copied = self.device.type != "cpu" or self._open_mover is not None
+        return PrefetchIterator(self) if is_copied else iter(self._inner)
 
     def __len__(self) -> int:
         """Return the batches of a pass. Raises TypeError if the inner loader has no length."""
@@ -88,13 +120,13 @@ class PrefetchedLoader:
             setattr(inner, name, value)
 
     def __reduce__(self) -> tuple[Callable[..., PrefetchedLoader], tuple[Any, ...]]:
-        return _from_arguments, (self._inner, self.device, self.depth)
+        return _from_arguments, (self._inner, self.device, self.depth, self._open_mover)
 
     def observe(self, observer: Observer) -> None:
         """Report the host's part of each copy to `observer`, and all stages of the inner loader if it is datapipe's."""
         self._observer = observer
-        if self._uploader is not None:
-            self._uploader.observer = observer
+        if self._mover is not None:
+            self._mover.observer = observer
         inner = getattr(self._inner, "observe", None)
         if callable(inner):
             inner(observer)
@@ -117,7 +149,7 @@ class PrefetchIterator(Iterator[Any]):
     def __init__(self, loader: PrefetchedLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._ahead: deque[tuple[DeviceTransfer, _State | None]] = deque()
+        self._ahead: deque[tuple[Transfer, _State | None]] = deque()
         self._num_asked = 0
         self._is_exhausted = False  # the inner loader has no more batches
         # Raised once the batches before it are delivered, with the state after it; until then nothing more is requested.
@@ -139,6 +171,7 @@ class PrefetchIterator(Iterator[Any]):
                 raise
         self._top_up()
         if self._ahead:
+            self._ahead[0][0].wait()  # Ctrl-C in here loses no batch
             arrival, loader._state = self._ahead.popleft()
             return arrival.hand_over()
         if self._failed is not None:
@@ -170,9 +203,9 @@ class PrefetchIterator(Iterator[Any]):
 
     def _begin(self) -> None:
         loader = self._loader
-        if loader._uploader is None:
-            runtime = loader._open_runtime(loader.device)
-            loader._uploader = Uploader(runtime, observer=loader._observer, max_free=loader.depth + 2)
+        if loader._mover is None:
+            runtime = None if loader.device.type == "cpu" else loader._open_runtime(loader.device)
+            loader._mover = (loader._open_mover or _open_uploader)(loader._inner, runtime, loader._observer, loader.depth + 2)
         if loader._state is None:
             loader._state = _state_of(loader._inner)  # later its state is ahead of what was delivered
         self._batches = iter(loader._inner)
@@ -181,7 +214,7 @@ class PrefetchIterator(Iterator[Any]):
         """Have the next batch and `depth` more in transfer, if there are so many."""
         loader = self._loader
         assert self._batches is not None
-        assert loader._uploader is not None
+        assert loader._mover is not None
         while len(self._ahead) <= loader.depth and not self._is_exhausted and self._failed is None:
             try:
                 batch = next(self._batches, _NONE_LEFT)
@@ -189,7 +222,7 @@ class PrefetchIterator(Iterator[Any]):
                     self._is_exhausted = True
                     return
                 state = _state_of(loader._inner)
-                arrival = loader._uploader.upload(batch, step=self._num_asked, num_samples=_num_samples(batch))
+                arrival = loader._mover.upload(batch, step=self._num_asked, num_samples=_num_samples(batch))
             except Exception as exc:
                 self._failed = exc, _state_of(loader._inner)
                 return
@@ -216,5 +249,5 @@ def _num_samples(batch: Any) -> int:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.dim()), 0)
 
 
-def _from_arguments(inner: Iterable[Any], device: torch.device, depth: int) -> PrefetchedLoader:
-    return prefetch(inner, device, depth=depth)
+def _from_arguments(inner: Iterable[Any], device: torch.device, depth: int, open_mover: OpenMover | None) -> PrefetchedLoader:
+    return PrefetchedLoader(inner, checked_device(device), depth=depth, open_mover=open_mover)

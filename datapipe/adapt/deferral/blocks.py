@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.data
@@ -28,6 +28,18 @@ _OF_NOBODY = 3  # the fetch
 _OF_TENSOR = 4  # the container and the fetch
 
 
+class Block(Protocol):
+    """What a place of the batch will be, and the tensors there, which are recognised when samples are collated."""
+
+    ids: list[int]  # of the tensors; empty if nothing must be taken for them any more
+    rows: dict[int, torch.Tensor]  # memory for their values, by id
+    is_taken: bool  # whether the collated batch has it
+
+    @property
+    def batch(self) -> Any:
+        """The place of the batch, as it is sent."""
+
+
 class BatchBlock:
     """Memory of a batch, (n, ...), and the tensors that are its rows."""
 
@@ -38,28 +50,29 @@ class BatchBlock:
         memory = _empty(shape, dtype) if self._loan is None else self._loan.tensor
         self.batch: Any = memory if self._loan is None else self._loan  # as it is sent
         self.rows = dict(zip(self.ids, memory.unbind(), strict=True))
+        self.is_taken = False
 
 
-def blocks_of(samples: list[Any], held: Held) -> list[BatchBlock]:
-    """Return a block for each place in the samples at which all of them hold a tensor of one shape that is theirs alone."""
+def places_of(samples: list[Any], held: Held) -> list[list[torch.Tensor]]:
+    """Return the tensors of each place in the samples at which all of them hold one, of one shape, that is theirs alone."""
     if not samples or not held:
         return []
     places: list[list[tuple[Any, int]]] = []
     for number in range(len(samples)):
-        found = _tensors_of(samples, number, held)
-        if found is None:
+        there = _tensors_of(samples, number, held)
+        if there is None:
             return []
-        places.append(found)
+        places.append(there)
     first = [place for place, _ in places[0]]
     if any([place for place, _ in others] != first for others in places):
         return []
-    blocks = []
-    for number in range(len(first)):
-        tensors = [held[others[number][1]][0] for others in places]
-        like = tensors[0]
-        if like.is_contiguous() and all(one.shape == like.shape and one.dtype is like.dtype for one in tensors):
-            blocks.append(BatchBlock(tensors))
-    return blocks
+    found = [[held[others[number][1]][0] for others in places] for number in range(len(first))]
+    return [tensors for tensors in found if _are_alike(tensors)]
+
+
+def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    like = tensors[0]
+    return all(one.shape == like.shape and one.dtype is like.dtype for one in tensors)
 
 
 def holds_its_tensors(samples: list[Any], held: Held, number: int) -> bool:
@@ -102,13 +115,14 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
     return found
 
 
-def collate_blocks(samples: Any, blocks: Sequence[BatchBlock]) -> Any:
+def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
     """Return what `default_collate` returns for samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
-    by_first = {block.ids[0]: block for block in blocks}
+    by_first = {block.ids[0]: block for block in blocks if block.ids}
 
     def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         block = by_first.get(id(batch[0]))
         if block is not None and [id(one) for one in batch] == block.ids:
+            block.is_taken = True
             return block.batch
         loan = _stacked(batch) if _is_in_worker() else None
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if loan is None else loan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Sequence, Sized
@@ -11,7 +13,8 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import BatchBlock, blocks_of, holds_its_tensors
+from datapipe.adapt.deferral.blocks import Block, holds_its_tensors
+from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
@@ -33,6 +36,7 @@ class BatchRequest:
 
     keys: Any
     seeds: Sequence[int] | None
+    may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -47,20 +51,21 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     """A wrapper of `dataset` that is read by `BatchRequest`, or by bare keys. Every other attribute is the dataset's.
 
     `defers`: whether images are deferred; if not, samples are only seeded. `on_error`: what becomes of a sample whose
-    `__getitem__` raises. Engine and seams are made in each process.
+    `__getitem__` raises. `encodes`: whether images that DALI can make are left to it. Engine and seams are made in each process.
     """
 
-    def __init__(self, dataset: Any, *, defers: bool, on_error: OnError = "raise") -> None:
+    def __init__(self, dataset: Any, *, defers: bool, on_error: OnError = "raise", encodes: bool = False) -> None:
         self.dataset = dataset
         self.defers = defers
         self.on_error = on_error
+        self.encodes = encodes
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dataset, self.defers, self.on_error, self.stacks)
+        return _restore, (self.dataset, self.defers, self.on_error, self.encodes, self.stacks)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -106,14 +111,26 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         except Exception:
             self._finish(fetch)  # finish what the user's code kept of samples before the one that failed
             raise
-        blocks = blocks_of(made, fetch.tensors) if self.stacks and not calls[0].is_batch else []
+        blocks: list[Block] = []
+        if self.stacks and not calls[0].is_batch:
+            may_encode = self.encodes and request.may_be_encoded
+            blocks = blocks_of(made, fetch.tensors, self._engine, request if may_encode else None)
+        encoded = {key: fetch.tensors.pop(key) for block in blocks for key in block.ids if not block.rows}
         again = self._finish(fetch, blocks)
+        if again and encoded:  # the others of such a batch need values
+            fetch.tensors, encoded = encoded, {}
+            again = sorted({*again, *self._finish(fetch)})
+        if again:
+            for block in blocks:
+                block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         for number in again:
             made[number] = self._plainly(calls[number])
-            blocks = []  # rows are identified by ids, and the ids of freed tensors are reused
-        self._num_idle = 0 if self._engine.counts or not fetch.materialised else self._num_idle + 1
+        has_deferred = self._engine.counts or self._engine.sent
+        self._num_idle = 0 if has_deferred or not fetch.materialised else self._num_idle + 1
         num = len(request) if isinstance(request.keys, Sized) else 1
-        leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made)))
+        with_values = dataclasses.replace(request, may_be_encoded=False)
+        make_again = functools.partial(self.__getitems__, with_values) if encoded else None
+        leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made), make_again))
         return _joined(self._settled(made, calls), calls)
 
     def _plainly(self, call: _Call) -> Any:
@@ -197,7 +214,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
-    def _finish(self, fetch: Fetch, blocks: Sequence[BatchBlock] = ()) -> list[int]:
+    def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
         """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
         assert self._engine is not None
         bad: set[int] = set()
@@ -282,7 +299,7 @@ def _joined(made: list[Any], calls: list[_Call]) -> Any:
     return made[0] if calls and calls[0].is_batch else made
 
 
-def _restore(dataset: Any, defers: bool, on_error: OnError, stacks: bool) -> DeferringDataset:
-    restored = DeferringDataset(dataset, defers=defers, on_error=on_error)
+def _restore(dataset: Any, defers: bool, on_error: OnError, encodes: bool, stacks: bool) -> DeferringDataset:
+    restored = DeferringDataset(dataset, defers=defers, on_error=on_error, encodes=encodes)
     restored.stacks = stacks
     return restored

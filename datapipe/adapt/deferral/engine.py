@@ -46,6 +46,8 @@ class Engine:
 
     verdicts: dict[Hashable, ChainVerdict] = field(default_factory=dict)
     counts: Counter[Hashable] = field(default_factory=Counter)  # chains executed, by signature
+    sent: Counter[Hashable] = field(default_factory=Counter)  # chains left to DALI, by signature
+    made_here: dict[Hashable, str] = field(default_factory=dict)  # why chains were executed here instead, by signature
     _decoder: Decoder | None = None
     _planar: torch.Tensor | None = None
 
@@ -57,9 +59,7 @@ class Engine:
                 return _by_pillow(start, steps)
             signature = signature_of(source, steps)
             self.counts[signature] += 1
-            verdict = self.verdicts.get(signature)
-            if verdict is None:
-                verdict = self._judge(signature, source, steps)
+            verdict = self.verdict_on(signature, source, steps)
             return replay(node) if verdict.reason is not None else self._image(source, steps)
 
     def tensor(self, step: Step, made: Made | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -79,9 +79,7 @@ class Engine:
                 return _as_tensor(_by_pillow(start, on_image), on_tensor)
             signature = signature_of(source, steps)
             self.counts[signature] += 1
-            verdict = self.verdicts.get(signature)
-            if verdict is None:
-                verdict = self._judge(signature, source, steps)
+            verdict = self.verdict_on(signature, source, steps)
             if verdict.reason is not None:
                 return _as_tensor(replay(on_image[-1] if on_image else source), on_tensor)
             front = fold(source, on_image)
@@ -89,10 +87,23 @@ class Engine:
                 return _finish(self._planes(source, front), on_tensor, out)
             return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
 
+    def verdict_on(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
+        """Return the decision about chains of that signature, which the first of them brings about. Raises as `image`."""
+        with suspended():
+            return self.verdicts.get(signature) or self._judge(signature, source, steps)
+
     def taken_counts(self) -> list[tuple[ChainVerdict, int]]:
-        """Return how many chains there were of each verdict since the last call."""
-        counts, self.counts = self.counts, Counter()
-        return [(self.verdicts[signature], count) for signature, count in counts.items() if signature in self.verdicts]
+        """Return how many chains there were of each verdict since the last call, those left to DALI apart."""
+        counts, sent, self.counts, self.sent = self.counts, self.sent, Counter(), Counter()
+        found = [(self._told(signature), count) for signature, count in counts.items() if signature in self.verdicts]
+        verdicts = [(self.verdicts[signature], count) for signature, count in sent.items()]
+        return found + [(ChainVerdict(None, f"{verdict.line}, by DALI"), count) for verdict, count in verdicts]
+
+    def _told(self, signature: Hashable) -> ChainVerdict:
+        verdict, why = self.verdicts[signature], self.made_here.get(signature)
+        if why is None or verdict.reason is not None:
+            return verdict
+        return ChainVerdict(None, f"{verdict.line}, not by DALI: {why}")
 
     # -- by the engine --------------------------------------------------------------------------
 

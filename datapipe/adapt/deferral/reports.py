@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from datapipe.adapt.deferral.blocks import BatchBlock, collate_blocks
+from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.loader.policy import BadSample, BadSampleLog
 
 
@@ -42,8 +42,9 @@ class FetchReport(NamedTuple):
 
     operations: tuple[OperationCount, ...] = ()
     num_samples: int = 0
-    blocks: Sequence[BatchBlock] = ()
+    blocks: Sequence[Block] = ()
     bad: tuple[tuple[str, str], ...] = ()
+    make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
 
 
 class _LocalReport(threading.local):
@@ -66,8 +67,18 @@ class DeliveringCollate:
 
     def __call__(self, samples: Any) -> Delivered:
         report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
-        stacks = self.collate_fn is torch.utils.data.default_collate
-        batch = collate_blocks(samples, report.blocks) if stacks else self.collate_fn(samples)
+        if self.collate_fn is not torch.utils.data.default_collate:
+            batch = self.collate_fn(samples)
+        elif report.make_again is None:
+            batch = collate_blocks(samples, report.blocks)
+        else:
+            try:
+                batch = collate_blocks(samples, report.blocks)
+                is_made = all(block.is_taken for block in report.blocks)
+            except Exception:  # something read values that are not there, or raises again below
+                is_made = False
+            if not is_made:
+                return self(report.make_again())
         return Delivered(batch, report.operations, report.num_samples, report.bad)
 
 

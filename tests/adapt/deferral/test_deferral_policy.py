@@ -77,6 +77,24 @@ def test_a_batch_of_which_nothing_is_left_raises_what_its_code_raised(paths: lis
     assert next(iterator)[1].tolist() == [3]
 
 
+def enlarged(image: Any) -> Any:
+    return F.to_tensor(image.resize((128, 128), 2)), F.to_tensor(image.resize((128, 128), 2).transpose(0))
+
+
+def test_rows_of_a_batch_whose_last_step_found_a_bad_one(tmp_path: Path) -> None:
+    """Bytes on which only decoding fails: the others' rows lie in memory that is lent, and must stay theirs."""
+    found = data.make_files(tmp_path)
+    broken = bytearray(Path(found[5]).read_bytes())
+    broken[broken.index(b"\xff\xc4") + 5] = 255  # codes of one bit in a Huffman table
+    Path(found[5]).write_bytes(broken)
+    torchs = DataLoader(Images(found, enlarged), 4, num_workers=1)
+    ours = list(dp.from_torch(torchs, device="cpu", seed=1, on_error="skip"))
+    theirs = list(dp.from_torch(torchs, device="cpu", seed=1, on_error="skip", defer=False))
+    assert [labels.tolist() for _, labels in ours] == [labels.tolist() for _, labels in theirs] == [[0, 1, 2, 3], [4, 6, 7]]
+    for (images, _), (expected, _) in zip(ours, theirs, strict=True):
+        assert all(float((one - other).abs().max()) < 0.01 for one, other in zip(images, expected, strict=True))
+
+
 class Broken(Images):
     def __getitem__(self, number: int) -> Any:
         raise RuntimeError("nothing here")

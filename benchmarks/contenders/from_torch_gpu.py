@@ -1,0 +1,41 @@
+"""torch's DataLoader over a Dataset of one's own, taken over by `datapipe.from_torch`, its batches on the GPU.
+
+The files and transforms of `torch_gpu`, which runs as it is what is taken over here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import datapipe
+from benchmarks.contenders.torch_dataloader import FolderDataset
+from benchmarks.contenders.torchvision_transforms import transforms_of
+from benchmarks.task import Task
+
+
+def make(task: Task, *, device: str = "cuda", backend: str = "dali") -> Iterator[Sized]:
+    """Batches for ever. Raises RuntimeError if DALI is to make the images and does not."""
+    torch.manual_seed(task.seed)
+    taken: Any = DataLoader(
+        FolderDataset(Path(task.data) / "folder", transforms_of()),
+        batch_size=task.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=task.num_threads,
+        persistent_workers=True,
+        prefetch_factor=4,
+        pin_memory=device == "cuda",
+    )
+    loader: Any = datapipe.from_torch(taken, device=device, backend=backend)
+    is_seen = backend != "dali"
+    while True:
+        for images, _ in loader:
+            if not is_seen and not any(", by DALI" in line for line in loader.explanation):
+                raise RuntimeError("DALI was asked for, and torch's workers made the images")
+            is_seen = True
+            yield images.contiguous(memory_format=torch.channels_last)
