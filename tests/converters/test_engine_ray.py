@@ -125,6 +125,7 @@ def test_a_bad_sample_ends_the_run_as_locally(nodes: TwoNodes, source: Path, tmp
             convert(options_of(source, tmp_path / "out", engine=engine, on_error=OnError.FAIL))
         found.append(str(caught.value))
         assert_nothing_goes_on(tmp_path / "out")
+    assert not temporaries(tmp_path / "out"), "tasks clear up; the local engine's workers are killed"
     assert found[0] == found[1]
     assert "img 7.jpg: bad sample" in found[0]
 
@@ -138,6 +139,7 @@ def test_an_interrupt_ends_every_task(nodes: TwoNodes, source: Path, reference: 
 
     with pytest.raises(KeyboardInterrupt):
         convert(options_of(source, out, engine="ray", encode=Encode("png")), interrupt)
+    assert not temporaries(out)
     num_done = len(list(out.glob(".building/done/*")))
     assert_nothing_goes_on(out)
     report = convert(options_of(source, out, engine="ray", encode=Encode("png")))
@@ -189,7 +191,7 @@ def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, referen
             assert process.returncode == 130
             assert "interrupted; run the same command again to resume" in errors
             assert "Traceback" not in errors
-            assert_nothing_goes_on(out)
+            assert not temporaries(out)
     assert run_main("convert", source, out, *arguments, "--engine", "ray") == 0
     assert contents(out) == reference
 
