@@ -124,12 +124,16 @@ class PrefetchedLoader:
 
     def observe(self, observer: Observer) -> None:
         """Report the host's part of each copy to `observer`, and all stages of the inner loader if it is datapipe's."""
-        self._observer = observer
-        if self._mover is not None:
-            self._mover.observer = observer
+        self.observe_copies(observer)
         inner = getattr(self._inner, "observe", None)
         if callable(inner):
             inner(observer)
+
+    def observe_copies(self, observer: Observer) -> None:
+        """Report the host's part of each copy alone: the inner loader goes on telling its own observer."""
+        self._observer = observer
+        if self._mover is not None:
+            self._mover.observer = observer
 
     def _state_dict(self) -> Any:
         return self._inner.state_dict() if self._state is None else copy.deepcopy(self._state.value)  # type: ignore[attr-defined]

@@ -117,12 +117,9 @@ class Session:
             except Exception as exc:
                 complain("a stage could not be recorded", exc)
 
-        if hasattr(loader, "_inner"):  # a PrefetchedLoader would pass it on to a loader that already has an observer
-            loader._observer = observer
-            if loader._uploader is not None:
-                loader._uploader.observer = observer
-        else:
-            loader.observe(observer)
+        # A PrefetchedLoader's own `observe` would pass it on to a loader that already has an observer.
+        observe = getattr(type(loader), "observe_copies", type(loader).observe)
+        observe(loader, observer)
 
 
 def looks_inside() -> bool:
