@@ -77,13 +77,8 @@ def test_every_stage_runs_dry(tmp_path: Path) -> None:
     assert verdicts["text"]["num_bad"] == verdicts["cut"]["num_bad"] == 9
     assert "zeros in the body" in verdicts, "damaged bodies are not exempted"
     assert [entry["ended_well"] for entry in correct if "ended_well" in entry] == [True]
-    assert {entry["phase"] for entry in reports["sweep"]["measurements"]} >= {
-        "first",
-        "settings",
-        "combined",
-        "rounds",
-        "medians",
-    }
+    phases = {entry["phase"] for entry in reports["sweep"]["measurements"]}
+    assert phases >= {"first", "settings", "rounds", "medians"}  # and "combined", where a setting was faster
     (accuracy,) = (entry for entry in reports["diagnose"]["measurements"] if entry["question"] == "accuracy")
     assert accuracy["pause_ms"] >= accuracy["delay_ms"] == 5
     assert accuracy["told_ms"] > 2.5, "it was told to wait 5 ms at each step"
