@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.contenders import OWN_DATASETS
+from benchmarks.tables import BARS as TABLE_BARS
+from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
 
 Found = dict[str, Any]  # result by name
 
@@ -85,6 +87,14 @@ def _held_by_store(found: Found) -> float:
     return max(map(float, held.values())) - local
 
 
+_TABLES = {
+    ("datapipe, 65,536", "bare"): "snappy Parquet to shuffled matrices, against a bare read",
+    ("datapipe, 65,536", "DuckDB by hand"): "the same, against a loop with DuckDB",
+    ("datapipe, 65,536", "Arrow take by hand"): "the same, against Arrow's take",
+    ("row-major, 65,536", "bare"): "row-major HDF5, full shuffle, against the bare read",
+    ("TensorDataset, from_torch", "TensorDataset, torch"): "from_torch, TensorDataset, batches of 4,096, against torch",
+    ("datapipe, 4,096", "Hugging Face, shuffled"): "batches of 4,096, against Hugging Face datasets",
+}
 BARS = (
     Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
     Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
@@ -144,24 +154,13 @@ BARS = (
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),
-    Bar("snappy Parquet to shuffled matrices, against a bare read", 0.45, "x", False, _of_tables("datapipe, 65,536", "bare")),
-    Bar("the same, against a loop with DuckDB", 1.0, "x", False, _of_tables("datapipe, 65,536", "DuckDB by hand")),
-    Bar("the same, against Arrow's take", 1.3, "x", False, _of_tables("datapipe, 65,536", "Arrow take by hand")),
-    Bar("row-major HDF5, full shuffle, against the bare read", 1.5, "x", False, _of_tables("row-major, 65,536", "bare")),
+    *(Bar(_TABLES[ours, other], least, "x", False, _of_tables(ours, other)) for ours, other, least in TABLE_BARS),
     Bar(
-        "from_torch, TensorDataset, batches of 4,096, against torch",
-        20,
-        "x",
-        False,
-        _of_tables("TensorDataset, from_torch", "TensorDataset, torch"),
+        "order of a table, per row", MAX_ORDER_NS, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])
     ),
-    Bar(
-        "batches of 4,096, against Hugging Face datasets", 10, "x", False, _of_tables("datapipe, 4,096", "Hugging Face, shuffled")
-    ),
-    Bar("order of a table, per row", 30, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])),
     Bar(
         "global lock held per batch of 65,536 rows",
-        2,
+        MAX_HELD_MS,
         " ms",
         True,
         lambda found: float(found["tables"]["lock_held_ms_per_batch"]),

@@ -6,31 +6,18 @@ The files and transforms of `torch_gpu`, which runs as it is what is taken over 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 import datapipe
-from benchmarks.contenders.torch_dataloader import FolderDataset
-from benchmarks.contenders.torchvision_transforms import transforms_of
+from benchmarks.contenders.torch_dataloader import open_loader
 from benchmarks.task import Task
 
 
 def make(task: Task, *, device: str = "cuda", backend: str = "dali") -> Iterator[Sized]:
     """Batches for ever. Raises RuntimeError if DALI is to make the images and does not."""
-    torch.manual_seed(task.seed)
-    taken: Any = DataLoader(
-        FolderDataset(Path(task.data) / "folder", transforms_of()),
-        batch_size=task.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=task.num_threads,
-        persistent_workers=True,
-        prefetch_factor=4,
-        pin_memory=device == "cuda",
-    )
+    taken = open_loader(task, prefetch_factor=4, pin_memory=device == "cuda")
     loader: Any = datapipe.from_torch(taken, device=device, backend=backend)
     is_seen = backend != "dali"
     while True:

@@ -33,15 +33,21 @@ class FolderDataset(Dataset[tuple[torch.Tensor, int]]):
         return self.transform(image), label
 
 
-def make(task: Task) -> Iterator[Sized]:
-    """Worker processes that stay between epochs."""
+def open_loader(task: Task, **further: Any) -> Any:
+    """torch's loader over the files, its worker processes staying between epochs; `further` arguments are passed on to it."""
     torch.manual_seed(task.seed)
-    loader = DataLoader(
+    return DataLoader(
         FolderDataset(Path(task.data) / "folder", transforms_of()),
         batch_size=task.batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=task.num_threads,
         persistent_workers=True,
+        **further,
     )
+
+
+def make(task: Task) -> Iterator[Sized]:
+    """Batches for ever."""
+    loader = open_loader(task)
     return endlessly(lambda: (images for images, _ in loader))

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 
 from benchmarks.contenders import endlessly
-from benchmarks.contenders.torch_dataloader import FolderDataset
-from benchmarks.contenders.torchvision_transforms import transforms_of
+from benchmarks.contenders.torch_dataloader import open_loader
 from benchmarks.task import Task
 
 
 def make(task: Task, *, device: str = "cuda") -> Iterator[Sized]:
     """Worker processes that stay between epochs, pinned memory, copies that do not wait; channels_last as the model wants it."""
-    torch.manual_seed(task.seed)
-    loader = DataLoader(
-        FolderDataset(Path(task.data) / "folder", transforms_of()),
-        batch_size=task.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=task.num_threads,
-        persistent_workers=True,
-        prefetch_factor=4,
-        pin_memory=device == "cuda",
-    )
+    loader = open_loader(task, prefetch_factor=4, pin_memory=device == "cuda")
 
     def epoch() -> Iterator[torch.Tensor]:
         for images, _ in loader:
