@@ -24,6 +24,7 @@ from datapipe.core import regular_files
 from datapipe.core.checks import path_name
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.core.printable import counted
 from datapipe.index.manifest import ShardInfo, read_manifest, refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
 from datapipe.index.tables import TABLE_NAME
@@ -232,11 +233,8 @@ def _check_errors(found: FoundSet) -> list[Problem]:
     num_skipped = found.manifest.num_slots - found.manifest.num_samples
     path = found.directory / ERRORS_NAME
     if not path.exists():
-        return (
-            [Problem(str(path), f"missing, though {num_skipped} {'sample was' if num_skipped == 1 else 'samples were'} left out")]
-            if num_skipped
-            else []
-        )
+        were = "was" if num_skipped == 1 else "were"
+        return [Problem(str(path), f"missing, though {counted(num_skipped, 'sample')} {were} left out")] if num_skipped else []
     try:
         with regular_files.open_file(path) as file:
             named = [json.loads(line)["id"] is not None for line in file]

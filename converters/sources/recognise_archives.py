@@ -19,7 +19,7 @@ from datapipe.stores.location import Location
 _MAX_MEMBERS = 300  # looked at in each archive
 _MAX_TARS = 3
 _HEAD_NBYTES = 8 << 20  # of a compressed tar
-_SHORT_NUMBER = re.compile(rb"\d{1,3}")  # as digits name classes; shards have words or zeros before the number
+_SHORT_NUMBER = re.compile(rb"\d{1,3}")  # a name as of a digit's class; shards have a word, or more zeros, before the number
 _NUMBERED = re.compile(rb"(.*?)(\d+)((?:[-_.]?of[-_.]?\d+)?)")
 
 

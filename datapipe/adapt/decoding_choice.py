@@ -13,7 +13,7 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.errors import DependencyError, OptionError
-from datapipe.loader.choice import BACKENDS, Backend, Choice
+from datapipe.loader.choice import Backend, Choice, asks_for_dali
 
 
 def choose_decoder(loader: TorchDataLoader, backend: Backend, device: torch.device) -> Choice:
@@ -22,13 +22,11 @@ def choose_decoder(loader: TorchDataLoader, backend: Backend, device: torch.devi
     Raises OptionError for a backend that does not exist or cannot serve it, DependencyError for DALI if it is not installed.
     """
     problem = _problem_for_dali(loader)
-    if isinstance(backend, Dali) or backend == "dali":
+    if asks_for_dali(backend):
         installation()
         if problem is not None:
             raise OptionError(f"backend={backend!r}: {problem}; leave it out: torch's workers then make the images")
         return Choice(device, backend if isinstance(backend, Dali) else Dali(), "asked for")
-    if backend not in BACKENDS:
-        raise OptionError(f"backend is {backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
     if backend == "images_cpu":
         return Choice(device, None, "asked for")
     if device.type == "cpu":

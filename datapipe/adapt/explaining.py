@@ -13,6 +13,7 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.tensor_rows import TensorRows
 from datapipe.backends.images_dali.installation import installation
 from datapipe.codecs.decode import default_decoder_name
+from datapipe.core.printable import counted
 from datapipe.loader.choice import Choice
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe
@@ -55,7 +56,7 @@ def _lines_about_backend(decoding: Choice, place: str) -> list[str]:
     lines = [f"backend   {decoding.backend}: {decoding.reason}"]
     if decoding.dali is None:
         return lines
-    pipelines = f"{decoding.dali.num_pipelines} pipeline{'s' * (decoding.dali.num_pipelines != 1)}"
+    pipelines = counted(decoding.dali.num_pipelines, "pipeline")
     return [
         *lines,
         f"          DALI {installation().version}, in {pipelines} on {decoding.device}, makes the tensors of JPEGs that are cut, "
@@ -107,7 +108,7 @@ def _gains_of_workers(loader: TorchDataLoader) -> list[str]:
     if loader.num_workers >= usable or (usable == 1 and loader.num_workers):
         return []
     instead = f"instead of {loader.num_workers}" if loader.num_workers else "so that batches are made while the model computes"
-    return [f"num_workers={usable} {instead}: this process may use {usable} core{'s' * (usable != 1)}"]
+    return [f"num_workers={usable} {instead}: this process may use {counted(usable, 'core')}"]
 
 
 def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:

@@ -301,7 +301,7 @@ class TorchLoader:
         epoch = self._epochs.last.epoch
 
         def make_again(request: BatchRequest) -> Any:
-            made = self._loader.collate_fn(self._dataset.__getitems__(dataclasses.replace(request, may_be_encoded=False)))
+            made = self._loader.collate_fn(self._dataset.__getitems__(request.with_values()))
             return self._tally.take(dataclasses.replace(made, num_samples=0), epoch=epoch, step=step)
 
         return make_again

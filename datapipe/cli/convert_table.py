@@ -17,7 +17,7 @@ from converters.tables.options import GROUP_ROWS, TableConversion
 from converters.tables.schema import read_schema
 from converters.tables.sources import is_table
 from datapipe.core.errors import OptionError
-from datapipe.core.printable import say
+from datapipe.core.printable import counted, say
 from datapipe.stores.location import is_url, redacted
 
 FORM = "table"
@@ -101,7 +101,7 @@ def _print_report(report: TableReport, *, as_json: bool) -> None:
         say(f"{where}: already converted: {rows}, with the same options, and from files of the same names and sizes")
         return
     bad = f", {report.num_bad} bad rows left out (see {where / 'errors.jsonl'})" if report.num_bad else ""
-    say(f"{where}: {rows} in {report.num_files} file{'s' * (report.num_files != 1)}, {report.nbytes / 1e6:.1f} MB{bad}")
+    say(f"{where}: {rows} in {counted(report.num_files, 'file')}, {report.nbytes / 1e6:.1f} MB{bad}")
     say(_columns(report.columns))
     resumed = f"{report.num_resumed} files were there already" if report.num_resumed else ""
     say(f"done in {report.elapsed_s:.1f} s, {resumed or f'{report.num_rows / max(report.elapsed_s, 1e-9):,.0f} rows/s'}")
@@ -111,7 +111,7 @@ def _print_preview(preview: TablePreview, options: TableConversion, *, as_json: 
     if as_json:
         print(json.dumps(dataclasses.asdict(preview), indent=1))
         return
-    files = f"{preview.num_files} file{'s' * (preview.num_files != 1)}"
+    files = counted(preview.num_files, "file")
     say(f"{options.destination}: would hold {preview.num_rows:,} rows, {preview.nbytes / 1e6:.1f} MB in memory, in {files}")
     say(_columns(preview.columns))
     if preview.num_bad:

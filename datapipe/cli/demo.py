@@ -26,7 +26,7 @@ from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_load
 from datapipe.cli.progress import Progress
 from datapipe.core.atomic import write_json
 from datapipe.core.errors import IntegrityError, OptionError
-from datapipe.core.printable import say_text
+from datapipe.core.printable import counted, say_text
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
@@ -118,8 +118,9 @@ def _convert(photos: Path, shards: Path, tell: Teller) -> None:
 
             report = convert(ConvertOptions(photos, shards, shard_nbytes=32_000_000, overwrite=True), on_progress)
         num_shards = sum(one.num_shards for one in report.sets)
-        shown = "1 WebDataset shard" if num_shards == 1 else f"{num_shards} WebDataset shards"
-        words.append(f"{report.num_samples:,} samples into {shown}, {report.nbytes / 1e6:,.0f} MB")
+        words.append(
+            f"{report.num_samples:,} samples into {counted(num_shards, 'WebDataset shard')}, {report.nbytes / 1e6:,.0f} MB"
+        )
 
 
 def _verify(shards: Path, tell: Teller) -> None:

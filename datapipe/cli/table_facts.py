@@ -8,6 +8,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from datapipe.core.printable import counted
+
 if TYPE_CHECKING:
     from datapipe.index.sample_index import SampleIndex
     from datapipe.index.tables import TableIndex
@@ -85,9 +87,7 @@ def _advice(index: TableIndex, median: int) -> list[str]:
     ranks = index.num_groups // _GROUPS_PER_RANK
     smaller = f"{remedy} --group-rows {max(1_000, len(index) // (8 * _GROUPS_PER_RANK))}"
     if ranks:
-        lines = [
-            f"enough row groups for {ranks} rank{'s' * (ranks != 1)}, at {_GROUPS_PER_RANK} for each; more need smaller ones"
-        ]
+        lines = [f"enough row groups for {counted(ranks, 'rank')}, at {_GROUPS_PER_RANK} for each; more need smaller ones"]
     else:
         lines = [f"so few row groups make one window, which each of several ranks would read whole; for those {smaller}"]
     width = sum(8 if one.kind is not ColumnKind.TEXT else 16 for one in index.columns)

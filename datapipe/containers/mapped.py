@@ -1,4 +1,4 @@
-"""What parsers read from: bytes in memory, a mapped file, an object in a store."""
+"""Open files and objects as sources of bytes that parsers look at here and there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process finds around it: cores, variables of the environment, installed distributions."""
+"""Look up usable cores, counts in environment variables, and versions of installed distributions."""
 
 from __future__ import annotations
 

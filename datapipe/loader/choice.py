@@ -19,6 +19,7 @@ from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.environment import positive_environment
 from datapipe.core.errors import DependencyError, OptionError
+from datapipe.core.printable import counted
 from datapipe.transforms import Recipe
 
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
@@ -79,15 +80,13 @@ class BackendRequest:
     has_cache: bool = False  # of decoded images
 
     def __post_init__(self) -> None:
-        if not self.asks_for_dali and self.backend not in BACKENDS:
-            raise OptionError(f"backend is {self.backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
         if self.asks_for_dali:
             installation()
             self._refuse(self.problem_for_dali())
 
     @property
     def asks_for_dali(self) -> bool:
-        return isinstance(self.backend, Dali) or self.backend == "dali"
+        return asks_for_dali(self.backend)
 
     def problem_for_dali(self, device: torch.device | None = None) -> str | None:
         """Return why DALI cannot serve the loader (on that device); None if it can."""
@@ -144,6 +143,15 @@ class BackendRequest:
             raise OptionError(f"backend={self.backend!r}: {problem}")
 
 
+def asks_for_dali(backend: Backend) -> bool:
+    """Return whether DALI is asked for. Raises OptionError for a backend that does not exist."""
+    if isinstance(backend, Dali) or backend == "dali":
+        return True
+    if backend not in BACKENDS:
+        raise OptionError(f"backend is {backend!r}; choose one of {', '.join(BACKENDS)}, or pass datapipe.Dali(...)")
+    return False
+
+
 def _fastest(rates: list[Measured], device: torch.device) -> Choice:
     """Return the fastest, with the rate of images_cpu multiplied by `_DALI_LEAD`."""
     ranked = sorted(rates, key=lambda measured: -measured.images_per_s * (_DALI_LEAD if measured.dali is None else 1.0))
@@ -157,8 +165,7 @@ def _fastest(rates: list[Measured], device: torch.device) -> Choice:
 def _name(dali: Dali | None) -> str:
     if dali is None:
         return "images_cpu"
-    plural = "s" * (dali.num_pipelines != 1)
-    return f"dali ({dali.num_pipelines} pipeline{plural})"
+    return f"dali ({counted(dali.num_pipelines, 'pipeline')})"
 
 
 def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from datapipe.core.printable import counted
 from datapipe.loader.table_loader import TableLoader
 from datapipe.loader.table_passes import sharing_problem
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, WindowedRows
@@ -19,7 +20,7 @@ def table_explanation(loader: TableLoader) -> list[str]:
     about = index.describe()
     least, median, most = about["rows per group"]
     lines = [
-        f"data      {len(index)} rows in {about['files']} file{'s' * (about['files'] != 1)}, {about['row groups']} row groups of "
+        f"data      {len(index)} rows in {counted(about['files'], 'file')}, {about['row groups']} row groups of "
         f"{least} to {most} rows (median {median})",
         *(f"          {line}" for line in index.widened),
         f"order     {_order(loader)}",
@@ -60,7 +61,7 @@ def _order(loader: TableLoader) -> str:
     row_nbytes = loader.layout.row_nbytes + PLACE_NBYTES
     window = order.max_window * row_nbytes
     text = (
-        f"shuffled in windows of {order.groups_per_window} row group{'s' * (order.groups_per_window != 1)} in each of "
-        f"{order.num_lanes} lane{'s' * (order.num_lanes != 1)}: {window / 1e6:.3g} MB a window, two in each lane"
+        f"shuffled in windows of {counted(order.groups_per_window, 'row group')} in each of "
+        f"{counted(order.num_lanes, 'lane')}: {window / 1e6:.3g} MB a window, two in each lane"
     )
     return text + later + (f"; {problem}" if (problem := sharing_problem(loader.plan(), loader.dataset.index)) else "")

@@ -184,8 +184,8 @@ class Requests:
         """
         target = pending.object
         store = open_store(target.location)
+        self.counts.requests += 1
         if pending.has_checksum and pending.end is not None and target.nbytes >= 0:
-            self.counts.requests += 1
             data = bytes(await store.get_range_async(target.location.key, start=pending.start, end=pending.end))
             return self._complete(data, pending.nbytes, target.nbytes)
         options: GetOptions = {}
@@ -194,7 +194,6 @@ class Requests:
         pinned = target.etag
         if pinned is not None and not pinned.startswith("W/"):
             options["if_match"] = pinned
-        self.counts.requests += 1
         result = await store.get_async(target.location.key, options=options)
         meta = result.meta
         data = bytes(await result.bytes_async())

@@ -29,7 +29,7 @@ _OF_TENSOR = 4  # the container and the fetch
 
 
 class Block(Protocol):
-    """What a place of the batch will be, and the tensors there, which are recognised when samples are collated."""
+    """A place of the batch, and the samples' tensors for it, which are recognised when samples are collated."""
 
     ids: list[int]  # of the tensors; empty if nothing must be taken for them any more
     rows: dict[int, torch.Tensor]  # memory for their values, by id

@@ -41,6 +41,10 @@ class BatchRequest:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def with_values(self) -> BatchRequest:
+        """Return the request for the same samples with no image left to DALI."""
+        return dataclasses.replace(self, may_be_encoded=False)
+
 
 def is_switched_off() -> bool:
     """Return whether DATAPIPE_DEFER=0 is set."""
@@ -128,8 +132,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         has_deferred = self._engine.counts or self._engine.sent
         self._num_idle = 0 if has_deferred or not fetch.materialised else self._num_idle + 1
         num = len(request) if isinstance(request.keys, Sized) else 1
-        with_values = dataclasses.replace(request, may_be_encoded=False)
-        make_again = functools.partial(self.__getitems__, with_values) if encoded else None
+        make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made), make_again))
         return _joined(self._settled(made, calls), calls)
 

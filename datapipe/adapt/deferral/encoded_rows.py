@@ -31,7 +31,7 @@ _UNIT = (1 / 255,) * 3
 
 
 class PixelConversion(NamedTuple):
-    """What becomes of uint8 pixels: `pixel * factor + shift` per channel, in float32; with no factor they stay uint8."""
+    """A conversion of uint8 pixels to `pixel * factor + shift` per channel, in float32; with no factor they stay uint8."""
 
     factor: tuple[float, ...] | None
     shift: tuple[float, ...]
