@@ -103,7 +103,7 @@ def apply_really(remedy: Remedy, cell: Cell) -> Run:
         prefetch=setup.depth // setup.num_workers if setup.num_workers else 1,
         factor=remedy.change.production_factor,
         drops_syncs=remedy.change.drops_syncs,
-        in_order=setup.delivery is not Delivery.FIRST_FREE,
+        in_order=setup.delivery is not Delivery.COMPLETION,
         seed=1,
         num_batches=2 * NUM_BATCHES,  # its second half, which counts, is as long as the run that the prediction was made from
     )

@@ -41,7 +41,7 @@ def remedies_for(cell: Cell, contention: Contention | None = None) -> list[Remed
     if cell.is_synced:
         remedies.append(Remedy("no sync", Change(drops_syncs=True)))
     if cell.num_workers > 1:
-        remedies.append(Remedy("out of order", Change(replace(setup, delivery=Delivery.FIRST_FREE))))
+        remedies.append(Remedy("out of order", Change(replace(setup, delivery=Delivery.COMPLETION))))
     workers = num_more(cell)
     change = Change(replace(setup, num_workers=workers, depth=max(2 * workers, workers * cell.prefetch)))
     if contention is not None:

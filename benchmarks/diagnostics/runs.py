@@ -177,7 +177,7 @@ def try_scaling(cell: Cell, nums: Sequence[int]) -> dict[str, Any]:
     levels = {}
     for num in nums:
         world, cost_of = VirtualWorld(), costs_of(cell, seed=2, num_batches=_NUM_TRIED)
-        setup = Setup(num, 2 * num, Delivery.FIRST_FREE, cell.num_cores)
+        setup = Setup(num, 2 * num, Delivery.COMPLETION, cell.num_cores)
         loader = VirtualLoader(world, setup, cost_of, num_batches=_NUM_TRIED, store=cell.store, slow=cell.slow)
         for _ in loader:
             pass

@@ -107,7 +107,7 @@ class VirtualLoader:
         self._store, self._slow = store, slow
         self._waiting: set[int] = set()  # issued, and not handed out
         self._costs = [cost_of(number) for number in range(num_batches)]
-        self._num_handed_out = self._num_issued = 0
+        self._num_handed_out = self._num_issued = self._turn = 0
         self._left = [0] * num_batches  # pieces still to be made
         self._own: list[deque[_Piece]] = [deque() for _ in range(max(1, setup.num_workers))]
         self._common: deque[_Piece] = deque()
@@ -151,24 +151,37 @@ class VirtualLoader:
     @property
     def _is_free(self) -> bool:
         """Whether batches are handed out in the order in which they are done."""
-        return self._setup.delivery is Delivery.FIRST_FREE
+        return self._setup.delivery is Delivery.COMPLETION
 
     def _issue(self) -> None:
         """Ask for as many batches as may be in the making."""
         num_workers, is_shared = self._setup.num_workers, self._setup.delivery is Delivery.SHARED
         while self._num_issued < min(self._num_batches, self._num_handed_out + self._setup.depth):
             number = self._num_issued
+            worker = self._next_with_room() if self._is_free else number % num_workers
+            if worker is None:
+                break
             cost = self._costs[number]
             num_pieces = num_workers if is_shared else 1
             self._left[number] = num_pieces
             for _ in range(num_pieces):
                 phases = [(stage, taken_s / num_pieces) for stage, taken_s in reversed(cost.phases()) if taken_s]
                 piece = _Piece(number, phases)
-                is_own = self._setup.delivery is Delivery.ROUND_ROBIN
-                (self._own[number % num_workers] if is_own else self._common).append(piece)
+                (self._common if is_shared else self._own[worker]).append(piece)
             self._waiting.add(number)
+            self.made_by[number] = worker
             self._num_issued += 1
         self._take_up()
+
+    def _next_with_room(self) -> int | None:
+        """The next worker, in turn, that may be asked for another batch."""
+        num_workers = self._setup.num_workers
+        for worker in range(self._turn, self._turn + num_workers):
+            asked_for = sum(self.made_by[number] == worker % num_workers for number in self._waiting)
+            if asked_for < max(1, self._setup.depth // num_workers):
+                self._turn = worker + 1
+                return worker % num_workers
+        return None
 
     def _take_up(self) -> None:
         for worker, piece in enumerate(self._at):

@@ -106,7 +106,7 @@ def supply_s(found: Analysis) -> float:
 def setup_of(loader: LoaderFacts, cores: float) -> Setup:
     """Return the setup of a torch loader."""
     num = loader.num_workers or 0
-    delivery = Delivery.FIRST_FREE if loader.in_order is False else Delivery.ROUND_ROBIN
+    delivery = Delivery.COMPLETION if loader.in_order is False else Delivery.ROUND_ROBIN
     return Setup(num, max(1, num * (loader.prefetch_factor or 2)), delivery, cores)
 
 
@@ -151,7 +151,7 @@ def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> N
     """Add delivery of batches in the order of completion, so that a slow batch or worker does not delay the others."""
     name = "in_order=False"
     how = argument_of(loader, name, "True; batches then come in the order of completion, which differs from run to run")
-    result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.FIRST_FREE)), how))
+    result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.COMPLETION)), how))
     result.applied[name] = Applied(loader.site, in_order=False)
 
 

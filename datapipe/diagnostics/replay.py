@@ -2,7 +2,7 @@
 
 The wait for data is not max(supply, demand): with jitter, a loader whose mean rate is just sufficient still keeps the device
 waiting. So every batch is followed from its request to the end of the work on it, through workers that are busy or blocked,
-delivery in order, and a host that runs ahead of the device. Pure; many replicates run at once, as (num_replicates,) arrays.
+delivery in order or as they are done, and a host that runs ahead of the device. Pure; many replicates run at once, as (num_replicates,) arrays.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_LEAD = 8  # steps a host gets ahead of the device before CUDA's queue of ker
 
 
 class Delivery(enum.Enum):
-    """The assignment of batches to workers. All are handed out in order."""
+    """The assignment of batches to workers, and the order in which they are handed out."""
 
     ROUND_ROBIN = "round-robin"  # torch: worker w makes batches w, w + n, w + 2n, ...
-    FIRST_FREE = "first-free"  # the first free worker makes the next
+    COMPLETION = "completion"  # torch's in_order=False: as they are done; who made the one handed out is asked for another
     SHARED = "shared"  # all work on one batch, like datapipe's decode threads on its blocks
 
 
@@ -80,7 +80,9 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     stall, cpu, delivery, host, work, synced = (
         np.ascontiguousarray(np.broadcast_to(field, (num_replicates, num_steps)).T) for field in fields
     )
-    makers = _Makers(setup, num_replicates, course.host_cpu_s, course.pace)
+    cores = _Cores(setup, num_replicates, course.host_cpu_s)
+    is_ordered = setup.delivery is not Delivery.COMPLETION or not setup.num_workers
+    makers = _InOrder(setup, cores, stall, cpu) if is_ordered else _ByCompletion(setup, cores, stall, cpu, course.pace)
     any_synced = bool(synced.any())
     asked = np.zeros(num_replicates)  # when the caller enters next()
     free = np.zeros(num_replicates)  # when the device has finished all queued work
@@ -90,7 +92,7 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     for step in range(num_steps):
         if step == num_settling:
             counted_from, idle = np.maximum(asked, free), np.zeros(num_replicates)
-        received = makers.make(step, asked, stall[step], cpu[step]) + delivery[step]
+        received = makers.take(step, asked) + delivery[step]
         makers.hand_out(step, received)
         gap = np.maximum(received - np.maximum(asked, free), 0.0)
         idle += gap
@@ -103,44 +105,27 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     return Replayed((ended - counted_from) / (num_steps - num_settling), idle / (num_steps - num_settling))
 
 
-class _Makers:
-    """The makers of batches: workers, or the caller."""
+class _InOrder:
+    """Workers that take turns, or share each batch, or the caller itself."""
 
-    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float, pace: Floats | None) -> None:
-        self._setup = setup
-        self._pace = pace
-        self._host_cpu_s = host_cpu_s
+    def __init__(self, setup: Setup, cores: _Cores, stall_s: Floats, cpu_s: Floats) -> None:
+        self._setup, self._cores, self._stall_s, self._cpu_s = setup, cores, stall_s, cpu_s
         is_shared = setup.delivery is Delivery.SHARED
         self._num_servers = 1 if is_shared else max(1, setup.num_workers)
         self._threads = setup.num_workers if is_shared else 1  # per server
+        num_replicates = stall_s.shape[1]
         self._done = np.zeros((self._num_servers, num_replicates))  # when each will have finished its batches
         self._issued = np.zeros((max(1, setup.depth), num_replicates))  # when batch k, at k % depth, was requested
-        self._all = np.arange(num_replicates)
-        self._worked_off = np.zeros(num_replicates)  # when the cores will have finished all started work
 
-    def make(self, step: int, asked: Floats, stall_s: Floats, cpu_s: Floats) -> Floats:
+    def take(self, step: int, asked: Floats) -> Floats:
         """Return when the batch is available to a caller that requests it at `asked`."""
-        setup = self._setup
-        if not setup.num_workers:
+        stall_s, cpu_s = self._stall_s[step], self._cpu_s[step]
+        if not self._setup.num_workers:
             return asked + stall_s + cpu_s
-        if setup.delivery is Delivery.FIRST_FREE:
-            server = self._done.argmin(axis=0)
-            before = self._done[server, self._all]
-            if self._pace is not None:
-                stall_s, cpu_s = stall_s * self._pace[server], cpu_s * self._pace[server]
-        else:
-            server = step % self._num_servers
-            before = self._done[server]
-        start = np.maximum(before, self._issued[step % setup.depth])
-        cores = self._free_cores(self._host_share(step, asked))
-        ready = start + (stall_s + cpu_s) / self._threads
-        if cores is not None:  # all computation passes through the cores as through one queue
-            self._worked_off = np.maximum(self._worked_off, start) + cpu_s / cores
-            ready = np.maximum(ready, self._worked_off)
-        if setup.delivery is Delivery.FIRST_FREE:
-            self._done[server, self._all] = ready
-        else:
-            self._done[server] = ready
+        server = step % self._num_servers
+        start = np.maximum(self._done[server], self._issued[step % len(self._issued)])
+        ready = self._cores.end(step, asked, start, cpu_s, start + (stall_s + cpu_s) / self._threads)
+        self._done[server] = ready
         received: Floats = np.maximum(asked, ready)
         return received
 
@@ -148,15 +133,73 @@ class _Makers:
         """Record that a batch was handed out, so that another may be requested."""
         self._issued[step % len(self._issued)] = received
 
-    def _host_share(self, step: int, asked: Floats) -> Floats:
-        """Return the cores that the caller keeps busy, from its steps so far."""
-        share: Floats = np.minimum(1.0, self._host_cpu_s * step / np.maximum(asked, 1e-12))
-        return share
 
-    def _free_cores(self, host_share: Floats) -> Floats | None:
-        """Return the cores that the caller leaves free, as it takes its turns too; None if there are enough for all."""
+class _ByCompletion:
+    """Workers with a queue each, whose batches are handed out as they are done."""
+
+    def __init__(self, setup: Setup, cores: _Cores, stall_s: Floats, cpu_s: Floats, pace: Floats | None) -> None:
+        self._cores, self._stall_s, self._cpu_s, self._pace = cores, stall_s, cpu_s, pace
+        num_workers, each = setup.num_workers, max(1, setup.depth // setup.num_workers)
+        num_replicates = stall_s.shape[1]
+        self._every = np.arange(num_replicates)
+        self._done = np.zeros((num_workers, num_replicates))  # when each will have finished its batches
+        self._ready = np.zeros((num_workers, each, num_replicates))  # when each of a worker's batches is done, around a ring
+        self._first = np.zeros((num_workers, num_replicates), np.int64)  # the place of its earliest one that is not handed out
+        self._num_begun = 0
+        self._server = np.zeros(num_replicates, np.int64)  # whose batch was taken
+        zero = np.zeros(num_replicates)
+        for number in range(num_workers * each):
+            self._begin(np.full(num_replicates, number % num_workers), number // num_workers, zero, 0, zero)
+
+    def take(self, step: int, asked: Floats) -> Floats:
+        """Return when the next batch is available to a caller that requests it at `asked`."""
+        workers = np.arange(len(self._done))[:, None]
+        ready = self._ready[workers, self._first, self._every]
+        self._server = ready.argmin(axis=0)
+        received: Floats = np.maximum(asked, ready[self._server, self._every])
+        return received
+
+    def hand_out(self, step: int, received: Floats) -> None:
+        """Record that a batch was handed out: its worker is asked for another."""
+        place = self._first[self._server, self._every]
+        self._begin(self._server, place, received, step, received)
+        self._first[self._server, self._every] = (place + 1) % self._ready.shape[1]
+
+    def _begin(self, server: NDArray[np.int64], place: NDArray[np.int64] | int, issued: Floats, step: int, now: Floats) -> None:
+        number = self._num_begun % len(self._stall_s)
+        self._num_begun += 1
+        stall_s, cpu_s = self._stall_s[number], self._cpu_s[number]
+        if self._pace is not None:
+            stall_s, cpu_s = stall_s * self._pace[server], cpu_s * self._pace[server]
+        start = np.maximum(self._done[server, self._every], issued)
+        ready = self._cores.end(step, now, start, cpu_s, start + stall_s + cpu_s)
+        self._done[server, self._every] = self._ready[server, place, self._every] = ready
+
+
+class _Cores:
+    """The cores that all workers share with the caller: computation passes through them as through one queue."""
+
+    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float) -> None:
+        self._setup, self._host_cpu_s = setup, host_cpu_s
+        self._worked_off = np.zeros(num_replicates)  # when they will have finished all started work
+
+    def end(self, step: int, now: Floats, start: Floats, cpu_s: Floats, ready: Floats) -> Floats:
+        """Return when a batch begun at `start` is done, which with enough cores would be at `ready`."""
+        cores = self._free(step, now)
+        if cores is None:
+            return ready
+        self._worked_off = np.maximum(self._worked_off, start) + cpu_s / cores
+        later: Floats = np.maximum(ready, self._worked_off)
+        return later
+
+    def _free(self, step: int, now: Floats) -> Floats | None:
+        """Return the cores that the caller leaves free, as it takes its turns too; None if there are enough for all.
+
+        The caller's share of them is known from its steps so far.
+        """
         cores, num_workers = self._setup.num_cores, self._setup.num_workers
         if cores is None or num_workers + 1 <= cores:
             return None
-        left: Floats = cores - np.minimum(host_share, cores / (num_workers + 1))
+        share = np.minimum(1.0, self._host_cpu_s * step / np.maximum(now, 1e-12))
+        left: Floats = cores - np.minimum(share, cores / (num_workers + 1))
         return left

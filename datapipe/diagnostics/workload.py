@@ -126,8 +126,8 @@ def course_of(workload: Workload, change: Change, *, num_replicates: int, num_st
     delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
     stall, cpu = production_parts(workload)
     stall = _stalls_with(stall, change.stall_added_s)
-    pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.FIRST_FREE else None
-    if pace is not None and workload.made_by is not None:  # the first free worker makes a batch, at its own pace
+    pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.COMPLETION else None
+    if pace is not None and workload.made_by is not None:  # each worker at its own pace
         stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
     spread = math.sqrt(math.log1p(change.production_spread**2))
     drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)

@@ -92,6 +92,20 @@ def test_what_comes_last_is_not_blamed_for_what_came_before() -> None:
     assert (found.stage, of_wait(found)) == ("read", pytest.approx({"read": 19 / 22, "collate": 3 / 22}, abs=1e-6))
 
 
+def test_a_busy_worker_is_not_late_because_of_what_comes_after_it() -> None:
+    # always making the next batch, 20 ms each; moving one takes 10 ms, meanwhile; the training takes 2 ms
+    batches = [profile(step, 20 * step, dataset=20, transfer=10, asked=20 * step + 12) for step in range(8)]
+    found = attribute(batches, waits=[(one.asked_ns, one.taken_ns) for one in batches[1:]])
+    assert of_wait(found) == {"read": 1.0}
+
+
+def test_a_worker_that_had_to_wait_for_the_consumer_is_late_because_of_that_too() -> None:
+    # one batch ahead: the next is begun when one has been taken, 10 ms after the last was ready, of which 6 were the transfer
+    batches = [profile(step, 30 * step, dataset=20, transfer=10, asked=30 * step + 4) for step in range(8)]
+    found = attribute(batches, waits=[(one.asked_ns, one.taken_ns) for one in batches[1:]])
+    assert of_wait(found) == pytest.approx({"read": 2 / 3, "transfer": 1 / 3}, abs=1e-6)
+
+
 def test_before_its_turn_a_batch_is_charged_with_what_its_worker_made() -> None:
     # the worker makes batch 0 until 50; batch 1 begins then, and is waited for from 20
     first = profile(0, 0, dataset=10, collate=40, asked=15)

@@ -64,7 +64,7 @@ def test_torch_gives_every_nth_batch_to_the_same_worker() -> None:
     making = np.full(NUM, 0.010)
     making[::4] = 0.080  # all of them worker 0's
     round_robin = step_s(replay(course(making), Setup(4, 8), num_settling=200))
-    first_free = step_s(replay(course(making), Setup(4, 8, Delivery.FIRST_FREE), num_settling=200))
+    first_free = step_s(replay(course(making), Setup(4, 8, Delivery.COMPLETION), num_settling=200))
     assert round_robin == pytest.approx(0.020, rel=0.02)
     assert first_free < 0.8 * round_robin
 

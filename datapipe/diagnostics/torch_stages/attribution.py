@@ -1,9 +1,11 @@
 """Find the stage of a torch DataLoader at fault for the time its consumer waited. Pure.
 
-The rule: a batch that was not finished when requested is late because of every stage it went through: a millisecond less in
-any of them is a millisecond less of waiting, whichever came last. So the wait is charged to all of its stages in
-proportion, and for the time before its turn, to the batch that its worker was making instead. If the batch had been
-finished, the wait is charged to the stage it was in at each moment. Batches that arrived in time are charged nothing.
+The rule: a batch that was not finished when requested is late because of every stage that its worker's time went into: a
+millisecond less in any of them is a millisecond less of waiting, whichever came last. So the wait is charged to all of them
+in proportion, and for the time before its turn, to the batch that its worker was making instead. Moving the batch to the
+consumer is one of them only as far as the worker had nothing to make meanwhile: a worker that is always busy is not made
+faster by faster moves. If the batch had been finished, the wait is charged to the stage it was in at each moment. Batches
+that arrived in time are charged nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from datapipe.core.observe import Stage, StageEvent
@@ -27,7 +30,7 @@ PIN: StageKey = ("pin", None)
 SAMPLER: StageKey = ("sampler", None)
 _SLOW_WORKER = 1.5  # times the median of the others
 _MOST = 0.5
-_DATASET, _COLLATE, _MAKING, _WAY = "dataset", "collate", "making", "way"
+_DATASET, _COLLATE, _MAKING, _CYCLE = "dataset", "collate", "making", "cycle"
 
 
 def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Attribution:
@@ -58,7 +61,8 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
         rest = STARTUP if wait[0] < first_ns and profile.made.worker is not None else IDLE
         way = _way_of(profile)
         if profile.made.ready_ns > profile.asked_ns:
-            way = [WorkSpan((_WAY, profile), way[0].start_ns, way[-1].end_ns)]
+            cycle = _Cycle(profile, made_by[key].end_before(profile.made.start_ns))
+            way = [WorkSpan((_CYCLE, cycle), way[0].start_ns, way[-1].end_ns)]
         layers = [way, made_by[key].during(*wait)]
         for what, charged_ns in charge(*wait, layers, rest).items():
             _expand(wait_ns, what, charged_ns, breakdown)
@@ -121,15 +125,40 @@ def _way_of(profile: BatchProfile) -> list[WorkSpan]:
     return spans
 
 
+@dataclass(frozen=True, slots=True)
+class _Cycle:
+    """What a worker's time went into from one batch to the next."""
+
+    profile: BatchProfile
+    before_ns: int | None  # when the worker had finished its batch before; None: there was none
+
+    def lengths_ns(self) -> dict[Hashable, float]:
+        """Return the length of each stage; of those outside the worker, together at most as long as it had nothing to make."""
+        made = self.profile.made
+        making = _lengths_ns(_parts_of_making(made))
+        rest = {what: length for what, length in _lengths_ns(_way_of(self.profile)).items() if what not in making}
+        if made.worker is not None and self.before_ns is not None and (total_ns := sum(rest.values())):
+            share = min(1.0, (made.start_ns - self.before_ns) / total_ns)
+            rest = {what: length * share for what, length in rest.items()}
+        return making | rest
+
+
+def _lengths_ns(spans: Sequence[WorkSpan]) -> dict[Hashable, float]:
+    lengths: defaultdict[Hashable, float] = defaultdict(float)
+    for span in spans:
+        lengths[span.what] += span.end_ns - span.start_ns
+    return lengths
+
+
 def _expand(into: defaultdict[StageKey, float], what: Hashable, nanoseconds: float, breakdown: Breakdown) -> None:
     """Charge the stages that a span consists of."""
     assert isinstance(what, tuple)
     kind, detail = what
-    if kind in (_WAY, _MAKING):
-        spans = _way_of(detail) if kind == _WAY else _parts_of_making(detail)
-        total_ns = sum(span.end_ns - span.start_ns for span in spans)
-        for span in spans:
-            _expand(into, span.what, nanoseconds * (span.end_ns - span.start_ns) / total_ns, breakdown)
+    if kind in (_CYCLE, _MAKING):
+        lengths = detail.lengths_ns() if isinstance(detail, _Cycle) else _lengths_ns(_parts_of_making(detail))
+        total_ns = sum(lengths.values())
+        for part, length_ns in lengths.items():
+            _expand(into, part, nanoseconds * length_ns / total_ns, breakdown)
     elif isinstance(detail, Making):
         parts: Parts = breakdown.of_dataset(detail) if kind == _DATASET else breakdown.of_collate(detail)
         for stage, share in parts.items():

@@ -94,6 +94,11 @@ class SpanIndex:
         self._starts = [span.start_ns for span in self._spans]
         self._longest_ns = max((span.end_ns - span.start_ns for span in self._spans), default=0)
 
+    def end_before(self, start_ns: int) -> int | None:
+        """Return the end of the latest span that starts before this time; None if none does."""
+        place = bisect_left(self._starts, start_ns)
+        return self._spans[place - 1].end_ns if place else None
+
     def during(self, start_ns: int, end_ns: int) -> list[WorkSpan]:
         """Return the spans that overlap an interval."""
         first = bisect_left(self._starts, start_ns - self._longest_ns)
