@@ -23,12 +23,11 @@ from datapipe.containers.listing import ScanNotes
 ANY_SIZE = -1
 NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MODULES = {
-    "image-folder": "converters.sources.image_folder",
+    **dict.fromkeys(("image-folder", "npy"), "converters.sources.class_folders"),
     "manifest": "converters.sources.manifest",
     "pairs": "converters.sources.pairs",
     "coco": "converters.sources.coco",
     "tar": "converters.sources.tar",
-    "npy": "converters.sources.npy",
     "lmdb": "converters.sources.lmdb",
     "archive": "converters.sources.archive",
     **dict.fromkeys(("dataset", "hdf5", "parquet", "tfrecord", "arrow"), "converters.sources.index"),

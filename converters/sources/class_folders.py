@@ -1,4 +1,7 @@
-"""A tree of files, one sample each, whose folders may name classes; shared by image folders and folders of arrays."""
+"""A tree of files, images or `.npy` arrays, one sample each, whose folders may name classes.
+
+For images: one folder per class as torchvision's `ImageFolder` reads it, or deeper, or without classes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, join
 from converters.sources.labels import LabelCensus, place_labels
 from converters.sources.trees import open_tree
-from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.listing import ListedFile, ScanNotes
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.listing import ListedFile, ScanNotes, is_image_name
 from datapipe.core.errors import MissingDataError, OptionError
 
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
@@ -26,6 +29,17 @@ class FileForm:
     is_wanted: Callable[[bytes], bool]  # by name
     plural: str  # for messages
     suffixes: str  # for messages
+
+
+_FORMS = {
+    "image-folder": FileForm(IMAGE_FIELD, is_image_name, "images", ".jpg, .jpeg, .png, ..."),
+    "npy": FileForm(FieldSpec("array", FieldKind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy"),
+}
+
+
+def open_source(options: ConvertOptions) -> FolderSource:
+    """Open the source; see `FolderSource`."""
+    return FolderSource(options, _FORMS[options.form])
 
 
 class FolderSource:

@@ -24,7 +24,7 @@ from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.memory import BatchMemory
+from datapipe.backends.slabs import BatchMemory
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog

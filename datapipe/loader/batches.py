@@ -28,7 +28,7 @@ from datapipe.index.repeats import Repeats
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.loader.memory import BatchMemory
+from datapipe.backends.slabs import BatchMemory
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id

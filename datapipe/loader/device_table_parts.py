@@ -22,7 +22,7 @@ from datapipe.backends.pytree import tensors_of
 from datapipe.backends.table_windows import LoadedWindow
 from datapipe.backends.tables_cudf.packing import DevicePacker, pack
 from datapipe.backends.tables_cudf.reader import CudfReader
-from datapipe.backends.tables_cudf.uploading import PinnedUploads
+from datapipe.backends.tables_cudf.packing import PinnedUploads
 from datapipe.columns.layout import MatrixLayout
 from datapipe.core.observe import Observer, Stage
 from datapipe.index.tables import TableIndex

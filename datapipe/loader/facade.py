@@ -17,7 +17,7 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
-from datapipe.loader.attributes import SETTABLE, check_settable
+from datapipe.loader.options import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.caching import CacheStats, stats_of
 from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device

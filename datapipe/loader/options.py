@@ -1,4 +1,4 @@
-"""The loader's arguments, checked once and frozen."""
+"""The loader's arguments, checked once and frozen; and which of them may be assigned to a loader later, as to torch's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from datapipe.core.errors import OptionError
 from datapipe.loader.columns import BoxesForm
 from datapipe.loader.scheduling import OnError, check_scheduling, depth_of, is_enough, require
 from datapipe.order.plan import Tail
@@ -14,6 +15,13 @@ MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: t
 
 Output = Literal["tuple", "dict"]
 Shuffle = Literal[False, True, "windows"]
+# torch raises ValueError when these are assigned.
+FIXED = frozenset(("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"))
+# These take effect with the next pass, when torch reads them again. The last three mean nothing to a datapipe.DataLoader, as when they are passed to it.
+SETTABLE = frozenset((
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor",
+    "multiprocessing_context", "pin_memory_device", "in_order",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +65,11 @@ class LoaderOptions:
     def depth(self) -> int:
         """Batches of `batch_size` in the making at once."""
         return depth_of(self)
+
+
+def check_settable(name: str) -> None:
+    """Raise OptionError for an argument that a loader does not read again."""
+    if name not in SETTABLE:
+        raise OptionError(
+            f"{name} cannot be set on a loader that exists, as its batches would not change; make another loader with {name}="
+        )

@@ -10,7 +10,7 @@ from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.library import library
 from datapipe.backends.tables_cudf.packing import DevicePacker
 from datapipe.backends.tables_cudf.reader import CudfReader
-from datapipe.backends.tables_cudf.uploading import PinnedUploads
+from datapipe.backends.tables_cudf.packing import PinnedUploads
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.observe import Observer

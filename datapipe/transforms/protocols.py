@@ -9,6 +9,7 @@ device.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -21,6 +22,17 @@ from datapipe.order.draws import Draws
 
 Interpolation = Literal["bilinear", "bicubic"]
 Params = Mapping[str, NDArray[np.generic]]  # name -> (n, ...): one row per sample
+
+
+class Locality(enum.Enum):
+    """Kinds of pixel operation, by the pixels they read, which decides the geometry that may move before one.
+
+    An operation that declares nothing counts as PLACE.
+    """
+
+    POINT = "point"  # the pixel itself: commutes with flips and with crops
+    IMAGE = "image"  # the pixel and values summed over the image: commutes with flips of uint8 images
+    PLACE = "place"  # the pixel's position or its neighbours: commutes with nothing
 
 
 @dataclass(frozen=True, slots=True)

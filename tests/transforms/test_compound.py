@@ -14,7 +14,7 @@ import torch
 import datapipe.transforms as T
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
-from datapipe.transforms.pixels.locality import Locality
+from datapipe.transforms.protocols import Locality
 
 MANY = 8000
 DRAWS = Draws(5, 1, np.arange(MANY))

@@ -15,7 +15,6 @@ import torch
 from datapipe.backends.device_runtime import DeviceRuntime, Event
 from datapipe.backends.tables_cudf.hashing import SortedIds, bucket_of, keys_of_numbers
 from datapipe.backends.tables_cudf.reader import DeviceValues
-from datapipe.backends.tables_cudf.uploading import PinnedUploads
 from datapipe.columns.chains import Chain, Vocabulary
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
 from datapipe.columns.operations import (
@@ -168,3 +167,24 @@ def _clipped(data: torch.Tensor, operation: Clip) -> torch.Tensor:
         None if bound is None else int(min(max(bound, limits.min), limits.max)) for bound in (operation.min, operation.max)
     )
     return data.clamp(low, high)
+
+
+class PinnedUploads:
+    """Copies arrays by way of page-locked memory. Thread-safe, without a lock: two pools made at once do no harm."""
+
+    def __init__(self, runtime: DeviceRuntime, *, max_free: int) -> None:
+        self._runtime = runtime
+        self._max_free = max_free
+        self._pool: SlabPool | None = None
+
+    def to_device(self, values: NDArray[Any], kept: list[object]) -> torch.Tensor:
+        """Return the values on the device, which the current stream copies. `kept` must live until that stream has done so."""
+        nbytes = max(values.nbytes, 1)
+        pool = self._pool
+        if pool is None or pool.nbytes < nbytes:
+            pool = self._pool = self._runtime.pinned_slabs(1 << (nbytes - 1).bit_length(), max_free=self._max_free)
+        slab = pool.lease()
+        host = torch.from_numpy(slab[: values.nbytes].view(values.dtype))
+        np.copyto(host.numpy(), values)
+        kept.append(host)
+        return self._runtime.copy_in(host)

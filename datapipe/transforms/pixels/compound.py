@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, is_number, refusal, source_repr
-from datapipe.transforms.pixels.locality import Locality
+from datapipe.transforms.protocols import Locality
 from datapipe.transforms.protocols import Params, PixelOp
 
 _PLACES = 1 << 20  # more than the transforms of any list

@@ -18,7 +18,7 @@ import torch
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import is_number, refusal, source_repr
-from datapipe.transforms.pixels.locality import Locality
+from datapipe.transforms.protocols import Locality
 from datapipe.transforms.protocols import Params
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

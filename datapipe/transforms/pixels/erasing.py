@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws, mix64
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
-from datapipe.transforms.pixels.locality import Locality
+from datapipe.transforms.protocols import Locality
 from datapipe.transforms.protocols import Params
 
 _NUM_ATTEMPTS = 10
