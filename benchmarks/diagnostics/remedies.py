@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.runs import Run, run_virtual, try_scaling
 from datapipe.diagnostics.analysis import Analysis
-from datapipe.diagnostics.candidates import workload_from
 from datapipe.diagnostics.contention import Contention, contention_of
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.remedies import NOTHING, Ranking, Remedy, rank_remedies
 from datapipe.diagnostics.replay import Delivery
 from datapipe.diagnostics.workload import Change

@@ -7,29 +7,28 @@ not be tried is left out, with the reason.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from datapipe.diagnostics.analysis import Analysis, steady_profiles
+from datapipe.core.observe import Stage, StageEvent
+from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
 from datapipe.diagnostics.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
 from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
+from datapipe.diagnostics.measured_workload import MAKING
 from datapipe.diagnostics.remedies import Remedy
-from datapipe.diagnostics.replay import Delivery, Floats, Setup
-from datapipe.diagnostics.steady import MIN_STEPS
-from datapipe.diagnostics.store_remedies import MAKING, NOT_STREAMED, kept_shards, network_share
-from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.diagnostics.workload import Change, Workload, production_parts, workload_of
+from datapipe.diagnostics.replay import Delivery, Setup
+from datapipe.diagnostics.workload import Change, Workload, production_parts
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
 _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
+_LEAST_WORK = 0.01  # share of the time that is always left
+_NOT_STREAMED = "how fast the store sends whole shards was not measured; with a cache_dir, windows read each shard as one stream"
 _BELOW = "below the loader's line, with import datapipe"
 
 
@@ -57,59 +56,6 @@ class Candidates:
     contention: Contention | None = None  # of more workers; None: the loader has none
 
 
-def workload_from(found: Analysis) -> Workload | str:
-    """Return the workload to replay, or why there is none."""
-    loader = found.loader
-    if loader is None:
-        return "there was no training"
-    cores = float(found.process.environment.get("cores") or 1)
-    is_own = found.steps["loader"] == loader.key
-    steps, others_s = found.steps[is_own].copy(), found.others_wait_s[is_own]
-    steps["host_wait_s"] -= others_s  # to this loader, waiting for another one is the caller's own time
-    steps["host_work_s"] += others_s
-    floor_s = supply_s(found)
-    if found.events and not found.profiles:
-        made_s = _own_batches(found)
-        setup = Setup(loader.num_workers or 0, max(1, loader.prefetch_factor or 1), Delivery.SHARED, cores)
-        workload = workload_of(steps, setup, production_s=made_s, floor_s=floor_s)
-    else:
-        profiles = _whole_rounds(steady_profiles(found))
-        workload = workload_of(
-            steps,
-            setup_of(loader, cores),
-            production_s=_seconds(_making_ns(profile, is_crowded=(loader.num_workers or 0) + 1 > cores) for profile in profiles),
-            production_cpu_s=_seconds(profile.made.dataset_cpu_ns + profile.made.collate_cpu_ns for profile in profiles)
-            if loader.num_workers
-            else None,
-            made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
-            delivery_s=_deliveries(profiles) if profiles else None,
-            floor_s=floor_s,
-        )
-    if workload is not None:
-        return workload
-    if found.profiles or found.events:
-        return f"the steady state has fewer than {MIN_STEPS} steps; run longer"
-    return "the time to make a batch is unknown, since the loader could not be inspected"
-
-
-def supply_s(found: Analysis) -> float:
-    """Return the seconds per batch that the workers of loaders need that are read in turn with the judged one."""
-    slowest_s = 0.0
-    for key in found.others:
-        num_workers = found.process.loaders[key].num_workers
-        made = [one.made.ready_ns - one.made.start_ns for one in found.process.profiles if one.loader == key]
-        if made and num_workers:
-            slowest_s = max(slowest_s, float(np.mean(made)) * 1e-9 / num_workers)
-    return slowest_s
-
-
-def setup_of(loader: LoaderFacts, cores: float) -> Setup:
-    """Return the setup of a torch loader."""
-    num = loader.num_workers or 0
-    delivery = Delivery.COMPLETION if loader.in_order is False else Delivery.ROUND_ROBIN
-    return Setup(num, max(1, num * (loader.prefetch_factor or 2)), delivery, cores)
-
-
 def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candidates:
     """Return the remedies that make sense for this loader."""
     assert found.loader is not None
@@ -125,8 +71,8 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         result.contention = contention_of(workload, trials.scaling)
     _add_workers(result, found.loader, workload, waits=waits)
     if is_ours and network > _NOTICED:
-        result.remedies.append(kept_shards(network, where=_place(found.loader)))
-        result.left_out["shuffle='windows'"] = NOT_STREAMED
+        result.remedies.append(_kept_shards(network, where=_place(found.loader)))
+        result.left_out["shuffle='windows'"] = _NOT_STREAMED
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
         note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
@@ -183,6 +129,27 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
                 note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
             result.applied[name] = Applied(loader.site, num_workers=num)
         result.remedies.append(Remedy(name, change, argument_of(loader, name, note)))
+
+
+def network_share(events: Iterable[StageEvent]) -> float:
+    """Return the share of the time to make batches in which threads waited for a store."""
+    made_ns = network_ns = 0
+    for event in events:
+        if event.stage in MAKING:
+            made_ns += event.duration_ns
+            network_ns += event.duration_ns if event.stage is Stage.NETWORK else 0
+    return network_ns / made_ns if made_ns else 0.0
+
+
+def _kept_shards(network: float, *, where: str | None) -> Remedy:
+    """Return the remedy to keep shards on a local disk, after which nothing is waited for.
+
+    `network`: the share of waiting in the time to make a batch. `where`: file:line of the loader.
+    """
+    note = "in DataLoader(...), with a directory of a local disk; helps from the second epoch on, if the dataset fits"
+    code = Snippet("python", 'remote=datapipe.Remote(cache_dir="/local/shards")')
+    change = Change(production_factor=max(_LEAST_WORK, 1 - network))
+    return Remedy("shards kept on a local disk", change, Instruction((code,), where, note))
 
 
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
@@ -300,53 +267,3 @@ def place_of(site: str) -> str:
         return str(Path(site).relative_to(Path.cwd()))
     except ValueError:
         return site
-
-
-def _seconds(values: Any) -> Floats:
-    return np.array([max(0, value) for value in values], np.float64) * 1e-9
-
-
-def _making_ns(profile: BatchProfile, *, is_crowded: bool) -> int:
-    """Return the time to make a batch. `is_crowded`: more workers than cores; excludes time without a core, which replay adds."""
-    made = profile.made
-    is_left_out = is_crowded and made.worker is not None
-    return made.ready_ns - made.start_ns - (made.counters.queued_ns or 0 if is_left_out else 0)
-
-
-def _whole_rounds(profiles: list[BatchProfile]) -> list[BatchProfile]:
-    """Return the profiles from the first worker's first batch on: each n-th is then of the same worker."""
-    for place, profile in enumerate(profiles):
-        if profile.made.worker in (None, 0):
-            return profiles[place:]
-    return profiles
-
-
-def _deliveries(profiles: list[BatchProfile]) -> Floats:
-    """Return the caller's own part of `next()` after a batch has arrived."""
-    found = []
-    for profile in profiles:
-        if profile.pinned is not None:
-            here_ns = profile.pinned.end_ns
-        elif profile.moved is not None:
-            here_ns = profile.moved.open_start_ns
-        else:
-            here_ns = profile.taken_ns
-        found.append(profile.taken_ns - max(profile.asked_ns, here_ns))
-    return _seconds(found)
-
-
-def _own_batches(found: Analysis) -> Floats:
-    """Return (b,) seconds that the threads of a datapipe loader spent on each batch, in total."""
-    sums: dict[tuple[int, int], int] = {}
-    ends = _pass_ends(found)
-    for event in found.events:
-        if event.stage in MAKING:
-            of_pass = int(np.searchsorted(ends, event.start_ns))
-            sums[of_pass, event.step] = sums.get((of_pass, event.step), 0) + event.duration_ns
-    return _seconds(sums[key] for key in sorted(sums))
-
-
-def _pass_ends(found: Analysis) -> np.ndarray[Any, Any]:
-    steps = found.steps
-    firsts = [steps["start_ns"][steps["pass_id"] == number].min() for number in np.unique(steps["pass_id"])]
-    return np.array(sorted(firsts)[1:], np.int64)

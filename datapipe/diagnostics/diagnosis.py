@@ -15,7 +15,7 @@ from datapipe.diagnostics.advice import situation_of
 from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of, workload_from
+from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.document import (
     Document,
@@ -31,6 +31,7 @@ from datapipe.diagnostics.document import (
 )
 from datapipe.diagnostics.figures import figures_of
 from datapipe.diagnostics.instruction import Instruction
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.needs import needs_of
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies

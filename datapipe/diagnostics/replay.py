@@ -2,14 +2,15 @@
 
 The wait for data is not max(supply, demand): with jitter, a loader whose mean rate is just sufficient still keeps the device
 waiting. So every batch is followed from its request to the end of the work on it, through workers that are busy or blocked,
-delivery in order or as they are done, and a host that runs ahead of the device. Pure; many replicates run at once, as (num_replicates,) arrays.
+delivery in order or as they are done, and a host that runs ahead of the device. Pure; many replicates run at once, as
+(num_replicates,) arrays.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 
 Floats: TypeAlias = NDArray[np.float64]
+_T = TypeVar("_T", np.float64, np.bool_)
 
 MAX_LEAD = 8  # steps a host gets ahead of the device before CUDA's queue of kernels is full; more with few kernels
 
@@ -73,15 +75,15 @@ class Replayed:
 
 def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     """Simulate every batch. The first `num_settling` steps fill and drain buffers and are not counted."""
-    fields = (course.stall_s, course.cpu_s, course.delivery_s, course.host_s, course.work_s, course.is_synced)
-    num_replicates, num_steps = np.broadcast_shapes(*(field.shape for field in fields))
+    fields = (course.stall_s, course.cpu_s, course.delivery_s, course.host_s, course.work_s)
+    num_replicates, num_steps = np.broadcast_shapes(course.is_synced.shape, *(field.shape for field in fields))
     if not 0 <= num_settling < num_steps:
         raise OptionError(f"num_settling is {num_settling} of {num_steps} steps; some must be left to count")
-    stall, cpu, delivery, host, work, synced = (
-        np.ascontiguousarray(np.broadcast_to(field, (num_replicates, num_steps)).T) for field in fields
-    )
+    stall, cpu, delivery, host, work = (_by_step(field, num_replicates, num_steps) for field in fields)
+    synced = _by_step(course.is_synced, num_replicates, num_steps)
     cores = _Cores(setup, num_replicates, course.host_cpu_s)
     is_ordered = setup.delivery is not Delivery.COMPLETION or not setup.num_workers
+    makers: _InOrder | _ByCompletion
     makers = _InOrder(setup, cores, stall, cpu) if is_ordered else _ByCompletion(setup, cores, stall, cpu, course.pace)
     any_synced = bool(synced.any())
     asked = np.zeros(num_replicates)  # when the caller enters next()
@@ -105,6 +107,11 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
     return Replayed((ended - counted_from) / (num_steps - num_settling), idle / (num_steps - num_settling))
 
 
+def _by_step(field: NDArray[_T], num_replicates: int, num_steps: int) -> NDArray[_T]:
+    """Return (num_steps, num_replicates) in one piece."""
+    return np.ascontiguousarray(np.broadcast_to(field, (num_replicates, num_steps)).T)
+
+
 class _InOrder:
     """Workers that take turns, or share each batch, or the caller itself."""
 
@@ -121,7 +128,8 @@ class _InOrder:
         """Return when the batch is available to a caller that requests it at `asked`."""
         stall_s, cpu_s = self._stall_s[step], self._cpu_s[step]
         if not self._setup.num_workers:
-            return asked + stall_s + cpu_s
+            made: Floats = asked + stall_s + cpu_s
+            return made
         server = step % self._num_servers
         start = np.maximum(self._done[server], self._issued[step % len(self._issued)])
         ready = self._cores.end(step, asked, start, cpu_s, start + (stall_s + cpu_s) / self._threads)

@@ -13,7 +13,7 @@ from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages
-from datapipe.backends.slabs import SlabPool
+from datapipe.backends.slabs import BatchMemory, SlabPool
 from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
@@ -24,7 +24,6 @@ from datapipe.loader.choice import Choice
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.backends.slabs import BatchMemory
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from datapipe.backends.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.kept_images import KeptImages
+from datapipe.backends.slabs import BatchMemory
 from datapipe.core.errors import DecodeError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.fetch.files import Files
@@ -28,7 +29,6 @@ from datapipe.index.repeats import Repeats
 from datapipe.loader.collate import Collator
 from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
 from datapipe.loader.further_fields import FurtherFields
-from datapipe.backends.slabs import BatchMemory
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id

@@ -20,9 +20,8 @@ from datapipe.backends.device import DeviceTransfer
 from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
 from datapipe.backends.pytree import tensors_of
 from datapipe.backends.table_windows import LoadedWindow
-from datapipe.backends.tables_cudf.packing import DevicePacker, pack
+from datapipe.backends.tables_cudf.packing import DevicePacker, PinnedUploads, pack
 from datapipe.backends.tables_cudf.reader import CudfReader
-from datapipe.backends.tables_cudf.packing import PinnedUploads
 from datapipe.columns.layout import MatrixLayout
 from datapipe.core.observe import Observer, Stage
 from datapipe.index.tables import TableIndex

@@ -17,7 +17,6 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
-from datapipe.loader.options import SETTABLE, check_settable
 from datapipe.loader.batch_fields import BatchFields
 from datapipe.loader.caching import CacheStats, stats_of
 from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device
@@ -26,7 +25,7 @@ from datapipe.loader.dataset import Dataset
 from datapipe.loader.evidence import DataEvidence
 from datapipe.loader.iteration import BatchIterator, PassSetup
 from datapipe.loader.mixing import WeightedSampler
-from datapipe.loader.options import LoaderOptions, Output, Shuffle
+from datapipe.loader.options import SETTABLE, LoaderOptions, Output, Shuffle, check_settable
 from datapipe.loader.parsing import parse_options
 from datapipe.loader.passes import SamplePasses
 from datapipe.loader.policy import BadSample

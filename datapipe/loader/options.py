@@ -17,7 +17,7 @@ Output = Literal["tuple", "dict"]
 Shuffle = Literal[False, True, "windows"]
 # torch raises ValueError when these are assigned.
 FIXED = frozenset(("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"))
-# These take effect with the next pass, when torch reads them again. The last three mean nothing to a datapipe.DataLoader, as when they are passed to it.
+# These take effect with the next pass, as torch reads them again. The last three mean nothing to a datapipe.DataLoader.
 SETTABLE = frozenset((
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor",
     "multiprocessing_context", "pin_memory_device", "in_order",

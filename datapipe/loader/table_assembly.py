@@ -8,9 +8,8 @@ from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.library import library
-from datapipe.backends.tables_cudf.packing import DevicePacker
+from datapipe.backends.tables_cudf.packing import DevicePacker, PinnedUploads
 from datapipe.backends.tables_cudf.reader import CudfReader
-from datapipe.backends.tables_cudf.packing import PinnedUploads
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.observe import Observer

@@ -17,8 +17,7 @@ from datapipe.core.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from datapipe.transforms.lowering import Kind, described, lower, mixes_batches
 from datapipe.transforms.pixels.dtype import Normalize, ScaleAndShift, ToDtype, scale_and_shift
-from datapipe.transforms.protocols import Locality
-from datapipe.transforms.protocols import BatchOp, GeometryOp, PixelOp
+from datapipe.transforms.protocols import BatchOp, GeometryOp, Locality, PixelOp
 
 Size = tuple[int, int]  # height, width in pixels
 

@@ -21,8 +21,7 @@ import torch
 
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability
-from datapipe.transforms.protocols import Locality
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 _ORDERS = np.array(list(itertools.permutations(range(3))))  # (6, 3) channels
 

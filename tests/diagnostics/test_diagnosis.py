@@ -12,9 +12,10 @@ from diagnosis_processes import COMMAND, FACTS, process
 
 from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied, Settings, settings_from
-from datapipe.diagnostics.candidates import Trials, candidates_for, change_to_ours, workload_from
+from datapipe.diagnostics.candidates import Trials, candidates_for, change_to_ours
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.recorded import choose_ranks
 from datapipe.diagnostics.timeline import steps_as_columns, steps_from_columns
 from datapipe.diagnostics.workload import Workload

@@ -18,8 +18,9 @@ from torchvision_reference import torchvision_v2
 import datapipe
 from datapipe.cli.main import main
 from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
+from datapipe.diagnostics.candidates import Trials, candidates_for
 from datapipe.diagnostics.instruction import Instruction
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.workload import Workload
 
 torchvision_v2()

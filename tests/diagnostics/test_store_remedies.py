@@ -10,9 +10,9 @@ from diagnosis_processes import process
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.analysis import Analysis, analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
+from datapipe.diagnostics.candidates import Trials, candidates_for, network_share
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.remedies import rank_remedies
-from datapipe.diagnostics.store_remedies import network_share
 from datapipe.diagnostics.workload import Workload
 
 MS = 1_000_000

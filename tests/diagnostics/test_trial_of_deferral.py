@@ -16,7 +16,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
+from datapipe.diagnostics.candidates import Trials, candidates_for
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.trials import forking
 from datapipe.diagnostics.trials.deferral import held_for_trial, try_deferral
 from datapipe.diagnostics.workload import Workload, production_parts

@@ -12,7 +12,8 @@ from diagnosis_processes import process
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for, workload_from
+from datapipe.diagnostics.candidates import Trials, candidates_for
+from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.trials.deferral import held_for_trial
 from datapipe.diagnostics.trials.rows import table_behind, try_rows
 from datapipe.diagnostics.workload import Workload, production_parts

@@ -9,8 +9,8 @@ import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
 from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import supply_s
 from datapipe.diagnostics.diagnosis import diagnose
+from datapipe.diagnostics.measured_workload import supply_s
 from datapipe.diagnostics.recorded import Process
 from datapipe.diagnostics.timeline import STEP, Steps
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Passage

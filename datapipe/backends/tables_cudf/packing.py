@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.backends.device_runtime import DeviceRuntime, Event
+from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.hashing import SortedIds, bucket_of, keys_of_numbers
 from datapipe.backends.tables_cudf.reader import DeviceValues
 from datapipe.columns.chains import Chain, Vocabulary

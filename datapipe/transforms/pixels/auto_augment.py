@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Fill, check_fill, check_uint8, is_count, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
-from datapipe.transforms.protocols import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
 from datapipe.transforms.pixels.warp import rotation_matrix, shear_matrix, translation_matrix, warp
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 Float = NDArray[np.float64]
 

@@ -15,9 +15,8 @@ from torch.nn.functional import pad
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_range, check_size, is_number, refusal, source_repr
-from datapipe.transforms.protocols import Locality
 from datapipe.transforms.pixels.planar import Planes, from_planes, groups, to_planes
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,9 +11,8 @@ import torch
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust
-from datapipe.transforms.protocols import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 _ADJUSTMENTS: tuple[Callable[[torch.Tensor, torch.Tensor, float], None], ...] = (
     adjust.adjust_brightness,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, is_number, refusal, source_repr
-from datapipe.transforms.protocols import Locality
-from datapipe.transforms.protocols import Params, PixelOp
+from datapipe.transforms.protocols import Locality, Params, PixelOp
 
 _PLACES = 1 << 20  # more than the transforms of any list
 _FARTHEST = (Locality.PLACE, Locality.IMAGE, Locality.POINT)

@@ -18,8 +18,7 @@ import torch
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import is_number, refusal, source_repr
-from datapipe.transforms.protocols import Locality
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws, mix64
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
-from datapipe.transforms.protocols import Locality
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 _NUM_ATTEMPTS = 10
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, check_uint8, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust, tone
-from datapipe.transforms.protocols import Locality
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
-from datapipe.transforms.protocols import Params
+from datapipe.transforms.protocols import Locality, Params
 
 
 class _Occasional:
