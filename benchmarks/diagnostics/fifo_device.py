@@ -86,6 +86,9 @@ class FifoDevice:
     def now_ns(self) -> int:
         return time.perf_counter_ns()
 
+    def cpu_ns(self) -> int | None:
+        return time.process_time_ns()
+
     def mark(self) -> Mark:
         stamp = _Stamp()
 

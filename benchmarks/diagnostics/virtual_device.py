@@ -49,6 +49,9 @@ class VirtualWorld:
     def now_ns(self) -> int:
         return round(self.now * 1e9)
 
+    def cpu_ns(self) -> int | None:
+        return None
+
     def mark(self) -> Mark | None:
         return max(self.now, self.free_at)
 

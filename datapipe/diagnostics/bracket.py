@@ -40,6 +40,8 @@ class _Open:
         "close",
         "close_ns",
         "copies",
+        "cpu_ns",
+        "cpu_s",
         "end",
         "end_ns",
         "is_ahead",
@@ -50,11 +52,12 @@ class _Open:
         "sync_s",
     )
 
-    def __init__(self, of: MeasuredPass, start_ns: int, begin: Mark | None, num_ready: int) -> None:
-        self.of, self.start_ns, self.begin, self.num_ready = of, start_ns, begin, num_ready
+    def __init__(self, of: MeasuredPass, start_ns: int, cpu_ns: int | None, begin: Mark | None, num_ready: int) -> None:
+        self.of, self.start_ns, self.cpu_ns, self.begin, self.num_ready = of, start_ns, cpu_ns, begin, num_ready
         self.end_ns: int | None = None  # None: there was no batch
         self.end: Mark | None = None
         self.close_ns = 0
+        self.cpu_s = _NAN
         self.close: Mark | None = None
         self.copies: list[Mark | None] = []  # begin, end, begin, end, ...
         self.is_ahead = -1
@@ -152,9 +155,9 @@ class ThreadBracket:
             return
         self._inside = of
         self._read(_MAX_READ)  # before reading the clock: the bracket's own time is not waiting
-        start_ns = self.clock.now_ns()
-        entry = _Open(of, start_ns, self._mark(), -1 if num_ready is None else num_ready)
-        self._close_with(start_ns, entry.begin)
+        start_ns, cpu_ns = self.clock.now_ns(), self.clock.cpu_ns()
+        entry = _Open(of, start_ns, cpu_ns, self._mark(), -1 if num_ready is None else num_ready)
+        self._close_with(start_ns, cpu_ns, entry.begin)
         self._open = entry
 
     def _end(self, of: MeasuredPass) -> None:
@@ -186,13 +189,15 @@ class ThreadBracket:
     def _close_step(self) -> None:
         if self._open is not None:
             is_step = self._open.end_ns is not None
-            self._close_with(self.clock.now_ns(), self._mark() if is_step else None)
+            self._close_with(self.clock.now_ns(), self.clock.cpu_ns(), self._mark() if is_step else None)
 
-    def _close_with(self, now_ns: int, mark: Mark | None) -> None:
+    def _close_with(self, now_ns: int, cpu_ns: int | None, mark: Mark | None) -> None:
         """Close the open entry. `mark` also begins the next entry, if there is one, which is read later."""
         entry, self._open = self._open, None
         if entry is not None:
             entry.close_ns, entry.close = now_ns, mark
+            if cpu_ns is not None and entry.cpu_ns is not None:
+                entry.cpu_s = (cpu_ns - entry.cpu_ns) * 1e-9
             if entry.end is not None:
                 entry.is_ahead = int(not self.clock.is_past(entry.end))
             self._pending.append(entry)
@@ -227,6 +232,7 @@ class ThreadBracket:
             "loader": entry.of.loader,
             "host_wait_s": (end_ns - entry.start_ns) * 1e-9,
             "host_work_s": (entry.close_ns - end_ns) * 1e-9,
+            "cpu_s": entry.cpu_s,
             "gap_s": gap_s,
             "copy_s": copy_s,
             "work_s": after_s if math.isnan(copy_s) else after_s - copy_s,

@@ -23,6 +23,9 @@ class Clock(Protocol):
     def now_ns(self) -> int:
         """Return the host's time; only differences are meaningful."""
 
+    def cpu_ns(self) -> int | None:
+        """Return the CPU time of this process, of all its threads; only differences are meaningful. None: not known."""
+
     def mark(self) -> Mark | None:
         """Return a mark after all work that the calling thread has queued on the device; None if none can be made now."""
 
@@ -46,6 +49,9 @@ class HostClock:
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
+
+    def cpu_ns(self) -> int | None:
+        return time.process_time_ns()
 
     def mark(self) -> Mark | None:
         return None

@@ -30,6 +30,9 @@ class CudaClock:
     def now_ns(self) -> int:
         return time.perf_counter_ns()
 
+    def cpu_ns(self) -> int | None:
+        return time.process_time_ns()
+
     def mark(self) -> Mark | None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return None

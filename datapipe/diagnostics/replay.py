@@ -57,7 +57,7 @@ class Course:
     host_s: Floats  # the caller, from there to the next next(), without waiting for the device
     work_s: Floats  # the device, without waiting for data
     is_synced: NDArray[np.bool_]  # the caller waits for the device at the end of the step
-    host_cpu_s: float = 0.0  # core time of the caller per step
+    host_cpu_s: float = 0.0  # core time per step that is spent outside the threads that make batches
     pace: Floats | None = None  # (num_workers,) time of each worker relative to the mean; None: all are equal
 
 
@@ -81,7 +81,7 @@ def replay(course: Course, setup: Setup, *, num_settling: int = 0) -> Replayed:
         raise OptionError(f"num_settling is {num_settling} of {num_steps} steps; some must be left to count")
     stall, cpu, delivery, host, work = (_by_step(field, num_replicates, num_steps) for field in fields)
     synced = _by_step(course.is_synced, num_replicates, num_steps)
-    cores = _Cores(setup, num_replicates, course.host_cpu_s)
+    cores = _Cores(setup, num_replicates, course.host_cpu_s, float(course.host_s.mean()))
     is_ordered = setup.delivery is not Delivery.COMPLETION or not setup.num_workers
     makers: _InOrder | _ByCompletion
     makers = _InOrder(setup, cores, stall, cpu) if is_ordered else _ByCompletion(setup, cores, stall, cpu, course.pace)
@@ -187,8 +187,9 @@ class _ByCompletion:
 class _Cores:
     """The cores that all workers share with the caller: computation passes through them as through one queue."""
 
-    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float) -> None:
+    def __init__(self, setup: Setup, num_replicates: int, host_cpu_s: float, host_s: float) -> None:
         self._setup, self._host_cpu_s = setup, host_cpu_s
+        self._host_threads = max(1.0, min(host_cpu_s / max(host_s, 1e-12), setup.num_cores or 1.0))  # that compute at once
         self._worked_off = np.zeros(num_replicates)  # when they will have finished all started work
 
     def end(self, step: int, now: Floats, start: Floats, cpu_s: Floats, ready: Floats) -> Floats:
@@ -206,8 +207,9 @@ class _Cores:
         The caller's share of them is known from its steps so far.
         """
         cores, num_workers = self._setup.num_cores, self._setup.num_workers
-        if cores is None or num_workers + 1 <= cores:
+        num_threads = num_workers + self._host_threads
+        if cores is None or num_threads <= cores:
             return None
-        share = np.minimum(1.0, self._host_cpu_s * step / np.maximum(now, 1e-12))
-        left: Floats = cores - np.minimum(share, cores / (num_workers + 1))
+        fair = cores * self._host_threads / num_threads
+        left: Floats = cores - np.minimum(self._host_cpu_s * step / np.maximum(now, 1e-12), fair)
         return left

@@ -26,6 +26,7 @@ STEP = np.dtype(
         ("loader", np.int32),  # the pass's loader, by the number given to the bracket
         ("host_wait_s", np.float64),  # the host in next()
         ("host_work_s", np.float64),  # from there to the next begin
+        ("cpu_s", np.float64),  # of all threads of the process, in both; NaN if not known
         ("gap_s", np.float64),  # the device with nothing to do while the host was in next()
         ("copy_s", np.float64),  # the device in copies from the host that the loop requested; NaN if not observed
         ("work_s", np.float64),  # the rest of the step on the device

@@ -26,7 +26,7 @@ class Workload:
     work_s: Floats  # (n,) the device; all 0 without a device, when the caller itself does the work
     is_synced: NDArray[np.bool_]  # (n,) the caller waits for the device in this step
     setup: Setup  # the setup of the measurement
-    host_cpu_s: float = 0.0  # core time of the caller per step
+    host_cpu_s: float = 0.0  # core time per step that is spent outside the threads that make batches, most of it by the caller
     made_by: NDArray[np.int64] | None = None  # (b,) the worker that made each batch; None: unknown
     floor_s: float = 0.0  # no remedy for this loader makes a step shorter: another loader, which is read in turn, takes this
 
@@ -76,12 +76,15 @@ def workload_of(
     made_by: NDArray[np.int64] | None = None,
     delivery_s: Floats | None = None,
     floor_s: float = 0.0,
+    made_here_cpu_s: float | None = None,
+    helpers_cpu_s: float = 0.0,
 ) -> Workload | None:
     """Return the workload of a run's steady steps; None if too little was measured to replay it.
 
     `production_s`, `production_cpu_s`: of each batch, as its worker measured them. Without workers a batch is made within
     `next()`, and the time of that is used. `delivery_s`: None: the waits for batches that were ready, or if that is
-    unknown the shortest wait.
+    unknown the shortest wait. `made_here_cpu_s`: core time per batch of making it in the caller's process; None: unknown, and the
+    caller is taken to compute all the time between two `next()`. `helpers_cpu_s`: that of the workers' other threads, per batch.
     """
     rows = steps[find_steady(steps).chosen]
     if len(rows) < MIN_STEPS:
@@ -108,10 +111,17 @@ def workload_of(
         work_s=rows["work_s"] + np.nan_to_num(rows["copy_s"]) if has_device else np.zeros(len(rows)),
         is_synced=syncs > 0,
         setup=setup,
-        host_cpu_s=float(host_s.mean()),
+        host_cpu_s=_host_cpu_s(rows, host_s, made_here_cpu_s) + helpers_cpu_s,
         made_by=made_by,
         floor_s=floor_s,
     )
+
+
+def _host_cpu_s(rows: Steps, host_s: Floats, made_here_cpu_s: float | None) -> float:
+    cpu_s = rows["cpu_s"][~np.isnan(rows["cpu_s"])]
+    if made_here_cpu_s is None or not len(cpu_s):
+        return float(host_s.mean())
+    return max(0.0, float(cpu_s.mean()) - made_here_cpu_s)
 
 
 def course_of(workload: Workload, change: Change, *, num_replicates: int, num_steps: int, seed: int = 0) -> Course:

@@ -12,7 +12,7 @@ from datapipe.diagnostics.timeline import Steps
 
 _MOST = 0.9  # share of the rounds that must be alike
 _MIN_ROUNDS = 4
-_SUMMED = ("host_wait_s", "host_work_s", "gap_s", "copy_s", "work_s", "sync_s")
+_SUMMED = ("host_wait_s", "host_work_s", "cpu_s", "gap_s", "copy_s", "work_s", "sync_s")
 
 
 @dataclass(frozen=True, slots=True)
