@@ -34,7 +34,7 @@ from datapipe.diagnostics.instruction import Instruction
 from datapipe.diagnostics.measured_workload import workload_from
 from datapipe.diagnostics.needs import needs_of
 from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies
+from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, Prediction, Ranking, rank_remedies
 from datapipe.diagnostics.timeline import STEP, Context
 from datapipe.diagnostics.torch_stages.fault import Attribution
 from datapipe.diagnostics.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
@@ -169,18 +169,17 @@ def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tu
 
 def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> Remedies:
     """Return the predictions; those whose gain may be chance, or is too small to be worth a change, are listed separately."""
-    worth = [one for one in ranking.predictions if _is_worth_it(one, ranking)]
     best = ranking.best.remedy.name
-    if ranking.best not in worth:
-        best = NO_REMEDY if starved else NOTHING
+    if starved and best == NOTHING:
+        best = NO_REMEDY
     chosen = (
         _outlook(one, needs_edit=one.remedy.name not in candidates.applied, changes_results=one.remedy.changes_results)
-        for one in worth
+        for one in ranking.worth_it
     )
     return Remedies(
         best=best,
         predictions=tuple(sorted(chosen, key=lambda one: one.name != best)),
-        within_noise=tuple(_outlook(one) for one in ranking.predictions if one not in worth),
+        within_noise=tuple(_outlook(one) for one in ranking.predictions if one not in ranking.worth_it),
         now=_outlook(ranking.now),
         measured_step_s=ranking.measured_step_s,
         misfit=ranking.misfit,
@@ -203,11 +202,6 @@ def _outlook(prediction: Prediction, *, needs_edit: bool | None = None, changes_
 def guide_of(how: Instruction) -> dict[str, Any]:
     """Return an instruction as the fields of a `document.Guided`."""
     return {"how": how.sentence(), "code": how.code, "where": how.where, "note": how.note or None}
-
-
-def _is_worth_it(prediction: Prediction, ranking: Ranking) -> bool:
-    doubt = abs(ranking.misfit or 0.0)
-    return prediction.least_gain > 0 and prediction.gain.value >= max(WORTH_IT, doubt)
 
 
 def _run_time(found: Analysis) -> RunTime | None:

@@ -59,6 +59,7 @@ class Ranking:
 
     best: Prediction
     predictions: tuple[Prediction, ...]  # of all remedies
+    worth_it: tuple[Prediction, ...]  # those of them whose gain is sure, and large enough
     now: Prediction  # with nothing changed
     measured_step_s: float | None  # None: unknown
     replayed_s: float  # the replayed step of the unchanged workload; close to the measured one, but not equal
@@ -112,12 +113,12 @@ def rank_remedies(
     now = _predict(Remedy(NOTHING, Change()), replays, scale, doubt)
     predictions = [_predict(remedy, replays, scale, doubt) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.expected_s))
-    best, harmless = now, [one for one in predictions if not one.remedy.changes_results]
+    worth_it = tuple(one for one in ordered if one.least_gain > 0 and one.gain.value >= max(WORTH_IT, doubt))
+    best, harmless = now, [one for one in predictions if one in worth_it and not one.remedy.changes_results]
     if harmless:
-        shortest = min(harmless, key=lambda one: one.expected_s)
-        if shortest.least_gain > 0 and shortest.gain.value >= max(WORTH_IT, doubt):
-            best = next(one for one in harmless if one.expected_s <= (1 + WORTH_IT) * shortest.expected_s)
-    return Ranking(best, ordered, now, measured_step_s, replayed_s)
+        shortest_s = min(one.expected_s for one in harmless)
+        best = next(one for one in harmless if one.expected_s <= (1 + WORTH_IT) * shortest_s)
+    return Ranking(best, ordered, worth_it, now, measured_step_s, replayed_s)
 
 
 def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> Prediction:

@@ -170,6 +170,15 @@ def test_batches_as_they_are_made_help_against_rare_stalls() -> None:
     assert ranking.best.step_s.value == pytest.approx(0.0147, rel=0.05)
 
 
+def test_a_shorter_step_that_is_not_sure_does_not_hide_one_that_is() -> None:
+    unsure = Remedy("unsure", Change(production_factor=0.3, production_spread=1.5))
+    sure = Remedy("sure", Change(production_factor=0.6))
+    ranking = rank_remedies(workload(0.060), [unsure, sure])
+    assert [one.remedy for one in ranking.predictions] == [unsure, sure]
+    assert [one.remedy for one in ranking.worth_it] == [sure]
+    assert ranking.best.remedy is sure
+
+
 def test_intervals_hold_what_differs_from_run_to_run() -> None:
     """Steps that are all alike say nothing of the next run: nine of ten runs that differ by 4% must lie within."""
     (prediction,) = rank_remedies(workload(0.060), [FASTER], measured_step_s=0.030).predictions

@@ -46,7 +46,7 @@ def _with_argument(source: str, text: str, line: int) -> str:
 
 
 def _makes_loader(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in ("DataLoader", "Reduced")
+    return isinstance(call.func, ast.Name) and call.func.id == "DataLoader"
 
 
 def _with_statement(source: str, text: str, line: int) -> str | None:

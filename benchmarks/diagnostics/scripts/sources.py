@@ -13,16 +13,22 @@ import time
 import torch
 
 
-def train(batches_of, *, work_s=0.01, passes=1, validate=None):
-    """Train on `batches_of()`, `passes` times; tell the mean step, the share of waiting, and the time of everything."""
+def train(batches_of, *, work_s=0.01, batch_size=8, passes=1, validate=None):
+    """Train on `batches_of()`, `passes` times; tell the mean step, the share of waiting, and the time of everything.
+
+    `work_s`: for `batch_size` samples. Ranks add up their gradients, so each waits for the slowest.
+    """
     weight = torch.zeros(1, requires_grad=True)
+    if torch.distributed.is_initialized():
+        weight.register_hook(lambda gradient: torch.distributed.all_reduce(gradient))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     waits, steps, began = [], [], time.perf_counter()
     for number in range(passes):
         waits_of_pass, steps_of_pass, before = [], [], time.perf_counter()
         for batch in batches_of():
             got = time.perf_counter()
-            time.sleep(work_s)
+            samples = batch[0] if isinstance(batch, (tuple, list)) else batch
+            time.sleep(work_s * len(samples) / batch_size)
             (weight * 1.0).sum().backward()
             optimizer.step()
             after = time.perf_counter()
@@ -228,8 +234,8 @@ def validate():
         time.sleep(0.002)
 """,
         "loader = DataLoader(Slow(400, 0.0003), batch_size=8, num_workers=1)\n"
-        "others = DataLoader(Slow(800, 0.003), batch_size=8, num_workers=1)\n"
-        "train(lambda: loader, passes=3, validate=validate)",
+        "others = DataLoader(Slow(800, 0.005), batch_size=8, num_workers=1)\n"
+        "train(lambda: loader, work_s=0.04, passes=3, validate=validate)",
         (),
         kind="compute-bound",
         says="The validation loader",
@@ -242,7 +248,7 @@ class Large(Slow):
     def __getitem__(self, number):
         return torch.full((1024, 768), float(number))
 """,
-        f"loader = DataLoader(Large(1600), batch_size=16, num_workers=1)\n{_LOOP}",
+        "loader = DataLoader(Large(1600), batch_size=16, num_workers=1)\ntrain(lambda: loader, batch_size=16)",
         ("transfer", "decode", "collate", "cores"),
     ),
     Script(
@@ -267,7 +273,7 @@ class Careful(Sampler):
         """
 
 def collated(samples):
-    until = time.thread_time() + 0.03
+    until = time.thread_time() + 0.03 * len(samples) / 8
     while time.thread_time() < until:
         pass
     return torch.stack(samples)
@@ -297,17 +303,10 @@ def fed():
     ),
     Script(
         "slow rank",
-        """
-
-class Reduced(DataLoader):
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch
-            torch.distributed.all_reduce(torch.zeros(1))
-""",
+        "",
         'torch.distributed.init_process_group("gloo")\n'
         "rank = torch.distributed.get_rank()\n"
-        "loader = Reduced(Slow(1200, 0.003 if rank else 0.0002), batch_size=8, num_workers=1)\n"
+        "loader = DataLoader(Slow(1200, 0.003 if rank else 0.0002), batch_size=8, num_workers=1)\n"
         f"{_LOOP}",
         ("read",),
         says="rank 1",
