@@ -87,6 +87,16 @@ def _held_by_store(found: Found) -> float:
     return max(map(float, held.values())) - local
 
 
+def _of_scripts(part: str, whole: str) -> Callable[[Found], float]:
+    return lambda found: float(found["diagnostics-scripts"][part] / found["diagnostics-scripts"][whole])
+
+
+def _within_intervals(found: Found) -> float:
+    """Of the starved runs whose remedies were carried out in real time."""
+    of_starved = found["diagnostics-real"]["of_starved"]
+    return float(of_starved["num_within_interval"] / of_starved["num"])
+
+
 _TABLES = {
     ("datapipe, 65,536", "bare"): "snappy Parquet to shuffled matrices, against a bare read",
     ("datapipe, 65,536", "DuckDB by hand"): "the same, against a loop with DuckDB",
@@ -154,6 +164,16 @@ BARS = (
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),
+    Bar("whole scripts diagnosed: the stage at fault is named", 0.95, "", False, _of_scripts("num_fault_right", "num_scripts")),
+    Bar("recommended remedies that make a step longer by more than 3%", 0, "", True, _of_scripts("num_harmful", "num_scripts")),
+    Bar(
+        "best recommended remedy within 10% of the best there is",
+        0.95,
+        "",
+        False,
+        _of_scripts("num_best_near", "num_with_remedies"),
+    ),
+    Bar("predicted steps within their 95% intervals, in real time", 0.9, "", False, _within_intervals),
     *(Bar(_TABLES[ours, other], least, "x", False, _of_tables(ours, other)) for ours, other, least in TABLE_BARS),
     Bar(
         "order of a table, per row", MAX_ORDER_NS, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])

@@ -1,4 +1,4 @@
-"""The table of docs/diagnose.md: how right the diagnosis is, from the committed results."""
+"""The tables of docs/diagnose.md: how right the diagnosis is, from the committed results."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ _ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ),
     ("best remedy right", lambda found: _of(found, "num_top_right", "num_ranked")),
 )
+_OF_SCRIPTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("verdicts right", lambda found: _of(found, "num_kind_right", "num_scripts")),
+    ("stage at fault right", lambda found: _of(found, "num_fault_right", "num_scripts")),
+    ("what must be said is said", lambda found: _of(found, "num_said", "num_scripts")),
+    ("recommended remedies that made a step longer by more than 3 %", lambda found: _of(found, "num_harmful", "num_recommended")),
+    ("best recommended within 10 % of the best of all", lambda found: _of(found, "num_best_near", "num_with_remedies")),
+    ("truth within the predicted interval", lambda found: _of(found, "num_within_interval", "num_carried_out")),
+)
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -27,6 +35,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     results = [found[name] for name in _RESULTS]
     lines = ["| | virtual clock | torch's loader in real time, 2 cores |", "|---|--:|--:|"]
     lines += [f"| {title} | {' | '.join(cell(result) for result in results)} |" for title, cell in _ROWS]
+    lines += ["", "| | whole scripts, every remedy carried out as printed |", "|---|--:|"]
+    lines += [f"| {title} | {cell(found['diagnostics-scripts'])} |" for title, cell in _OF_SCRIPTS]
     return "\n".join(lines)
 
 
