@@ -200,6 +200,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "remote",
+    "diagnostics-real", "diagnostics-scripts",
 )  # fmt: skip
 
 
