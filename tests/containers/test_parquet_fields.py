@@ -109,6 +109,7 @@ IN_PIECES = (
 )  # where nothing is packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, PACKED, {"compression": "zstd", "data_page_version": "2.0"}], ids=str)
 def test_columns_are_fields(path: Path, options: dict[str, Any]) -> None:
     write(path, {name: column for name, (column, _, _) in COLUMNS.items()}, **options)
@@ -122,6 +123,7 @@ def test_columns_are_fields(path: Path, options: dict[str, Any]) -> None:
             assert getattr(value, "dtype", None) == getattr(wanted, "dtype", None), name
 
 
+@pytest.mark.slow
 @quick
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=40),

@@ -22,7 +22,7 @@ from datapipe.loader.explanation import explanation
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
-pytestmark = [needs_obstore, needs_moto]
+pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]
 TOP = f"s3://{BUCKET}"
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [dp.RandomResizedCrop(24)]}
 

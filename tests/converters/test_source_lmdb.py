@@ -58,6 +58,7 @@ def test_values_that_are_no_images(tmp_path: Path) -> None:
         converted(source, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_a_database_that_was_cut(tmp_path: Path, share: float) -> None:
     path = lsun(tmp_path).source / "data.mdb"
@@ -67,6 +68,7 @@ def test_a_database_that_was_cut(tmp_path: Path, share: float) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_damaged_pages_give_an_error_not_a_crash(tmp_path: Path) -> None:
     """Whatever bytes the pages hold, this process goes on: it raises in one line, or finds bad samples."""
     path = lsun(tmp_path).source / "data.mdb"

@@ -165,6 +165,7 @@ def test_threads_fill_a_store_together(tmp_path: Path) -> None:
     assert num_right(store) == NUM_IDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["disk", "ram"])
 def test_processes_fill_a_store_together(tmp_path: Path, place: str) -> None:
     where = str(tmp_path) if place == "disk" else "ram"
@@ -216,6 +217,7 @@ def memory_files() -> list[str]:
     return [name for name in found if name.startswith("/memfd:datapipe-")]
 
 
+@pytest.mark.slow
 def test_memory_is_shared_and_gone_with_the_last_process_even_if_that_is_killed(tmp_path: Path) -> None:
     before = set(memory_files())
     with driver("hold", "ram", tmp_path) as first, driver("hold", "ram", tmp_path) as second:

@@ -191,6 +191,7 @@ def test_a_smaller_limit_than_before(tmp_path: Path) -> None:
     assert 0 < smaller.held().nbytes <= 80_000
 
 
+@pytest.mark.slow
 def test_killed_at_any_point(tmp_path: Path) -> None:
     """Four processes on one cache, killed again and again: within its bound, no bad shard, and no dead part stays."""
     limit, chance = 160_000, random.Random(0)

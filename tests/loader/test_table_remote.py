@@ -14,7 +14,7 @@ from table_values import table_of, write_table
 import datapipe as dp
 from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
-pytestmark = needs_moto
+pytestmark = [pytest.mark.slow, needs_moto]
 URL = f"s3://{BUCKET}/table"
 NUM_ROWS = 3210
 OPTIONS: dict[str, Any] = {

@@ -47,7 +47,7 @@ def numbers(loader: Any) -> list[int]:
     return [value_of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_blocks_are_used_again(context: str) -> None:
     loader = loaded(Numbered(), num_workers=1, multiprocessing_context=context)
     places = []
@@ -88,6 +88,7 @@ def test_whatever_looks_at_a_batch_keeps_it(how: str) -> None:
         assert int(found) // 4 == number
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_keeps_what_it_sees() -> None:
     iterator = iter(loaded(Numbered(), num_workers=1, persistent_workers=True))
     held = [next(iterator)]
@@ -112,6 +113,7 @@ def test_a_child_that_is_forked_keeps_what_it_sees() -> None:
     assert len({where for _, where in rest} - {place}) <= 6
 
 
+@pytest.mark.slow
 def test_what_workers_lent_is_unmapped_when_they_end() -> None:
     for taken in (1, 24):
         iterator = iter(loaded(Numbered(), num_workers=1))
