@@ -22,10 +22,11 @@ from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
+from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, places_of
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.tensor_rows import TensorRows, picked_rows, rows_of
-from datapipe.adapt.torch_loader import GivenKeys, KeyOf, KeySource, PickedKeys, TorchLoader, places_of
+from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen
 from datapipe.index.repeats import Repeats

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.arguments import length_of, sampler_of
 from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.taking import WorkerStart, request_of_keys
+from datapipe.adapt.deferral.taking import WorkerStart
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.hub_rows import HubRows
+from datapipe.adapt.keys import KeySource
 from datapipe.adapt.loaders import TorchDataLoader, rebuilt_loader
 from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
@@ -32,122 +30,10 @@ from datapipe.loader.choice import Choice
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.options import FIXED, SETTABLE
 from datapipe.loader.policy import BadSample
-from datapipe.loader.ranks import is_of_group
 from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, SeedSource
-from datapipe.loader.sources import SampledSource
 from datapipe.loader.state import LoaderState
 from datapipe.loader.torch_compat import OwnBatches
-from datapipe.order.plan import Cursor, Picks, Plan, Rank
-from datapipe.order.row_order import ShuffledRows
-from datapipe.order.sample_order import ShuffledOrder
-
-KeyOf = Callable[[Picks, int], Any]  # from a batch's picks and the seed to the key of the dataset
-
-
-class KeySource(Protocol):
-    """The keys with which a dataset is read, batch by batch."""
-
-    @property
-    def order(self) -> str:
-        """The name of the order in saved states."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-    @property
-    def global_batch(self) -> int: ...
-
-    def keys(self, start: Cursor, seed: int, /) -> Iterator[tuple[Any, Cursor]]:
-        """Return the keys from `start` on, each with the place after it."""
-
-    @property
-    def rank(self) -> Rank | None:
-        """The rank among those that have to agree on the seed; None if nothing depends on it."""
-
-    def check(self, cursor: Cursor, /) -> None:
-        """Raise StateError if no pass could begin at `cursor`."""
-
-
-@dataclass(frozen=True)
-class GivenKeys:
-    """The keys that a user's batch sampler gives, of any kind: lists, or a slice or dict for `__getitems__`."""
-
-    batch_sampler: Iterable[Any]
-    global_batch: int
-    own_rank: Rank
-    checksum: SamplerChecksum
-    reseeds: bool  # whether requests for samples carry seeds
-    order: str = "sampler"
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.batch_sampler)  # type: ignore[arg-type]
-
-    @property
-    def rank(self) -> Rank | None:
-        """The rank among those that agree on the seed of samples: several if a DistributedSampler divides the samples."""
-        if not self.reseeds:
-            return None
-        sampler = getattr(self.batch_sampler, "sampler", self.batch_sampler)
-        if not isinstance(sampler, DistributedSampler):
-            return Rank()
-        together = Rank(sampler.rank, sampler.num_replicas)
-        return together if is_of_group(together) else Rank()
-
-    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
-        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
-        for step, given in enumerate(self.batch_sampler):
-            keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
-            after = Cursor(start.epoch, (step + 1) * self.global_batch)
-            walk.add(_key_bytes(keys), after)
-            if step >= first:
-                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank.rank) if self.reseeds else keys, after
-
-    def check(self, cursor: Cursor) -> None:
-        """Accept any place: only iterating the sampler tells how far it goes."""
-
-
-def _key_bytes(keys: Any) -> bytes:
-    if isinstance(keys, torch.Tensor | np.ndarray):  # their repr leaves values out
-        return np.asarray(keys).tobytes()
-    return repr(keys).encode()
-
-
-@dataclass(frozen=True)
-class PickedKeys:
-    """Picks, as keys of a dataset. `source`: with any seed; `key_of`: from a batch's picks to the key of the dataset."""
-
-    source: Plan | SampledSource
-    order: str
-    key_of: KeyOf
-
-    @property
-    def num_steps(self) -> int:
-        return self.source.num_steps
-
-    @property
-    def global_batch(self) -> int:
-        return self.source.global_batch
-
-    @property
-    def rank(self) -> Rank:
-        return self.source.rank
-
-    def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
-        source = self.source
-        if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder | ShuffledRows):
-            source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
-        for picks in source.steps(start):
-            yield self.key_of(picks, seed), picks.after
-
-    def check(self, cursor: Cursor) -> None:
-        self.source.check(cursor)
-
-
-def places_of(picks: Picks, seed: int) -> list[int]:
-    """Return the positions of a batch, as keys of a user's dataset, which draws random numbers itself."""
-    return picks.positions.tolist()  # type: ignore[no-any-return]
 
 
 class TorchLoader:
