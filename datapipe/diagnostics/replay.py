@@ -19,6 +19,7 @@ from datapipe.core.errors import OptionError
 
 Floats: TypeAlias = NDArray[np.float64]
 _T = TypeVar("_T", np.float64, np.bool_)
+_ALL = slice(None)
 
 MAX_LEAD = 8  # steps a host gets ahead of the device before CUDA's queue of kernels is full; more with few kernels
 
@@ -143,45 +144,57 @@ class _InOrder:
 
 
 class _ByCompletion:
-    """Workers with a queue each, whose batches are handed out as they are done."""
+    """Workers with a queue each, whose batches are handed out as they are done. Batches begin in the order of time."""
 
     def __init__(self, setup: Setup, cores: _Cores, stall_s: Floats, cpu_s: Floats, pace: Floats | None) -> None:
         self._cores, self._stall_s, self._cpu_s, self._pace = cores, stall_s, cpu_s, pace
         num_workers, each = setup.num_workers, max(1, setup.depth // setup.num_workers)
         num_replicates = stall_s.shape[1]
         self._every = np.arange(num_replicates)
-        self._done = np.zeros((num_workers, num_replicates))  # when each will have finished its batches
-        self._ready = np.zeros((num_workers, each, num_replicates))  # when each of a worker's batches is done, around a ring
-        self._first = np.zeros((num_workers, num_replicates), np.int64)  # the place of its earliest one that is not handed out
-        self._num_begun = 0
-        self._server = np.zeros(num_replicates, np.int64)  # whose batch was taken
-        zero = np.zeros(num_replicates)
-        for number in range(num_workers * each):
-            self._begin(np.full(num_replicates, number % num_workers), number // num_workers, zero, 0, zero)
+        self._asked = np.zeros((num_workers, each, num_replicates))  # when each of a worker's batches was requested, in a ring
+        self._ready = np.full((num_workers, each, num_replicates), np.inf)  # when it is done; inf: it has not begun
+        self._first = np.zeros((num_workers, num_replicates), np.int64)  # the place of the earliest one, not handed out
+        self._next = np.zeros((num_workers, num_replicates), np.int64)  # of the next one to begin
+        self._num_left = np.full((num_workers, num_replicates), each)  # that have not begun
+        self._free_at = np.zeros((num_workers, num_replicates))  # when each worker will have finished what it has begun
+        self._num_begun = np.zeros(num_replicates, np.int64)
+        self._server = np.zeros(num_replicates, np.int64)  # whose batch was taken last
 
     def take(self, step: int, asked: Floats) -> Floats:
         """Return when the next batch is available to a caller that requests it at `asked`."""
-        workers = np.arange(len(self._done))[:, None]
-        ready = self._ready[workers, self._first, self._every]
+        workers = np.arange(len(self._first))[:, None]
+        while True:
+            ready = self._ready[workers, self._first, self._every]
+            begins = np.maximum(self._free_at, self._asked[workers, self._next, self._every])
+            begins = np.where(self._num_left > 0, begins, np.inf)
+            is_earlier = begins.min(axis=0) < ready.min(axis=0)
+            if not is_earlier.any():
+                break
+            self._begin(begins.argmin(axis=0)[is_earlier], self._every[is_earlier], step)
         self._server = ready.argmin(axis=0)
         received: Floats = np.maximum(asked, ready[self._server, self._every])
         return received
 
     def hand_out(self, step: int, received: Floats) -> None:
         """Record that a batch was handed out: its worker is asked for another."""
-        place = self._first[self._server, self._every]
-        self._begin(self._server, place, received, step, received)
-        self._first[self._server, self._every] = (place + 1) % self._ready.shape[1]
+        server, every, num_places = self._server, self._every, self._ready.shape[1]
+        place = self._first[server, every]
+        self._asked[server, place, every], self._ready[server, place, every] = received, np.inf
+        self._num_left[server, every] += 1
+        self._first[server, every] = (place + 1) % num_places
 
-    def _begin(self, server: NDArray[np.int64], place: NDArray[np.int64] | int, issued: Floats, step: int, now: Floats) -> None:
-        number = self._num_begun % len(self._stall_s)
-        self._num_begun += 1
-        stall_s, cpu_s = self._stall_s[number], self._cpu_s[number]
+    def _begin(self, server: NDArray[np.int64], of: NDArray[np.int64], step: int) -> None:
+        """Let one worker of each of these replicates begin its next batch."""
+        number, place = self._num_begun[of] % len(self._stall_s), self._next[server, of]
+        stall_s, cpu_s = self._stall_s[number, of], self._cpu_s[number, of]
         if self._pace is not None:
             stall_s, cpu_s = stall_s * self._pace[server], cpu_s * self._pace[server]
-        start = np.maximum(self._done[server, self._every], issued)
-        ready = self._cores.end(step, now, start, cpu_s, start + stall_s + cpu_s)
-        self._done[server, self._every] = self._ready[server, place, self._every] = ready
+        start = np.maximum(self._free_at[server, of], self._asked[server, place, of])
+        ready = self._cores.end(step, start, start, cpu_s, start + stall_s + cpu_s, of)
+        self._free_at[server, of] = self._ready[server, place, of] = ready
+        self._next[server, of] = (place + 1) % self._ready.shape[1]
+        self._num_left[server, of] -= 1
+        self._num_begun[of] += 1
 
 
 class _Cores:
@@ -192,13 +205,15 @@ class _Cores:
         self._host_threads = max(1.0, min(host_cpu_s / max(host_s, 1e-12), setup.num_cores or 1.0))  # that compute at once
         self._worked_off = np.zeros(num_replicates)  # when they will have finished all started work
 
-    def end(self, step: int, now: Floats, start: Floats, cpu_s: Floats, ready: Floats) -> Floats:
-        """Return when a batch begun at `start` is done, which with enough cores would be at `ready`."""
+    def end(
+        self, step: int, now: Floats, start: Floats, cpu_s: Floats, ready: Floats, of: NDArray[np.int64] | slice = _ALL
+    ) -> Floats:
+        """Return when a batch begun at `start` is done, which with enough cores would be at `ready`. `of`: the replicates."""
         cores = self._free(step, now)
         if cores is None:
             return ready
-        self._worked_off = np.maximum(self._worked_off, start) + cpu_s / cores
-        later: Floats = np.maximum(ready, self._worked_off)
+        self._worked_off[of] = np.maximum(self._worked_off[of], start) + cpu_s / cores
+        later: Floats = np.maximum(ready, self._worked_off[of])
         return later
 
     def _free(self, step: int, now: Floats) -> Floats | None:

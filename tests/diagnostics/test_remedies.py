@@ -154,6 +154,9 @@ def test_batches_as_they_are_made_help_beside_a_slow_worker() -> None:
     assert ranking.now.step_s.value == pytest.approx(0.030, rel=0.03)
     assert ranking.best.remedy is free
     assert ranking.best.step_s.value == pytest.approx(0.015, rel=0.05)
+    few_cores = replace(base, production_cpu_s=np.full(400, 0.001), setup=replace(base.setup, num_cores=2.0))
+    crowded = rank_remedies(few_cores, [Remedy("in_order=False", Change(Setup(2, 4, Delivery.COMPLETION, 2.0)))])
+    assert crowded.best.step_s.value == pytest.approx(0.015, rel=0.05)  # what the slow worker will compute delays nobody now
     even = rank_remedies(replace(base, production_s=np.full(400, 0.040)), [free])
     assert even.best.remedy.name == NOTHING
 
