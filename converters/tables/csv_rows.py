@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, SourceFile
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Parsed, RowBlock, SourceFile
 from converters.tables.text_blocks import blocks_of, bom_nbytes, first_row, read_block
 from datapipe.core.errors import FormatError
 
@@ -35,13 +35,13 @@ class CsvSource:
                 differing = sorted({*mine} ^ {*self._names[0]})
                 raise FormatError(f"{file.name}: its header and that of {files[0].name} differ in {', '.join(differing)[:120]}")
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         for number, file in enumerate(self.files):
             start = first_row(file.name)[1] if self._has_header else bom_nbytes(file.name)
             for begin, end in blocks_of(file.name, start=start, quotes=True):
-                yield Block(number, begin, end)
+                yield RowBlock(number, begin, end)
 
-    def parse(self, block: Block, types: Mapping[str, pa.DataType]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
         names = self._names[block.file]
         data = read_block(self.files[block.file].name, block.start, block.stop)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, SourceFile, plain
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Parsed, RowBlock, SourceFile, plain
 from converters.tables.text_blocks import blocks_of, bom_nbytes, read_block
 from datapipe.core.errors import FormatError
 
@@ -22,12 +22,12 @@ class JsonSource:
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self.files = tuple(files)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         for number, file in enumerate(self.files):
             for begin, end in blocks_of(file.name, start=bom_nbytes(file.name), quotes=False):
-                yield Block(number, begin, end)
+                yield RowBlock(number, begin, end)
 
-    def parse(self, block: Block, types: Mapping[str, pa.DataType]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
         """See `RowSource`. Raises FormatError for members that are numbers here and texts there, without a type for them."""
         name = self.files[block.file].name
         lines = [line for line in read_block(name, block.start, block.stop).split(b"\n") if line.strip()]

@@ -19,7 +19,7 @@ from converters.options import OnError
 from converters.tables.casting import as_type
 from converters.tables.facts import Facts, facts_of, row_nbytes
 from converters.tables.options import TableConversion
-from converters.tables.rows import MAX_SHOWN, BadTableRow, Block, Parsed, RowSource, in_order
+from converters.tables.rows import MAX_SHOWN, BadTableRow, Parsed, RowBlock, RowSource, in_order
 from converters.tables.schema import check_used, is_left_out, types_of
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
@@ -91,7 +91,7 @@ def make_plan(
     blocks: list[tuple[int, int, int, int]] = []
     num_rows = num_seen = num_bad = file_seen = 0
 
-    def survey(block: Block) -> tuple[Block, Parsed, dict[str, Facts]]:
+    def survey(block: RowBlock) -> tuple[RowBlock, Parsed, dict[str, Facts]]:
         parsed = typed_rows(source.parse(block, _declared(options, source)), options.schema, source)
         declared = types_of(options.schema, parsed.columns)
         return (
@@ -138,7 +138,7 @@ def make_plan(
     return plan
 
 
-def rows_of(block: Block, schema: Any, options: TableConversion, source: RowSource) -> Any:
+def rows_of(block: RowBlock, schema: Any, options: TableConversion, source: RowSource) -> Any:
     """Return the good rows of a block as a table of the schema: the same rows that the scan found."""
     types = {field.name: field.type for field in schema}
     parsed = typed_rows(source.parse(block, types if not source.is_text else {}), options.schema, source)
@@ -208,7 +208,7 @@ def _schema(facts: Mapping[str, Facts], options: TableConversion, num_rows: int)
     return pa.schema(fields)
 
 
-def _refuse(options: TableConversion, source: RowSource, block: Block, bad: BadTableRow, before: int) -> None:
+def _refuse(options: TableConversion, source: RowSource, block: RowBlock, bad: BadTableRow, before: int) -> None:
     if options.on_error is OnError.FAIL:
         raise DecodeError(
             f"{source.files[block.file].name}{_where(bad, before)}: bad row: {bad.reason}; repair it, name the column's type in "
@@ -220,7 +220,7 @@ def _where(bad: BadTableRow, before: int) -> str:
     return "" if bad.number is None else f": row {before + bad.number + 1}"
 
 
-def _line_of(source: RowSource, block: Block, bad: BadTableRow, before: int) -> bytes:
+def _line_of(source: RowSource, block: RowBlock, bad: BadTableRow, before: int) -> bytes:
     row = None if bad.number is None else before + bad.number + 1
     value = {"source": os.fspath(source.files[block.file].name), "row": row, "reason": bad.reason, "text": bad.text}
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

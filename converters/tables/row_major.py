@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
-from converters.tables.rows import Block, RowSource, in_order
+from converters.tables.rows import RowBlock, RowSource, in_order
 from converters.tables.writing import WrittenFile
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import leaves_of
@@ -58,7 +58,7 @@ def write_rows(
             run, note = runs[number], noted / str(number)
             if not note.exists():
                 for block in run:
-                    table = rows_of(Block(*plan.blocks[block][:3]), schema, options, source)
+                    table = rows_of(RowBlock(*plan.blocks[block][:3]), schema, options, source)
                     here = slice(int(firsts[block]), int(firsts[block + 1]))
                     for matrix, array in zip(matrices, arrays, strict=True):
                         _write(table, matrix, array[here])

@@ -17,7 +17,7 @@ MAX_SHOWN = 200  # characters of a bad row in errors.jsonl
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Consecutive rows of one file: `start` to `stop` are bytes of a text, rows of a matrix, or row groups."""
 
     file: int
@@ -67,10 +67,10 @@ class RowSource(Protocol):
     def is_text(self) -> bool:
         """Return True if values come as text, whose types are found by reading all of them."""
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows in order, in blocks."""
 
-    def parse(self, block: Block, types: Mapping[str, pa.DataType]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
         """Return the rows of a block. `types`: the known types of columns; values may come in others."""
 
 

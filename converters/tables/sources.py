@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from converters.tables.csv_rows import DELIMITERS, CsvSource
 from converters.tables.json_rows import JsonSource
-from converters.tables.rows import BadTableRow, Block, Parsed, RowSource, SourceFile, plain
+from converters.tables.rows import BadTableRow, Parsed, RowBlock, RowSource, SourceFile, plain
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -118,11 +118,11 @@ class GroupSource:
         index.check_present(column.name for column in index.columns)
         self._local = threading.local()
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         for number in range(self._index.num_groups):
-            yield Block(int(self._index.file_of_group[number]), number, number + 1)
+            yield RowBlock(int(self._index.file_of_group[number]), number, number + 1)
 
-    def parse(self, block: Block, types: Mapping[str, Any]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[str, Any]) -> Parsed:
         if not hasattr(self._local, "reader"):
             self._local.reader = GroupReader([column.name for column in self._columns])
         group = self._index.group(block.start)
@@ -160,11 +160,11 @@ class MatrixSource:
                 raise FormatError(f"{grouped[name][0]}: the parts of {name!r} differ in width or dtype; convert them apart")
         self._num_rows = next(iter(lengths.values()))
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         for start in range(0, self._num_rows, _MATRIX_ROWS):
-            yield Block(0, start, min(start + _MATRIX_ROWS, self._num_rows))
+            yield RowBlock(0, start, min(start + _MATRIX_ROWS, self._num_rows))
 
-    def parse(self, block: Block, types: Mapping[str, Any]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[str, Any]) -> Parsed:
         columns: dict[str, pa.Array] = {}
         for name, parts in self._parts.items():
             rows = _rows_of(parts, block.start, block.stop)

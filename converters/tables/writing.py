@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
-from converters.tables.rows import Block, RowSource, in_order
+from converters.tables.rows import RowBlock, RowSource, in_order
 from datapipe.core import arrow_maps, atomic, regular_files
 from datapipe.core.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation
@@ -82,7 +82,7 @@ def shard_name(number: int) -> str:
 def _scatter(path: Path, run: list[int], plan: TablePlan, options: TableConversion, source: RowSource) -> None:
     """Read a run of blocks and write its rows by shard: a record batch for each."""
     schema = plan.arrow_schema
-    table = pa.concat_tables([rows_of(Block(*plan.blocks[number][:3]), schema, options, source) for number in run])
+    table = pa.concat_tables([rows_of(RowBlock(*plan.blocks[number][:3]), schema, options, source) for number in run])
     first = int(plan.first_rows[run[0]])
     if table.num_rows != int(plan.first_rows[run[-1] + 1]) - first:
         raise FormatError(f"{options.source}: other rows than the scan found; was it changed?")
