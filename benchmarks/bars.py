@@ -97,6 +97,22 @@ def _within_intervals(found: Found) -> float:
     return float(of_starved["num_within_interval"] / of_starved["num"])
 
 
+def _from_archive(name: str) -> Callable[[Found], float]:
+    return lambda found: float(found["convert-sources"]["rates"][name]["wall_s"]["ratio"])
+
+
+def _on_ray(found: Found) -> float:
+    return float(found["convert-sources"]["ray"]["overhead"]["ratio"])
+
+
+_ARCHIVES = {
+    "plain.tar": "a tar",
+    "nested.tar": "a tar of the classes' tars",
+    "class-tars": "a folder of the classes' tars",
+    "stored.zip": "a zip",
+    "deflated.zip": "a deflated zip",
+    "plain.tar.gz": "a .tar.gz",
+}
 _TABLES = {
     ("datapipe, 65,536", "bare"): "snappy Parquet to shuffled matrices, against a bare read",
     ("datapipe, 65,536", "DuckDB by hand"): "the same, against a loop with DuckDB",
@@ -174,6 +190,11 @@ BARS = (
         _of_scripts("num_best_near", "num_with_remedies"),
     ),
     Bar("predicted steps within their 95% intervals, in real time", 0.9, "", False, _within_intervals),
+    *(
+        Bar(f"converting from {what}, against the folder", 0.8, "x", False, _from_archive(name))
+        for name, what in _ARCHIVES.items()
+    ),
+    Bar("converting on a Ray cluster of one machine, against the local time, startup aside", 1.2, "x", True, _on_ray),
     *(Bar(_TABLES[ours, other], least, "x", False, _of_tables(ours, other)) for ours, other, least in TABLE_BARS),
     Bar(
         "order of a table, per row", MAX_ORDER_NS, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])
@@ -200,7 +221,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "remote",
-    "diagnostics-real", "diagnostics-scripts",
+    "diagnostics-real", "diagnostics-scripts", "convert-sources",
 )  # fmt: skip
 
 

@@ -79,6 +79,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "containers", _containers_sentence),
         _sentence(found, "cache", _cache_sentence),
         _sentence(found, "convert", _convert_sentence),
+        _sentence(found, "convert-sources", _sources_sentence),
         _sentence(found, "open-large", _open_sentence),
         _sentence(found, "gil", _gil_sentence),
         _sentence(found, "tables", _rows_of_tables),
@@ -204,6 +205,18 @@ def _convert_sentence(result: dict[str, Any]) -> str:
         f"Converting {result['dataset']['nbytes'] / 1e9:.1f} GB of loose files took {_interval(result['ratios']['ours / tar'])} "
         f"the time of `tar cf` and `sha256sum` ({ours['median_s']:.1f} s), with {few['peak_anonymous_mb']:.0f} MB of memory "
         f"for {few['num_files']:,} files and {many['peak_anonymous_mb']:.0f} MB for {many['num_files']:,}."
+    )
+
+
+def _sources_sentence(result: dict[str, Any]) -> str:
+    of_folder = {name: _interval(rates["wall_s"]) for name, rates in result["rates"].items()}
+    ray = result["ray"]
+    return (
+        f"Converting {result['dataset']['nbytes'] / 1e9:.1f} GB of photographs from an archive, read in place, against the folder "
+        f"(which a second time had {of_folder['folder-again']} of its own rate): a tar {of_folder['plain.tar']}, a tar of the "
+        f"classes' tars {of_folder['nested.tar']}, a folder of those {of_folder['class-tars']}, a zip {of_folder['stored.zip']}, "
+        f"deflated {of_folder['deflated.zip']}; a .tar.gz, which is unpacked first, {of_folder['plain.tar.gz']}. On a Ray cluster "
+        f"of the same machine the folder took {_interval(ray['overhead'])} of the local time, after {ray['startup_s']:.1f} s to start."
     )
 
 

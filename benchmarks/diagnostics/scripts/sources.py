@@ -257,14 +257,14 @@ class Large(Slow):
 
 class Careful(Sampler):
     def __iter__(self):
-        for number in range(1200):
+        for number in range(2800):  # the last batches of a pass, as many as are prefetched, wait for no sampler
             time.sleep(0.003)
             yield number
 
     def __len__(self):
-        return 1200
+        return 2800
 """,
-        f"loader = DataLoader(Slow(1200, 0.0002), batch_size=8, num_workers=1, sampler=Careful())\n{_LOOP}",
+        f"loader = DataLoader(Slow(2800, 0.0002), batch_size=8, num_workers=1, sampler=Careful())\n{_LOOP}",
         ("sampler",),
         says="draw the order of an epoch",
     ),
