@@ -212,11 +212,12 @@ def _sources_sentence(result: dict[str, Any]) -> str:
     of_folder = {name: _interval(rates["wall_s"]) for name, rates in result["rates"].items()}
     ray = result["ray"]
     return (
-        f"Converting {result['dataset']['nbytes'] / 1e9:.1f} GB of photographs from an archive, read in place, against the folder "
-        f"(which a second time had {of_folder['folder-again']} of its own rate): a tar {of_folder['plain.tar']}, a tar of the "
-        f"classes' tars {of_folder['nested.tar']}, a folder of those {of_folder['class-tars']}, a zip {of_folder['stored.zip']}, "
-        f"deflated {of_folder['deflated.zip']}; a .tar.gz, which is unpacked first, {of_folder['plain.tar.gz']}. On a Ray cluster "
-        f"of the same machine the folder took {_interval(ray['overhead'])} of the local time, after {ray['startup_s']:.1f} s to start."
+        f"Converting {result['dataset']['nbytes'] / 1e9:.1f} GB of photographs from an archive, read in place, against the "
+        f"folder (which a second time had {of_folder['folder-again']} of its own rate): a tar {of_folder['plain.tar']}, a tar of "
+        f"the classes' tars {of_folder['nested.tar']}, a folder of those {of_folder['class-tars']}, a zip "
+        f"{of_folder['stored.zip']}, deflated {of_folder['deflated.zip']}; a .tar.gz, which is unpacked first, "
+        f"{of_folder['plain.tar.gz']}. On a Ray cluster of the same machine the folder took {_interval(ray['overhead'])} of the "
+        f"local time, after {ray['startup_s']:.1f} s to start."
     )
 
 
