@@ -91,6 +91,12 @@ def _of_scripts(part: str, whole: str) -> Callable[[Found], float]:
     return lambda found: float(found["diagnostics-scripts"][part] / found["diagnostics-scripts"][whole])
 
 
+def _recording(found: Found) -> float:
+    """Of the Dataset with a Compose, in us of CPU time per sample."""
+    kind = found["recording"]["kinds"]["path"]
+    return float(kind["recording_us"] - kind["opening_us"])
+
+
 def _within_intervals(found: Found) -> float:
     """Of the starved runs whose remedies were carried out in real time."""
     of_starved = found["diagnostics-real"]["of_starved"]
@@ -180,6 +186,7 @@ BARS = (
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),
+    Bar("recording a Dataset of one's own, per sample, opening its file aside", 200, " us", True, _recording),
     Bar("whole scripts diagnosed: the stage at fault is named", 0.95, "", False, _of_scripts("num_fault_right", "num_scripts")),
     Bar("recommended remedies that make a step longer by more than 3%", 0, "", True, _of_scripts("num_harmful", "num_scripts")),
     Bar(
@@ -221,7 +228,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "remote",
-    "diagnostics-real", "diagnostics-scripts", "convert-sources",
+    "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording",
 )  # fmt: skip
 
 

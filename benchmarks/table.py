@@ -78,6 +78,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "images-any-dataset", _own_datasets),
         _sentence(found, "containers", _containers_sentence),
         _sentence(found, "cache", _cache_sentence),
+        _sentence(found, "recording", _recording_sentence),
         _sentence(found, "convert", _convert_sentence),
         _sentence(found, "convert-sources", _sources_sentence),
         _sentence(found, "open-large", _open_sentence),
@@ -197,6 +198,19 @@ def _containers_sentence(result: dict[str, Any]) -> str:
     )
     noise = _interval(result["ratios"]["tar-again / tar"])
     return f"The same photographs from other containers, against tar: {shares}; tar against itself {noise}."
+
+
+def _recording_sentence(result: dict[str, Any]) -> str:
+    words = {"path": "a Compose", "functional": "functions and Python's random", "two-crops": "two crops, SimCLR's recipe"}
+    each = [
+        f"{one['recording_us']:.0f} us with {words[kind]} ({one['opening_us']:.0f} to open and read the file; without deferral "
+        f"{one['eager_us']:,.0f} us)"
+        for kind, one in result["kinds"].items()
+    ]
+    return (
+        "Before any image is made, a sample of a Dataset of one's own, whose code runs while its images only record, takes this "
+        f"CPU time: {', '.join(each)}."
+    )
 
 
 def _convert_sentence(result: dict[str, Any]) -> str:
