@@ -189,7 +189,8 @@ def test_large_members_are_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
 
         def counted(self: RemoteBytes, start: int, block: bytes) -> None:
             nonlocal read
-            read += len(block)
+            if self.object.location.key.startswith("large/"):  # an earlier test's threads may still read its own objects
+                read += len(block)
             fetch(self, start, block)
 
         monkeypatch.setattr(RemoteBytes, "_keep", counted)
