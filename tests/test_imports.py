@@ -76,8 +76,8 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "testing", "index", "order", "columns", "containers")),
-    *(f"datapipe.diagnostics.{room}" for room in ("clock", "bracket", "timeline", "steady", "bootstrap", "figures", "verdict")),
-    *(f"datapipe.diagnostics.{room}" for room in ("replay", "workload", "remedies", "report")),
+    *(f"datapipe.diagnostics.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
+    *(f"datapipe.diagnostics.{room}" for room in ("judge", "predict", "report")),
 )
 
 
@@ -264,8 +264,8 @@ PLANTED = {
     "the public namespace from below": ("datapipe.loader.facade", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
     "torch from a container": ("datapipe.containers.tar.scanner", "import torch"),
-    "torch from the measure": ("datapipe.diagnostics.bracket", "import torch.cuda"),
-    "diagnostics from the loader": ("datapipe.loader.facade", "from datapipe.diagnostics import bracket"),
+    "torch from the measure": ("datapipe.diagnostics.measure.bracket", "import torch.cuda"),
+    "diagnostics from the loader": ("datapipe.loader.facade", "from datapipe.diagnostics.measure import bracket"),
     "the loader from a converter": ("converters.engines.local", "from datapipe.loader import facade"),
     "converters from the loader": ("datapipe.loader.facade", "import converters.engines.local"),
     "converters from the diagnosis": ("datapipe.diagnostics.trials.trying", "import converters.engines.local"),

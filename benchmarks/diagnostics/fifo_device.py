@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.diagnostics.device_log import Busy, DeviceLog
-from datapipe.diagnostics.clock import Mark
+from datapipe.diagnostics.measure.clock import Mark
 
 _QUEUE = 6  # steps' worth of work
 

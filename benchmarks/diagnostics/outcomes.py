@@ -13,10 +13,10 @@ from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
 from benchmarks.diagnostics.stages import blamed_stage, in_short, planted_stage
-from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.remedies import Remedy
-from datapipe.diagnostics.torch_stages.breakdown import Stage
-from datapipe.diagnostics.verdict import MODERATE, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.judge.breakdown import Stage
+from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.predict.remedies import Remedy
 
 _ABOUT_DATA = (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 _ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05

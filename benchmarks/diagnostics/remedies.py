@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.runs import Run, run_virtual, try_scaling
-from datapipe.diagnostics.analysis import Analysis
-from datapipe.diagnostics.contention import Contention, contention_of
-from datapipe.diagnostics.measured_workload import workload_from
-from datapipe.diagnostics.remedies import NOTHING, Ranking, Remedy, rank_remedies
-from datapipe.diagnostics.replay import Delivery
-from datapipe.diagnostics.workload import Change
+from datapipe.diagnostics.judge.analysis import Analysis
+from datapipe.diagnostics.predict.contention import Contention, contention_of
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.remedies import NOTHING, Ranking, Remedy, rank_remedies
+from datapipe.diagnostics.predict.replay import Delivery
+from datapipe.diagnostics.predict.workload import Change
 
 _CONVERTED = 0.3  # of the time to make a batch, as if measured on a converted part of the data
 

@@ -14,12 +14,12 @@ from benchmarks.diagnostics.device_log import Busy, DeviceLog
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import VirtualLoader
 from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
-from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
-from datapipe.diagnostics.clock import Clock
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.replay import Delivery, Setup
-from datapipe.diagnostics.timeline import Context, Steps
-from datapipe.diagnostics.torch_stages.breakdown import READ, Stage
+from datapipe.diagnostics.judge.breakdown import READ, Stage
+from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket, watch
+from datapipe.diagnostics.measure.clock import Clock
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.timeline import Context, Steps
+from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 NUM_BATCHES = 600  # of a virtual run

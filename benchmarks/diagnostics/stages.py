@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.diagnostics.cells import COLOR, Cell
-from datapipe.diagnostics.torch_stages.attribution import SAMPLER, TRANSFER
-from datapipe.diagnostics.torch_stages.breakdown import COLLATE, CORES, DECODE, READ, Stage
-from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
+from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.judge.fault import Attribution
 
 _PLANTED: dict[str, Stage] = {
     "read": READ,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from benchmarks.diagnostics.device_log import Busy, DeviceLog
-from datapipe.diagnostics.clock import Mark
+from datapipe.diagnostics.measure.clock import Mark
 
 _QUEUE = 6  # steps' worth of work that the device's queue holds; then launching waits
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
-from datapipe.diagnostics.replay import Delivery, Setup
-from datapipe.diagnostics.torch_stages.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.predict.replay import Delivery, Setup
 
 _TINY = 1e-12
 Store: TypeAlias = Literal["lock", "bandwidth"]  # what reads share: they take turns, or all proceed at a share of the speed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from benchmarks.diagnostics.virtual_loader import VirtualLoader, Work
-from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, TransformTime
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import WORTH_IT
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.predict.remedies import WORTH_IT
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from datapipe.diagnostics.analysis import Analysis
-from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, Remedies
-from datapipe.diagnostics.remedies import NO_REMEDY, WORTH_IT
-from datapipe.diagnostics.verdict import judge_ranks
+from datapipe.diagnostics.judge.analysis import Analysis
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.verdict import judge_ranks
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, WORTH_IT
 
 _OF_WORKERS = "num_workers="
 

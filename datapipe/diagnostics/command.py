@@ -22,14 +22,14 @@ from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.applying import with_applied
 from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
 from datapipe.diagnostics.attach.settings import Settings
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
 from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.fail_if import Condition
-from datapipe.diagnostics.recorded import read_processes
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.measure.recorded import read_processes
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen, takes_colours

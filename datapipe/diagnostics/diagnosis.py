@@ -11,11 +11,7 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.account import account_of, savings_of
-from datapipe.diagnostics.advice import situation_of
-from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.candidates import Candidates, Trials, argument_of, candidates_for, place_of
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.document import (
     Document,
@@ -29,15 +25,19 @@ from datapipe.diagnostics.document import (
     Saving,
     StageOfWait,
 )
-from datapipe.diagnostics.figures import figures_of
-from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.measured_workload import workload_from
-from datapipe.diagnostics.needs import needs_of
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING, Prediction, Ranking, rank_remedies
-from datapipe.diagnostics.timeline import STEP, Context
-from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.judge.analysis import Analysis, analyze
+from datapipe.diagnostics.judge.fault import Attribution
+from datapipe.diagnostics.judge.figures import figures_of
+from datapipe.diagnostics.judge.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.timeline import STEP, Context
+from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.predict.advice import situation_of
+from datapipe.diagnostics.predict.candidates import Candidates, Trials, argument_of, candidates_for, place_of
+from datapipe.diagnostics.predict.instruction import Instruction
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.needs import needs_of
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Prediction, Ranking, rank_remedies
 
 
 @dataclass(frozen=True, slots=True)

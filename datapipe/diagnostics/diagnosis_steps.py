@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage
-from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, Span, StepColumns
-from datapipe.diagnostics.torch_stages.breakdown import Breakdown
+from datapipe.diagnostics.judge.analysis import Analysis
+from datapipe.diagnostics.judge.breakdown import Breakdown
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 

@@ -13,13 +13,13 @@ import msgspec
 
 from datapipe.core.errors import FormatError
 from datapipe.diagnostics.account import LoaderTime
-from datapipe.diagnostics.bootstrap import Interval
-from datapipe.diagnostics.contention import Contention
-from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.needs import Need
-from datapipe.diagnostics.regimes import Regime
-from datapipe.diagnostics.timeline import Syncs
-from datapipe.diagnostics.verdict import Verdict
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.regimes import Regime
+from datapipe.diagnostics.judge.verdict import Verdict
+from datapipe.diagnostics.measure.timeline import Syncs
+from datapipe.diagnostics.predict.contention import Contention
+from datapipe.diagnostics.predict.instruction import Instruction, Snippet
+from datapipe.diagnostics.predict.needs import Need
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

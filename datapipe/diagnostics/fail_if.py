@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.verdict import Verdict, VerdictKind
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,

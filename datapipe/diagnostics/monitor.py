@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.attach.session import Session
-from datapipe.diagnostics.attach.watching import MeterHooks, Watch
+from datapipe.diagnostics.measure.watching import MeterHooks, Watch
 
 if TYPE_CHECKING:
     from datapipe.diagnostics.attach.recording import Recording
-    from datapipe.diagnostics.bracket import ThreadBracket
+    from datapipe.diagnostics.measure.bracket import ThreadBracket
 
 _ELSEWHERE = "this process runs under `datapipe diagnose`, which will write the diagnosis"
 
@@ -94,7 +94,7 @@ class Monitor:
         """
         from datapipe.diagnostics.diagnosis import Command, diagnose
         from datapipe.diagnostics.document import as_json
-        from datapipe.diagnostics.recorded import process_of
+        from datapipe.diagnostics.measure.recorded import process_of
 
         command = Command((), None, self._started_at, (time.perf_counter_ns() - self._since_ns) * 1e-9)
         bracket, recording = _shared.bracket, _shared.recording

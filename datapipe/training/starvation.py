@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from datapipe.diagnostics.bracket import ThreadBracket
-from datapipe.diagnostics.cuda_clock import open_clock
+from datapipe.diagnostics.measure.bracket import ThreadBracket
+from datapipe.diagnostics.measure.cuda_clock import open_clock
 
 
 class Bracket(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.startup import attach_here
-from datapipe.diagnostics.attach.watching import LoaderFacts, MeterHooks, Watch
+from datapipe.diagnostics.measure.watching import LoaderFacts, MeterHooks, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 

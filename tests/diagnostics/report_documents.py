@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.attach.settings import Applied
-from datapipe.diagnostics.candidates import Candidates
 from datapipe.diagnostics.diagnosis import guide_of
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, read_document
-from datapipe.diagnostics.figures import figures_of
-from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
-from datapipe.diagnostics.remedies import Remedy, rank_remedies
-from datapipe.diagnostics.replay import Setup
-from datapipe.diagnostics.timeline import STEP, Steps
-from datapipe.diagnostics.verdict import judge, judge_ranks
-from datapipe.diagnostics.workload import Change, Workload
+from datapipe.diagnostics.judge.figures import figures_of
+from datapipe.diagnostics.judge.verdict import judge, judge_ranks
+from datapipe.diagnostics.measure.timeline import STEP, Steps
+from datapipe.diagnostics.predict.candidates import Candidates
+from datapipe.diagnostics.predict.instruction import Instruction, Snippet, python_call
+from datapipe.diagnostics.predict.remedies import Remedy, rank_remedies
+from datapipe.diagnostics.predict.replay import Setup
+from datapipe.diagnostics.predict.workload import Change, Workload
 
 HOSTILE = "<script>alert('x')</script>&\"\x1b[31m\ud800"
 KINDS = ("data-bound", "no remedy", "compute-bound", "host clock", "two ranks", "nothing", "large", "hostile")

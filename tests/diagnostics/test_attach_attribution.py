@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.torch_stages.attribution import attribute, attribute_events
-from datapipe.diagnostics.torch_stages.breakdown import SpanIndex, WorkSpan, charge
-from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.judge.attribution import attribute, attribute_events
+from datapipe.diagnostics.judge.breakdown import SpanIndex, WorkSpan, charge
+from datapipe.diagnostics.judge.fault import Attribution
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
 
 MS = 1_000_000

@@ -26,8 +26,8 @@ from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
-from datapipe.diagnostics.bracket import ThreadBracket
-from datapipe.diagnostics.clock import HostClock
+from datapipe.diagnostics.measure.bracket import ThreadBracket
+from datapipe.diagnostics.measure.clock import HostClock
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from fixtures import timed
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision_reference import torchvision_v2
 
-from datapipe.diagnostics.torch_stages.attribution import attribute
-from datapipe.diagnostics.torch_stages.fault import Attribution
+from datapipe.diagnostics.judge.attribution import attribute
+from datapipe.diagnostics.judge.fault import Attribution
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.bootstrap import Interval, block_length, block_rows, ratio_interval
+from datapipe.diagnostics.judge.bootstrap import Interval, block_length, block_rows, ratio_interval
 
 
 def correlated(num: int, rho: float, seed: int) -> NDArray[np.float64]:

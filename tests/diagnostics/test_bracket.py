@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
-from datapipe.diagnostics.bracket import Hooks, ThreadBracket, watch
-from datapipe.diagnostics.clock import HostClock, Mark
-from datapipe.diagnostics.cuda_clock import CudaClock, open_clock
+from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket, watch
+from datapipe.diagnostics.measure.clock import HostClock, Mark
+from datapipe.diagnostics.measure.cuda_clock import CudaClock, open_clock
 
 ALL = Hooks(syncs=True, copies=True, updates=True)
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
-from datapipe.diagnostics.analysis import Analysis, analyze
 from datapipe.diagnostics.attach.settings import Applied, Settings, settings_from
-from datapipe.diagnostics.candidates import Trials, candidates_for, change_to_ours
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
-from datapipe.diagnostics.measured_workload import workload_from
-from datapipe.diagnostics.recorded import choose_ranks
-from datapipe.diagnostics.timeline import steps_as_columns, steps_from_columns
-from datapipe.diagnostics.workload import Workload
+from datapipe.diagnostics.judge.analysis import Analysis, analyze
+from datapipe.diagnostics.measure.recorded import choose_ranks
+from datapipe.diagnostics.measure.timeline import steps_as_columns, steps_from_columns
+from datapipe.diagnostics.predict.candidates import Trials, candidates_for, change_to_ours
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.workload import Workload
 
 MS = 1e-3
 

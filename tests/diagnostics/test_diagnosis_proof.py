@@ -17,9 +17,9 @@ from benchmarks.diagnostics.outcomes import Finding, apply_all, find, sum_up
 from benchmarks.diagnostics.real_runs import real_cells, run_control, run_real
 from benchmarks.diagnostics.runs import run_ranks
 from benchmarks.harness import RESULTS
-from datapipe.diagnostics.figures import figures_of
-from datapipe.diagnostics.torch_stages.attribution import attribute
-from datapipe.diagnostics.verdict import VerdictKind, judge
+from datapipe.diagnostics.judge.attribution import attribute
+from datapipe.diagnostics.judge.figures import figures_of
+from datapipe.diagnostics.judge.verdict import VerdictKind, judge
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.attach.passes import OpenPass
-from datapipe.diagnostics.attach.watching import LoaderFacts, Watch
-from datapipe.diagnostics.freeing import with_freeing
-from datapipe.diagnostics.recorded import Process
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.judge.freeing import with_freeing
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.watching import LoaderFacts, Watch
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, BatchProfile, Making, Passage
 
 MS = 1e-3

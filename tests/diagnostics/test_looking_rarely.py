@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.torch_stages.attribution import attribute
+from datapipe.diagnostics.judge.attribution import attribute
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
 MS = 1_000_000

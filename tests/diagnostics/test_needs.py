@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.advice import LoaderSituation, advice_for, situation_of
-from datapipe.diagnostics.needs import needs_of
-from datapipe.diagnostics.replay import Setup
-from datapipe.diagnostics.torch_stages.fault import Attribution, StageShare
-from datapipe.diagnostics.workload import Workload
+from datapipe.diagnostics.judge.fault import Attribution, StageShare
+from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for, situation_of
+from datapipe.diagnostics.predict.needs import needs_of
+from datapipe.diagnostics.predict.replay import Setup
+from datapipe.diagnostics.predict.workload import Workload
 
 
 def workload(*, made_s: float, delivered_s: float = 5e-5, work_s: float = 0.010, num_workers: int = 1) -> Workload:

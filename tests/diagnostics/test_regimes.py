@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.regimes import of_latest, regimes_of
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.judge.regimes import of_latest, regimes_of
+from datapipe.diagnostics.measure.recorded import Process
 
 
 def passes(*waits_s: float, num_steps: int = 40) -> Process:

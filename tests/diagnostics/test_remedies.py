@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.candidates import Candidates
 from datapipe.diagnostics.diagnosis import remedies_of
-from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.remedies import NOTHING, RUN_TO_RUN, Remedy, rank_remedies
-from datapipe.diagnostics.replay import Delivery, Setup
-from datapipe.diagnostics.timeline import STEP, Steps
-from datapipe.diagnostics.workload import Change, Workload, workload_of
+from datapipe.diagnostics.measure.timeline import STEP, Steps
+from datapipe.diagnostics.predict.candidates import Candidates
+from datapipe.diagnostics.predict.instruction import Instruction, Snippet
+from datapipe.diagnostics.predict.remedies import NOTHING, RUN_TO_RUN, Remedy, rank_remedies
+from datapipe.diagnostics.predict.replay import Delivery, Setup
+from datapipe.diagnostics.predict.workload import Change, Workload, workload_of
 
 SETUP = Setup(2, 4)
 DEEPER = Remedy(

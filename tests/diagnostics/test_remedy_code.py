@@ -17,11 +17,11 @@ from torchvision_reference import torchvision_v2
 
 import datapipe
 from datapipe.cli.main import main
-from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for
-from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.measured_workload import workload_from
-from datapipe.diagnostics.workload import Workload
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.predict.candidates import Trials, candidates_for
+from datapipe.diagnostics.predict.instruction import Instruction
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.workload import Workload
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")

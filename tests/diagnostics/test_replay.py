@@ -13,8 +13,8 @@ from benchmarks.diagnostics import runs
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import BatchCost, VirtualLoader
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.bracket import ThreadBracket
-from datapipe.diagnostics.replay import Course, Delivery, Replayed, Setup, replay
+from datapipe.diagnostics.measure.bracket import ThreadBracket
+from datapipe.diagnostics.predict.replay import Course, Delivery, Replayed, Setup, replay
 
 NUM = 1200
 

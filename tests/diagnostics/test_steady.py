@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.steady import find_steady, settles_at
-from datapipe.diagnostics.timeline import STEP, Steps
+from datapipe.diagnostics.judge.steady import find_steady, settles_at
+from datapipe.diagnostics.measure.timeline import STEP, Steps
 
 RNG = np.random.default_rng
 

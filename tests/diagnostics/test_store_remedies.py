@@ -9,11 +9,11 @@ import pytest
 from diagnosis_processes import process
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.analysis import Analysis, analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for, network_share
-from datapipe.diagnostics.measured_workload import workload_from
-from datapipe.diagnostics.remedies import rank_remedies
-from datapipe.diagnostics.workload import Workload
+from datapipe.diagnostics.judge.analysis import Analysis, analyze
+from datapipe.diagnostics.predict.candidates import Trials, candidates_for, network_share
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.remedies import rank_remedies
+from datapipe.diagnostics.predict.workload import Workload
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.timeline import STEP, Timeline, steps_as_columns, totals_as_dict
+from datapipe.diagnostics.measure.timeline import STEP, Timeline, steps_as_columns, totals_as_dict
 
 
 def step(**fields: Any) -> dict[str, Any]:

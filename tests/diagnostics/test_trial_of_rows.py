@@ -11,12 +11,12 @@ import torch
 from diagnosis_processes import process
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from datapipe.diagnostics.analysis import analyze
-from datapipe.diagnostics.candidates import Trials, candidates_for
-from datapipe.diagnostics.measured_workload import workload_from
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.predict.candidates import Trials, candidates_for
+from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.workload import Workload, production_parts
 from datapipe.diagnostics.trials.deferral import held_for_trial
 from datapipe.diagnostics.trials.rows import table_behind, try_rows
-from datapipe.diagnostics.workload import Workload, production_parts
 
 NUM = 2000
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.figures import Figures, figures_of
-from datapipe.diagnostics.timeline import STEP, Context, Steps
-from datapipe.diagnostics.verdict import VerdictKind, judge, judge_ranks, severity_of
+from datapipe.diagnostics.judge.figures import Figures, figures_of
+from datapipe.diagnostics.judge.verdict import VerdictKind, judge, judge_ranks, severity_of
+from datapipe.diagnostics.measure.timeline import STEP, Context, Steps
 
 
 def steps_of(num: int = 200, **columns: Any) -> Steps:

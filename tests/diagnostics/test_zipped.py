@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
-from datapipe.diagnostics.analysis import analyze
 from datapipe.diagnostics.diagnosis import diagnose
-from datapipe.diagnostics.measured_workload import supply_s
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.timeline import STEP, Steps
+from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.judge.zipped import join_zipped
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.timeline import STEP, Steps
+from datapipe.diagnostics.predict.measured_workload import supply_s
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Passage
-from datapipe.diagnostics.zipped import join_zipped
 
 MS = 1e-3
 

@@ -187,7 +187,7 @@ def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) 
 
 def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> None:
     from datapipe.core.observe import StageEvent
-    from datapipe.diagnostics.torch_stages.attribution import attribute_events
+    from datapipe.diagnostics.judge.attribution import attribute_events
 
     def fault_of(loader: dp.DataLoader) -> tuple[str | None, set[str]]:
         events: list[StageEvent] = []

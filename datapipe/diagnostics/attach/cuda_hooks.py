@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from datapipe.diagnostics.attach.watching import Meter, MeterHooks
+from datapipe.diagnostics.measure.watching import Meter, MeterHooks
 from datapipe.diagnostics.torch_stages.patching import forget_us
 
 _SYNCING_METHODS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")

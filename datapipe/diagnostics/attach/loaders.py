@@ -16,7 +16,7 @@ from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.passes import OpenPass, StandIn, enter, leave, outermost
 from datapipe.diagnostics.attach.session import Session, looks_inside
 from datapipe.diagnostics.attach.sites import note_site
-from datapipe.diagnostics.attach.watching import Watch
+from datapipe.diagnostics.measure.watching import Watch
 from datapipe.diagnostics.torch_stages.install import install, iterator_key, probing
 from datapipe.diagnostics.torch_stages.patching import after_import, forget_us
 from datapipe.diagnostics.torch_stages.probe import is_fetching

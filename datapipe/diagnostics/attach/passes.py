@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from datapipe.diagnostics.attach.ours import complain
-from datapipe.diagnostics.attach.watching import MeteredPass, Watch
+from datapipe.diagnostics.measure.watching import MeteredPass, Watch
 from datapipe.diagnostics.torch_stages.patching import forget_us
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, BatchProfile
 

@@ -17,12 +17,12 @@ from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns,
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.settings import RESULTS, Settings, settings_from
 from datapipe.diagnostics.attach.step_hooks import ProfilerWindow, RangedMeter, Tap, TappedMeter, until
-from datapipe.diagnostics.attach.watching import LoaderFacts, Meter, MeterHooks, Watch
+from datapipe.diagnostics.measure.watching import LoaderFacts, Meter, MeterHooks, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 
 if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
-    from datapipe.diagnostics.bracket import ThreadBracket
+    from datapipe.diagnostics.measure.bracket import ThreadBracket
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
@@ -143,7 +143,7 @@ class Recording:
 
     def _tried_scaling(self, key: int, held: Any) -> dict[str, Any] | None:
         """Return how batches wait with other numbers of workers; None if waiting is a small part of making them."""
-        from datapipe.diagnostics.contention import mostly_waits, waiting_share, worker_counts
+        from datapipe.diagnostics.predict.contention import mostly_waits, waiting_share, worker_counts
         from datapipe.diagnostics.trials.scaling import try_scaling
 
         if isinstance(held, str):
@@ -197,8 +197,8 @@ class Recording:
 
     def to_json(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, Any]:
         """Return JSON-safe values. `loader`: only that one; `since_ns`: only later steps and batches; `latest`: at most this."""
-        from datapipe.diagnostics.recorded import context_as_dict
-        from datapipe.diagnostics.timeline import steps_as_columns, totals_as_dict
+        from datapipe.diagnostics.measure.recorded import context_as_dict
+        from datapipe.diagnostics.measure.timeline import steps_as_columns, totals_as_dict
 
         timeline = self._bracket.timeline
         steps = timeline.steps(latest)
@@ -231,7 +231,7 @@ class Recording:
 
 def open_recording(hooks: MeterHooks) -> Watch:
     """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
-    import datapipe.diagnostics.recorded  # noqa: F401  # for snapshots, which may happen while the name is the script's
+    import datapipe.diagnostics.measure.recorded  # noqa: F401  # for snapshots, which may happen while the name is the script's
 
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
@@ -251,9 +251,9 @@ def open_recording(hooks: MeterHooks) -> Watch:
 
 def open_bracket(hooks: MeterHooks) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
-    from datapipe.diagnostics.bracket import Hooks as Watched
-    from datapipe.diagnostics.bracket import ThreadBracket
-    from datapipe.diagnostics.cuda_clock import open_clock
+    from datapipe.diagnostics.measure.bracket import Hooks as Watched
+    from datapipe.diagnostics.measure.bracket import ThreadBracket
+    from datapipe.diagnostics.measure.cuda_clock import open_clock
 
     return ThreadBracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
 

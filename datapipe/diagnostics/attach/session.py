@@ -13,7 +13,7 @@ from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach import cuda_hooks
 from datapipe.diagnostics.attach.ours import add_listener, complain, has_stepped_aside, ours, remove_listener
 from datapipe.diagnostics.attach.sites import facts_of
-from datapipe.diagnostics.attach.watching import LoaderFacts, Meter, OpenWatch, Watch
+from datapipe.diagnostics.measure.watching import LoaderFacts, Meter, OpenWatch, Watch
 
 
 class Session:

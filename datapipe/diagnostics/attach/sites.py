@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from datapipe.diagnostics.attach.ours import ROOT
-from datapipe.diagnostics.attach.watching import LoaderFacts
+from datapipe.diagnostics.measure.watching import LoaderFacts
 
 _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OURS = os.path.join(str(ROOT), "datapipe", "")

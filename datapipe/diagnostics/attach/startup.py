@@ -19,7 +19,7 @@ from datapipe.diagnostics.attach.ours import complain, has_stepped_aside
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.attach.settings import WATCH, Applied, settings_from
 from datapipe.diagnostics.attach.sites import site_of
-from datapipe.diagnostics.attach.watching import MeterHooks, OpenWatch, Watch
+from datapipe.diagnostics.measure.watching import MeterHooks, OpenWatch, Watch
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.diagnostics.attach.ours import complain
-from datapipe.diagnostics.attach.watching import Meter, MeteredPass
+from datapipe.diagnostics.measure.watching import Meter, MeteredPass
 from datapipe.diagnostics.torch_stages.ranges import Recorder
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from datapipe.core.errors import FormatError
-from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.document import VERSION, Document, Readable, read_document
+from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.report import words
 
 _SAME = 0.02  # of a step: less does not count as a change

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from datapipe.diagnostics.bootstrap import Interval
 from datapipe.diagnostics.document import AppliedRemedy, Outlook, Remedies, StepRow
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.verdict import Verdict
 
 BAR_WIDTH, BAR_HEIGHT = 1000, 20  # units of a bar's drawing
 CHART_WIDTH, CHART_HEIGHT = 20_000, 200  # units of the chart of steps; its height is in pixels too

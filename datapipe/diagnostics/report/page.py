@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from datapipe.diagnostics.document import Document, Readable, read_document
-from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import drawings, words
 from datapipe.diagnostics.report.tables import LOADER_NAMES, RANK_NAMES, figure_rows, in_words, loader_rows, rank_rows
 

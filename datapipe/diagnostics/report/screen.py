@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from datapipe.diagnostics.document import Document, Outlook, Readable, Remedies, read_document
-from datapipe.diagnostics.instruction import Instruction, Snippet
-from datapipe.diagnostics.remedies import NO_REMEDY, NOTHING
+from datapipe.diagnostics.judge.verdict import VerdictKind
+from datapipe.diagnostics.predict.instruction import Instruction, Snippet
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.verdict import VerdictKind
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from datapipe.diagnostics.document import LoaderRow, RankResult
+from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.report import words
-from datapipe.diagnostics.verdict import Verdict
 
 _WITHIN = "\u2003"  # wide spaces, for parts of the row above
 # The figures of a verdict in words. Seconds, shares, counts.

@@ -9,14 +9,14 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
-from datapipe.diagnostics.bootstrap import Interval
-from datapipe.diagnostics.contention import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Fault, Outlook, RunTime, Saving, StageOfWait
-from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.needs import Need
-from datapipe.diagnostics.regimes import Regime
-from datapipe.diagnostics.torch_stages.fault import MEANINGS
-from datapipe.diagnostics.verdict import Verdict, VerdictKind
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.fault import MEANINGS
+from datapipe.diagnostics.judge.regimes import Regime
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
+from datapipe.diagnostics.predict.contention import Contention
+from datapipe.diagnostics.predict.instruction import Instruction
+from datapipe.diagnostics.predict.needs import Need
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "

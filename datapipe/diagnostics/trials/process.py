@@ -26,7 +26,7 @@ from datapipe.codecs.probe import probe
 from datapipe.core.atomic import write_json
 from datapipe.core.errors import DatapipeError
 from datapipe.core.regular_files import open_file
-from datapipe.diagnostics.candidates import CACHED, CONVERTED, OURS, RESIZED
+from datapipe.diagnostics.predict.candidates import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.diagnostics.trials.sample import Sample, SampledFiles
 from datapipe.diagnostics.trials.shards import Shards
 from datapipe.diagnostics.trials.timing import Rate, index_of, own_loader, rate_of

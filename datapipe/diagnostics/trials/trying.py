@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.attach.ours import ROOT
-from datapipe.diagnostics.candidates import CACHED, CONVERTED, OURS, RESIZED, Trials
-from datapipe.diagnostics.recorded import Process
+from datapipe.diagnostics.judge.analysis import Analysis
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.predict.candidates import CACHED, CONVERTED, OURS, RESIZED, Trials
 
 _GRACE_S = 20.0  # beyond the time for trials: for imports, and for the trial in progress
 

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from datapipe.diagnostics.advice import LoaderSituation, advice_for
-from datapipe.diagnostics.replay import replay
-from datapipe.diagnostics.torch_stages.fault import Attribution
-from datapipe.diagnostics.verdict import MODERATE
-from datapipe.diagnostics.workload import Change, Workload, course_of
+from datapipe.diagnostics.judge.fault import Attribution
+from datapipe.diagnostics.judge.verdict import MODERATE
+from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for
+from datapipe.diagnostics.predict.replay import replay
+from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 
 _DELIVERY = ("transfer", "pin", "sampler")  # the training process's own work for a batch
 _NOT_WORK = ("startup", "idle", "cores")  # stages that cannot be made faster

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from datapipe.core.observe import Stage
-from datapipe.diagnostics.analysis import Analysis, steady_profiles
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.replay import Delivery, Floats, Setup
-from datapipe.diagnostics.steady import MIN_STEPS
+from datapipe.diagnostics.judge.analysis import Analysis, steady_profiles
+from datapipe.diagnostics.judge.steady import MIN_STEPS
+from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.predict.replay import Delivery, Floats, Setup
+from datapipe.diagnostics.predict.workload import Workload, workload_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.diagnostics.workload import Workload, workload_of
 
 MAKING = (Stage.PLAN, Stage.NETWORK, Stage.READ, Stage.DECODE, Stage.AUGMENT, Stage.COLLATE)  # stages that make a batch
 

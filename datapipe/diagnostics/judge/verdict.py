@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from datapipe.diagnostics.bootstrap import Interval
-from datapipe.diagnostics.figures import Figures
-from datapipe.diagnostics.timeline import Context
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.figures import Figures
+from datapipe.diagnostics.measure.timeline import Context
 
 MODERATE, HIGH = 0.05, 0.20
 Severity = Literal["fine", "moderate", "high"]

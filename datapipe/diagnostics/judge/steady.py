@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.bootstrap import block_length
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.judge.bootstrap import block_length
+from datapipe.diagnostics.measure.timeline import Steps
 
 MIN_STEPS = 16  # the fewest steps of a pass that can be judged
 _ALIKE = 1e-3  # share of the median: steps that differ by less count as equal

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.bootstrap import Interval, ratio_interval
-from datapipe.diagnostics.steady import MIN_STEPS, find_steady
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.judge.bootstrap import Interval, ratio_interval
+from datapipe.diagnostics.judge.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.measure.timeline import Steps
 
 Basis = Literal["device", "host"]
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from datapipe.diagnostics.clock import Clock, HostClock, Mark
+from datapipe.diagnostics.measure.clock import Clock, HostClock, Mark
 
 _MS = 1e-3  # cudaEventElapsedTime counts milliseconds
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from datapipe.diagnostics.clock import Clock, Mark
-from datapipe.diagnostics.timeline import Context, Syncs, Timeline
+from datapipe.diagnostics.measure.clock import Clock, Mark
+from datapipe.diagnostics.measure.timeline import Context, Syncs, Timeline
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.timeline import Context, Steps, Syncs, steps_from_columns
+from datapipe.diagnostics.measure.timeline import Context, Steps, Syncs, steps_from_columns
+from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
 
 

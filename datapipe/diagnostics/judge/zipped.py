@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.measure.timeline import Steps
 
 _MOST = 0.9  # share of the rounds that must be alike
 _MIN_ROUNDS = 4

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.bootstrap import block_length, block_rows
-from datapipe.diagnostics.replay import Course, Delivery, Floats, Setup
-from datapipe.diagnostics.steady import MIN_STEPS, find_steady
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.judge.bootstrap import block_length, block_rows
+from datapipe.diagnostics.judge.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.measure.timeline import Steps
+from datapipe.diagnostics.predict.replay import Course, Delivery, Floats, Setup
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.figures import Figures, data_times, figures_of
-from datapipe.diagnostics.freeing import with_freeing
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.regimes import Regime, of_latest, of_training, regimes_of
-from datapipe.diagnostics.steady import MIN_STEPS, find_steady
-from datapipe.diagnostics.timeline import Steps
-from datapipe.diagnostics.torch_stages.attribution import Wait, attribute, attribute_events
-from datapipe.diagnostics.torch_stages.fault import Attribution, joined
+from datapipe.diagnostics.judge.attribution import Wait, attribute, attribute_events
+from datapipe.diagnostics.judge.fault import Attribution, joined
+from datapipe.diagnostics.judge.figures import Figures, data_times, figures_of
+from datapipe.diagnostics.judge.freeing import with_freeing
+from datapipe.diagnostics.judge.regimes import Regime, of_latest, of_training, regimes_of
+from datapipe.diagnostics.judge.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge
+from datapipe.diagnostics.judge.zipped import join_zipped
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.timeline import Steps
+from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
-from datapipe.diagnostics.verdict import Verdict, VerdictKind, judge
-from datapipe.diagnostics.zipped import join_zipped
 
 
 @dataclass(frozen=True, slots=True)

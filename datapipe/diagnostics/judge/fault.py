@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from datapipe.diagnostics.torch_stages.breakdown import Stage
+from datapipe.diagnostics.judge.breakdown import Stage
 
 STARTUP: Stage = ("startup", None)
 IDLE: Stage = ("idle", None)

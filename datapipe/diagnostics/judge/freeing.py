@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.recorded import Process
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.measure.recorded import Process
+from datapipe.diagnostics.measure.timeline import Steps
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.torch_stages.breakdown import Breakdown, Parts, SpanIndex, WorkSpan, charge
-from datapipe.diagnostics.torch_stages.breakdown import Stage as StageKey
-from datapipe.diagnostics.torch_stages.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
+from datapipe.diagnostics.judge.breakdown import Breakdown, Parts, SpanIndex, WorkSpan, charge
+from datapipe.diagnostics.judge.breakdown import Stage as StageKey
+from datapipe.diagnostics.judge.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.steady import MIN_STEPS, step_times
-from datapipe.diagnostics.timeline import Steps
+from datapipe.diagnostics.judge.steady import MIN_STEPS, step_times
+from datapipe.diagnostics.measure.timeline import Steps
 
 _APART = 0.2  # share of time spent waiting: passes that differ by more belong to two regimes
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.predict.workload import Workload, production_parts
 from datapipe.diagnostics.torch_stages.profile import Making
-from datapipe.diagnostics.workload import Workload, production_parts
 
 MOSTLY = 0.5  # share of the time to make a batch from which more workers than cores make sense, if that is waiting
 _LITTLE = 0.1  # share of the time to make a batch below which waiting does not decide how workers scale

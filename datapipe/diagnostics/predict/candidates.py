@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.analysis import Analysis
 from datapipe.diagnostics.attach.settings import Applied
-from datapipe.diagnostics.attach.watching import LoaderFacts
-from datapipe.diagnostics.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
-from datapipe.diagnostics.instruction import Instruction, Snippet, python_call
-from datapipe.diagnostics.measured_workload import MAKING
-from datapipe.diagnostics.remedies import Remedy
-from datapipe.diagnostics.replay import Delivery, Setup
-from datapipe.diagnostics.workload import Change, Workload, production_parts
+from datapipe.diagnostics.judge.analysis import Analysis
+from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.predict.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
+from datapipe.diagnostics.predict.instruction import Instruction, Snippet, python_call
+from datapipe.diagnostics.predict.measured_workload import MAKING
+from datapipe.diagnostics.predict.remedies import Remedy
+from datapipe.diagnostics.predict.replay import Delivery, Setup
+from datapipe.diagnostics.predict.workload import Change, Workload, production_parts
 
 OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from datapipe.core.errors import OptionError
-from datapipe.diagnostics.bootstrap import Interval
-from datapipe.diagnostics.instruction import Instruction
-from datapipe.diagnostics.replay import Floats, Replayed, replay
-from datapipe.diagnostics.workload import Change, Workload, course_of
+from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.predict.instruction import Instruction
+from datapipe.diagnostics.predict.replay import Floats, Replayed, replay
+from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 
 NOTHING = "change nothing"
 NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data

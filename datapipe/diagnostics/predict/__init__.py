@@ -1,0 +1,1 @@
+"""Predict what remedies would gain, by a replay of the measured times under each. Pure."""
