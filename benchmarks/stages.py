@@ -22,8 +22,8 @@ import datapipe as dp
 from benchmarks import harness
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.task import CROP
-from datapipe.backends.images_cpu import checked_header
 from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
 from datapipe.fetch.local import LocalFiles
 from datapipe.order.draws import Draws

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from datapipe.backends.kept_images import KeptImage, KeptImages
 from datapipe.codecs.decode import Decoder, open_decoder
-from datapipe.codecs.probe import ImageHeader, probe
+from datapipe.codecs.probe import ImageHeader, checked_header, probe
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.cache.store import Gap
 from datapipe.fetch.files import Files
@@ -265,14 +265,6 @@ class BlockWorker:
 
 def _jobs_of(samples: Sequence[EncodedSample], chain: list[Cuts]) -> Iterator[Job]:
     return zip(samples, zip(*map(row_cuts, chain), strict=True), strict=True)
-
-
-def checked_header(data: bytes) -> ImageHeader:
-    """Return the header of a sample whose header and end are good. Raises DecodeError for others."""
-    header = probe(data)
-    if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
-    return header
 
 
 def sizes_of(samples: Sequence[EncodedSample]) -> NDArray[np.int64]:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from datapipe.backends.images_cpu import checked_header
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.codecs.npy import read_npy_array
+from datapipe.codecs.probe import checked_header
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.errors import DecodeError, IntegrityError, StorageError
 from datapipe.core.printable import printable

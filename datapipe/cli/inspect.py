@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.backends.images_cpu import checked_header
 from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet
 from datapipe.cli.table_facts import describe_table, samples_or_table, table_text
+from datapipe.codecs.probe import checked_header
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.core.printable import say_text

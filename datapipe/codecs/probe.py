@@ -85,6 +85,14 @@ def probe(data: bytes) -> ImageHeader:
     return header
 
 
+def checked_header(data: bytes) -> ImageHeader:
+    """Return the header of an image whose end marker is present too. Raises DecodeError for others."""
+    header = probe(data)
+    if not header.complete:
+        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
+    return header
+
+
 def _describe(data: bytes) -> str:
     if not data:
         return "empty file"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
+from datapipe.codecs.probe import checked_header
 from datapipe.core.environment import version_of
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files

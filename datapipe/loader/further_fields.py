@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.images_cpu import BadRow, BlockReport, checked_header
+from datapipe.backends.images_cpu import BadRow, BlockReport
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
+from datapipe.codecs.probe import checked_header
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex

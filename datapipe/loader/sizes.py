@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.images_cpu import checked_header
+from datapipe.codecs.probe import checked_header
 from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex

@@ -11,12 +11,12 @@ import torch
 from fixtures import encode, jpeg, picture
 
 import datapipe as dp
-from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.form import CutForm, form_of
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
+from datapipe.codecs.probe import checked_header
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts

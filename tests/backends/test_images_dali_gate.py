@@ -14,12 +14,12 @@ from encoded_images import BY_HAND, FOR_DALI, HEIGHT, PIXELS, WIDTH, jpeg_with_f
 from fixtures import encode
 
 import datapipe as dp
-from datapipe.backends.images_cpu import checked_header
 from datapipe.backends.images_dali.form import CutForm, form_of
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.probe import checked_header
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 

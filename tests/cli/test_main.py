@@ -11,6 +11,7 @@ import pytest
 
 from datapipe.cli.main import build_parser, main, parse
 from datapipe.training.options import TrainOptions
+from tests.fixtures import make_folder
 
 _REQUIRED = {
     "convert": ["src", "dst", "--to", "hdf5"],
@@ -63,6 +64,25 @@ def test_help_needs_none_of_what_commands_need() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_on_files_start_without_torch_and_pandas(tmp_path: Path) -> None:
+    """`import torch` takes a second or two, and each worker of a conversion would import pandas again."""
+    make_folder(tmp_path / "photos", num=3)
+    commands = [
+        ["convert", "photos", "shards", "--to", "parquet", "--workers", "1"],
+        ["verify", "shards"],
+        ["inspect", "shards", "--grid", "grid.png", "--sizes", "sizes.png"],
+        ["index", "photos"],
+        [],
+    ]
+    code = (
+        f"import sys\nfrom datapipe.cli.main import main\nfor command in {commands!r}:\n    assert main(command) == 0\n"
+        "print([name for name in ('torch', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_what_train_is_not_told_is_left_to_its_options() -> None:
