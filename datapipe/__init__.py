@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from datapipe.core.observe import Observer, Stage, StageEvent
     from datapipe.diagnostics.monitor import Monitor
     from datapipe.loader import BadSample, DataLoader, Dataset, TableLoader, WeightedSampler, explain, mix
-    from datapipe.loader.jagged import Jagged
     from datapipe.loader.prefetching import prefetch
+    from datapipe.loader.tables.jagged import Jagged
     from datapipe.stores.settings import Remote
     from datapipe.transforms import (
         IMAGENET_MEAN,
@@ -130,7 +130,7 @@ _NAMES = {
     "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"),
     "datapipe.backends.images_dali.settings": ("Dali",),
     "datapipe.adapt": ("from_torch",),
-    "datapipe.loader.jagged": ("Jagged",),
+    "datapipe.loader.tables.jagged": ("Jagged",),
     "datapipe.columns.recipe": ("Columns",),
     "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.core.observe": ("Observer", "Stage", "StageEvent"),

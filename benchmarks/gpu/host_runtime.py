@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from datapipe.backends.device_runtime import KeepAlive
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.library import library
-from datapipe.loader.table_choice import TableChoice
-from datapipe.loader.table_passes import TablePasses
+from datapipe.loader.tables.choice import TableChoice
+from datapipe.loader.tables.passes import TablePasses
 from datapipe.testing.cudf_stand_in import stand_in
 
 
@@ -88,7 +88,7 @@ def dry_cudf() -> Iterator[None]:
     library.cache_clear()
     with (
         stand_in(runtime),
-        mock.patch("datapipe.loader.table_assembly.cuda_runtime", return_value=runtime),
+        mock.patch("datapipe.loader.tables.assembly.cuda_runtime", return_value=runtime),
         mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
         mock.patch.object(TablePasses, "choice", choice),
     ):

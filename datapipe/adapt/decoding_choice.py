@@ -13,7 +13,7 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.errors import DependencyError, OptionError
-from datapipe.loader.choice import Backend, Choice, asks_for_dali
+from datapipe.loader.images.choice import Backend, Choice, asks_for_dali
 
 
 def choose_decoder(loader: TorchDataLoader, backend: Backend, device: torch.device) -> Choice:

@@ -11,7 +11,7 @@ from datapipe.backends.images_cpu import BlockWorker
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
-from datapipe.loader.batch_fields import IMAGE, BatchFields
+from datapipe.loader.images.batch_fields import IMAGE, BatchFields
 from datapipe.loader.policy import located
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Picks

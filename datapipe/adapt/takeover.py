@@ -31,7 +31,7 @@ from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen
 from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.choice import Backend, Choice, resolve_device
+from datapipe.loader.images.choice import Backend, Choice, resolve_device
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sampler_checksum import SamplerChecksum

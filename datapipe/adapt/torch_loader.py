@@ -26,7 +26,7 @@ from datapipe.adapt.sample_dataset import SampleDataset
 from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
 from datapipe.core.errors import OptionError
-from datapipe.loader.choice import Choice
+from datapipe.loader.images.choice import Choice
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.options import FIXED, SETTABLE
 from datapipe.loader.policy import BadSample

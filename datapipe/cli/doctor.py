@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _empty_shard_caches() -> None:
     from datapipe.fetch.shard_cache.directory import known_cache_directories
-    from datapipe.loader.caching import size_text
+    from datapipe.loader.images.caching import size_text
 
     for directory in known_cache_directories():
         say_text(f"{directory.path}: {size_text(directory.clear())} freed", file=sys.stderr)
@@ -101,7 +101,7 @@ def _kept(directory: Path) -> dict[str, Any] | None:
 
 
 def _advise(facts: dict[str, Any]) -> list[str]:
-    from datapipe.loader.caching import size_text
+    from datapipe.loader.images.caching import size_text
 
     advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
@@ -160,7 +160,7 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
 
 def as_text(facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
-    from datapipe.loader.caching import size_text
+    from datapipe.loader.images.caching import size_text
 
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"
     lines = [

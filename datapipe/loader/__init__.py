@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datapipe.loader.dataset import Dataset
 from datapipe.loader.explanation import explain
-from datapipe.loader.facade import DataLoader
+from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.facade import DataLoader
+from datapipe.loader.images.mixing import WeightedSampler, mix
 from datapipe.loader.iteration import BatchIterator
-from datapipe.loader.mixing import WeightedSampler, mix
 from datapipe.loader.policy import BadSample
-from datapipe.loader.table_loader import TableLoader
+from datapipe.loader.tables.facade import TableLoader
 
 __all__ = ["BadSample", "BatchIterator", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"]

@@ -17,7 +17,7 @@ import torch
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
-from datapipe.loader.choice import Measured
+from datapipe.loader.images.choice import Measured
 
 CANDIDATES: tuple[Dali | None, ...] = (None, Dali(num_pipelines=1), Dali(num_pipelines=2), Dali(num_pipelines=3))
 _WARMUP_BATCHES = 3

@@ -14,11 +14,11 @@ from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
 from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import StoreFacts
-from datapipe.loader.assembly import far_enough_ahead
-from datapipe.loader.caching import described, size_text
-from datapipe.loader.facade import DataLoader
+from datapipe.loader.images.assembly import far_enough_ahead
+from datapipe.loader.images.caching import described, size_text
+from datapipe.loader.images.facade import DataLoader
 from datapipe.loader.table_explanation import table_explanation
-from datapipe.loader.table_loader import TableLoader
+from datapipe.loader.tables.facade import TableLoader
 from datapipe.stores.window import MAX_NBYTES
 
 

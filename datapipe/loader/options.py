@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from datapipe.core.errors import OptionError
-from datapipe.loader.columns import BoxesForm
+from datapipe.loader.images.columns import BoxesForm
 from datapipe.loader.scheduling import OnError, check_scheduling, depth_of, is_enough, require
 from datapipe.order.plan import Tail
 

@@ -10,7 +10,7 @@ import torch
 from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.core.environment import num_usable_cores, positive_environment
 from datapipe.core.errors import OptionError
-from datapipe.loader.mixing import WeightedSampler
+from datapipe.loader.images.mixing import WeightedSampler
 from datapipe.loader.options import LoaderOptions, Shuffle
 from datapipe.order.plan import Tail
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from datapipe.core.printable import counted
-from datapipe.loader.table_loader import TableLoader
-from datapipe.loader.table_passes import sharing_problem
+from datapipe.loader.tables.facade import TableLoader
+from datapipe.loader.tables.passes import sharing_problem
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, WindowedRows
 
 _ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "

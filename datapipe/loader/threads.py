@@ -19,7 +19,7 @@ import torch
 
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.loader.batch_making import BatchMaker
-from datapipe.loader.dali_images import FetchWorker
+from datapipe.loader.images.dali import FetchWorker
 from datapipe.loader.work_queue import BatchTask, Worker, WorkQueue
 
 _JOIN_S = 10.0  # a thread whose storage does not respond ends when its read does

@@ -10,7 +10,7 @@ from typing import Any
 
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.loader.batch_making import BatchMaker, BatchPicks
-from datapipe.loader.dali_images import FetchWorker
+from datapipe.loader.images.dali import FetchWorker
 
 Worker = Any  # what a maker's `workers` lends
 

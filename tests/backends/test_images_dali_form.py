@@ -14,7 +14,7 @@ from datapipe.backends.images_dali.form import form_of
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import checked_header
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.dali_images import Fetched, FetchWorker
+from datapipe.loader.images.dali import Fetched, FetchWorker
 from datapipe.order.draws import Draws
 from datapipe.transforms import CenterCrop, RandomResizedCrop, Recipe, Resize
 

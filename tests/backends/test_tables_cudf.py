@@ -233,7 +233,7 @@ def test_a_unit_that_differs_is_refused(table: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("lead", "chosen"), [(1.2, "tables_arrow"), (1.4, "tables_cudf")])
 def test_auto_takes_what_was_measured(table: Path, monkeypatch: pytest.MonkeyPatch, lead: float, chosen: str) -> None:
     rates = {"tables_arrow": 1e6, "tables_cudf": lead * 1e6}
-    monkeypatch.setattr("datapipe.loader.table_loader.measured_rates", lambda open_loader, **about: rates)
+    monkeypatch.setattr("datapipe.loader.tables.facade.measured_rates", lambda open_loader, **about: rates)
     with fake_gpu() as fake:
         loader = load(table, backend="auto")
         choice = loader.choice()
@@ -270,7 +270,7 @@ def test_auto_says_why_it_took_arrow(table: Path, tmp_path: Path, monkeypatch: p
     def missing() -> Library:
         raise dp.DependencyError("cuDF is not installed")
 
-    monkeypatch.setattr("datapipe.loader.table_choice.library", missing)
+    monkeypatch.setattr("datapipe.loader.tables.choice.library", missing)
     with fake_gpu(), pytest.warns(RuntimeWarning, match="tables are read on the CPU: cuDF is not installed"):
         assert load(table, backend="auto").choice().backend == "tables_arrow"
 
@@ -342,7 +342,7 @@ class _NoRecordStream(_ConsumerLast):
 
 
 def _no_wait_for_the_fill(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("datapipe.loader.device_table_parts.DeviceTableParts._join", lambda self, window: None)
+    patch.setattr("datapipe.loader.tables.device_parts.DeviceTableParts._join", lambda self, window: None)
 
 
 def _tables_on_another_stream(patch: pytest.MonkeyPatch) -> None:

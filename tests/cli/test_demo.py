@@ -37,7 +37,7 @@ def test_whole_way(tmp_path: Path) -> None:
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
         assert (found["exit_code"], [rank["num_steps"] for rank in found["ranks"]]) == (0, [2])
         assert str(out / f"diagnosis-{name}" / "diagnosis.html") in done.stdout
-    assert found["loaders"][0]["kind"] == "datapipe.loader.facade.DataLoader"
+    assert found["loaders"][0]["kind"] == "datapipe.loader.images.facade.DataLoader"
     # a second run keeps the photographs, and says so if their number differs from the requested one
     again = subprocess.run([*command, "demo", "--out", str(out), "--images", "131"], capture_output=True, text=True, timeout=240)
     assert again.returncode == 2

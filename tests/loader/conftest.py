@@ -14,7 +14,7 @@ from recipes import own_threads
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.errors import DependencyError
-from datapipe.loader.choice import BackendRequest, Choice, Evidence
+from datapipe.loader.images.choice import BackendRequest, Choice, Evidence
 
 
 @pytest.fixture(autouse=True)

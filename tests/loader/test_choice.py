@@ -18,7 +18,7 @@ import datapipe as dp
 from datapipe.backends.images_dali import installation as dali_installation
 from datapipe.backends.images_dali.installation import Installation
 from datapipe.loader.calibration import Calibration, measure
-from datapipe.loader.choice import BackendRequest, Choice, Measured, resolve_device
+from datapipe.loader.images.choice import BackendRequest, Choice, Measured, resolve_device
 from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -51,7 +51,7 @@ def without_dali(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Installation:
         raise dp.DependencyError("DALI is not installed; pip install 'gpu-datapipe[dali-cu13]'")
 
-    monkeypatch.setattr("datapipe.loader.choice.installation", missing)
+    monkeypatch.setattr("datapipe.loader.images.choice.installation", missing)
 
 
 # -- the choice --------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_the_rate_is_that_of_what_comes_after_the_warm_up() -> None:
 
 def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates load the loader's own data, by its transform; here on the CPU."""
-    monkeypatch.setattr("datapipe.loader.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
+    monkeypatch.setattr("datapipe.loader.images.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
     loader = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)
     evidence = loader.evidence()
     assert evidence.share_for_dali() == 1.0

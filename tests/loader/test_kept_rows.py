@@ -12,7 +12,7 @@ from table_values import write_table
 
 import datapipe as dp
 from datapipe.core.errors import OptionError
-from datapipe.loader.host_table_parts import HostTableParts
+from datapipe.loader.tables.host_parts import HostTableParts
 from datapipe.order.row_order import ShuffledRows
 
 NUM = 1000

@@ -22,8 +22,8 @@ from recipes import TRAIN
 import datapipe as dp
 from datapipe.fetch.cache.entries import Entry, pack_entry, position_of
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.choice import BackendRequest
 from datapipe.loader.explanation import explanation
+from datapipe.loader.images.choice import BackendRequest
 from datapipe.transforms import Recipe
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from recipes import CROP, EVAL, SIZE, TRAIN, own_threads
 
 import datapipe as dp
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
-from datapipe.loader.dali_images import MAX_GIVEN_UP, MAX_REFUSED, Fetched
+from datapipe.loader.images.dali import MAX_GIVEN_UP, MAX_REFUSED, Fetched
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
@@ -28,7 +28,7 @@ LARGEST, MEAN = 8.0, 0.3
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(rows DALI made, rows made by hand) of every batch that was decoded."""
-    from datapipe.loader.dali_images import DaliStage
+    from datapipe.loader.images.dali import DaliStage
 
     seen: list[tuple[int, int]] = []
     real = DaliStage.run

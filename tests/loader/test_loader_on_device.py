@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: CUDA.index)
-    monkeypatch.setattr("datapipe.loader.assembly.region_problem", lambda device_id, hw_decoder_load: None)
+    monkeypatch.setattr("datapipe.loader.images.assembly.region_problem", lambda device_id, hw_decoder_load: None)
 
     def run(self: DaliPipeline, encoded: Any, cuts: Any, stream: Any) -> Any:
         assert self.options.device_id == CUDA.index, "a graph for the CPU"
@@ -64,7 +64,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             return device.put(pixels), keep
 
     monkeypatch.setattr(DaliPipeline, "run", run)
-    monkeypatch.setattr("datapipe.loader.assembly.cuda_runtime", lambda _: device)
+    monkeypatch.setattr("datapipe.loader.images.assembly.cuda_runtime", lambda _: device)
     yield device
     device.drain()
     assert [what for what in device.forbidden if "pageable" not in what] == []

@@ -15,7 +15,7 @@ from recipes import CROP, SIZE, TRAIN, ids_of, make
 
 import datapipe as dp
 from datapipe.backends.slabs import SlabPool
-from datapipe.loader.assembly import far_enough_ahead
+from datapipe.loader.images.assembly import far_enough_ahead
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -30,7 +30,7 @@ from datapipe.core.errors import DecodeError, DependencyError, MissingDataError,
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.index.sample_index import SampleIndex
-from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
+from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 

@@ -29,7 +29,7 @@ from datapipe.backends.pytree import map_nest
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
+from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe

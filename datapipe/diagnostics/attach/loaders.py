@@ -26,7 +26,7 @@ _MARK = "_datapipe_watches"
 _TORCH = "torch.utils.data.dataloader"
 _LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
-    "datapipe.loader.facade": (("DataLoader",), ("BatchIterator",)),
+    "datapipe.loader.images.facade": (("DataLoader",), ("BatchIterator",)),
     "datapipe.loader.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }

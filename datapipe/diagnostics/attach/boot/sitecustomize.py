@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_LOADERS = ("torch.utils.data.dataloader", "datapipe.loader.facade", "datapipe.loader.prefetching", "accelerate.data_loader")
+_LOADERS = (
+    "torch.utils.data.dataloader",
+    "datapipe.loader.images.facade",
+    "datapipe.loader.prefetching",
+    "accelerate.data_loader",
+)
 
 
 def _await_loaders(root: str) -> None:

@@ -26,13 +26,13 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Entries, Extents
 from datapipe.index.repeats import Repeats
-from datapipe.loader.collate import Collator
-from datapipe.loader.dali_images import DaliStage, Fetched, FetchWorker
-from datapipe.loader.further_fields import FurtherFields
+from datapipe.loader.images.collate import Collator
+from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
+from datapipe.loader.images.further_fields import FurtherFields
+from datapipe.loader.images.rows import Batch
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
-from datapipe.loader.rows import Batch
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Picks
 from datapipe.transforms import Recipe

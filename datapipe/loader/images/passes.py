@@ -13,15 +13,15 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.shard_cache.schedule import Schedule
-from datapipe.loader.assembly import assemble
-from datapipe.loader.batches import SampleBatchMaker
-from datapipe.loader.caching import open_kept_images
-from datapipe.loader.choice import BackendRequest, Choice
-from datapipe.loader.dataset import Dataset
-from datapipe.loader.evidence import DataEvidence
+from datapipe.loader.images.assembly import assemble
+from datapipe.loader.images.batches import SampleBatchMaker
+from datapipe.loader.images.caching import open_kept_images
+from datapipe.loader.images.choice import BackendRequest, Choice
+from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.evidence import DataEvidence
+from datapipe.loader.images.ordering import open_source, shard_uses
 from datapipe.loader.iteration import Epochs
 from datapipe.loader.options import LoaderOptions
-from datapipe.loader.ordering import open_source, shard_uses
 from datapipe.loader.policy import BadSampleLog
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.sampler_checksum import SamplerChecksum

@@ -16,8 +16,8 @@ from datapipe.datasets import Original
 from datapipe.fetch.files import open_files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.stored_order import StoredOrder, stored_order
-from datapipe.loader.batch_fields import LABEL, BatchFields
-from datapipe.loader.further_fields import FurtherFields
+from datapipe.loader.images.batch_fields import LABEL, BatchFields
+from datapipe.loader.images.further_fields import FurtherFields
 from datapipe.loader.policy import located
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation

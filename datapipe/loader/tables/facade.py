@@ -17,7 +17,7 @@ from datapipe.core.checks import callable_or_none, real_number, whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import TableIndex
-from datapipe.loader.choice import resolve_device
+from datapipe.loader.images.choice import resolve_device
 from datapipe.loader.iteration import BatchIterator, PassSetup
 from datapipe.loader.parsing import default_num_workers, parse_tail
 from datapipe.loader.policy import BadSample
@@ -25,9 +25,9 @@ from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.sources import SpanSource
-from datapipe.loader.table_choice import TABLE_BACKENDS, TableBackend, TableChoice, measured_rates
-from datapipe.loader.table_options import WINDOW_NBYTES, TableOptions
-from datapipe.loader.table_passes import TablePasses
+from datapipe.loader.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice, measured_rates
+from datapipe.loader.tables.options import WINDOW_NBYTES, TableOptions
+from datapipe.loader.tables.passes import TablePasses
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
 from datapipe.order.plan import Plan, Tail
 

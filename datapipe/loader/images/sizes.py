@@ -12,7 +12,7 @@ from datapipe.codecs.probe import checked_header
 from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
-from datapipe.loader.batch_fields import IMAGE
+from datapipe.loader.images.batch_fields import IMAGE
 from datapipe.transforms import Recipe
 
 _LOOKED_AT = 16  # number of samples, spread over the dataset

@@ -18,12 +18,12 @@ from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
-from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.batches import SampleBatchMaker, Worker
-from datapipe.loader.choice import Choice
-from datapipe.loader.collate import Collator
-from datapipe.loader.dali_images import DaliStage, FetchWorker
-from datapipe.loader.further_fields import FurtherFields
+from datapipe.loader.images.batch_fields import BatchFields
+from datapipe.loader.images.batches import SampleBatchMaker, Worker
+from datapipe.loader.images.choice import Choice
+from datapipe.loader.images.collate import Collator
+from datapipe.loader.images.dali import DaliStage, FetchWorker
+from datapipe.loader.images.further_fields import FurtherFields
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog

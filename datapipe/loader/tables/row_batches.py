@@ -11,10 +11,10 @@ import numpy as np
 
 from datapipe.backends.row_gather import RowGather
 from datapipe.core.observe import Observer, Stage, StageEvent
-from datapipe.loader.host_table_parts import HostTableParts
 from datapipe.loader.object_pool import ObjectPool
-from datapipe.loader.table_batches import RowBatch
-from datapipe.loader.table_options import TableOptions
+from datapipe.loader.tables.batches import RowBatch
+from datapipe.loader.tables.host_parts import HostTableParts
+from datapipe.loader.tables.options import TableOptions
 from datapipe.order.plan import BatchSpan, Plan
 
 

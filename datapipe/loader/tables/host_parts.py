@@ -20,12 +20,12 @@ from datapipe.columns.lists import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.observe import Observer, Stage
 from datapipe.index.tables import TableIndex
-from datapipe.loader.jagged import Jagged
-from datapipe.loader.kept_rows import KeptRows
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSampleLog
-from datapipe.loader.table_batches import RowBatch, named_batch, observe
-from datapipe.loader.table_options import TableOptions
+from datapipe.loader.tables.batches import RowBatch, named_batch, observe
+from datapipe.loader.tables.jagged import Jagged
+from datapipe.loader.tables.kept_rows import KeptRows
+from datapipe.loader.tables.options import TableOptions
 from datapipe.order.plan import BatchSpan
 from datapipe.order.row_order import Piece, RowRun
 

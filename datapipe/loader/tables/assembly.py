@@ -14,12 +14,12 @@ from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import GroupReader, check_unchanged
 from datapipe.core.observe import Observer
 from datapipe.index.tables import ColumnKind, TableIndex
-from datapipe.loader.device_table_parts import DeviceTableParts
-from datapipe.loader.host_table_parts import HostTableParts, MatrixMemory
-from datapipe.loader.kept_rows import KeptRows
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSampleLog
-from datapipe.loader.table_options import TableOptions
+from datapipe.loader.tables.device_parts import DeviceTableParts
+from datapipe.loader.tables.host_parts import HostTableParts, MatrixMemory
+from datapipe.loader.tables.kept_rows import KeptRows
+from datapipe.loader.tables.options import TableOptions
 
 _ROWS_AT_ONCE = 1 << 20  # of row groups that cuDF reads together: fewer do not keep a large GPU busy
 

@@ -23,7 +23,7 @@ from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Extents
-from datapipe.loader.batch_fields import IMAGE
+from datapipe.loader.images.batch_fields import IMAGE
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts

@@ -19,7 +19,7 @@ from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.policy import BadSample, BadSampleLog
-from datapipe.loader.table_options import TableOptions
+from datapipe.loader.tables.options import TableOptions
 from datapipe.order.plan import BatchSpan, Plan, Tail
 from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import ShardUse
-from datapipe.loader.dataset import Dataset
-from datapipe.loader.mixing import WeightedSampler, mixed_order
+from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.mixing import WeightedSampler, mixed_order
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.sources import PickSource, SampledSource

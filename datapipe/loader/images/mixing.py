@@ -15,8 +15,8 @@ from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
 from datapipe.index.concat import concatenated
-from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.dataset import Dataset, Mixture
+from datapipe.loader.images.batch_fields import BatchFields
+from datapipe.loader.images.dataset import Dataset, Mixture
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.order.sampling import MixedOrder, WeightedOrder, checked_weights, own_seed, shares
 

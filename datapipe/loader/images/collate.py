@@ -13,11 +13,11 @@ from PIL import Image
 
 from datapipe.backends.device import Uploader
 from datapipe.core.errors import OptionError
-from datapipe.loader.batch_fields import ADDED, IMAGE, LABEL, BatchFields
-from datapipe.loader.columns import column_of
+from datapipe.loader.images.batch_fields import ADDED, IMAGE, LABEL, BatchFields
+from datapipe.loader.images.columns import column_of
+from datapipe.loader.images.rows import Batch
+from datapipe.loader.images.sizes import stack
 from datapipe.loader.options import LoaderOptions
-from datapipe.loader.rows import Batch
-from datapipe.loader.sizes import stack
 from datapipe.order.draws import Draws
 from datapipe.order.plan import Rank, Tail
 from datapipe.transforms import Recipe

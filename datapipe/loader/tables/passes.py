@@ -15,20 +15,20 @@ from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import TableGroup, TableIndex
-from datapipe.loader.device_table_parts import DeviceTableParts
-from datapipe.loader.host_table_parts import HostTableParts
 from datapipe.loader.iteration import Epochs
-from datapipe.loader.kept_rows import KeptRows, cache_directory
 from datapipe.loader.policy import BadSampleLog
 from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.row_batches import RowMaker
 from datapipe.loader.seeding import Seed
 from datapipe.loader.sources import SpanSource
 from datapipe.loader.state import LoaderState
-from datapipe.loader.table_assembly import device_parts, host_parts
-from datapipe.loader.table_batches import TableMaker
-from datapipe.loader.table_choice import TableBackend, TableChoice, choose_table_backend
-from datapipe.loader.table_options import TableOptions
+from datapipe.loader.tables.assembly import device_parts, host_parts
+from datapipe.loader.tables.batches import TableMaker
+from datapipe.loader.tables.choice import TableBackend, TableChoice, choose_table_backend
+from datapipe.loader.tables.device_parts import DeviceTableParts
+from datapipe.loader.tables.host_parts import HostTableParts
+from datapipe.loader.tables.kept_rows import KeptRows, cache_directory
+from datapipe.loader.tables.options import TableOptions
+from datapipe.loader.tables.row_batches import RowMaker
 from datapipe.order.plan import Plan, Rank
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
 

@@ -17,9 +17,9 @@ from datapipe.core.environment import version_of
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
-from datapipe.loader.batch_fields import IMAGE, LABEL
 from datapipe.loader.calibration import CANDIDATES, Calibration
-from datapipe.loader.choice import Measured
+from datapipe.loader.images.batch_fields import IMAGE, LABEL
+from datapipe.loader.images.choice import Measured
 from datapipe.loader.options import LoaderOptions
 
 _LOOKED_AT = 64  # number of samples, spread over the dataset

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.index.entries import Entries, Extents
-from datapipe.loader.dali_images import Fetched
-from datapipe.loader.further_fields import Values
+from datapipe.loader.images.dali import Fetched
+from datapipe.loader.images.further_fields import Values
 from datapipe.order.draws import Draws
 from datapipe.order.plan import Picks
 

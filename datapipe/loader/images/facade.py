@@ -17,22 +17,22 @@ from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
-from datapipe.loader.batch_fields import BatchFields
-from datapipe.loader.caching import CacheStats, stats_of
-from datapipe.loader.choice import Backend, BackendRequest, Choice, resolve_device
-from datapipe.loader.columns import BoxesForm
-from datapipe.loader.dataset import Dataset
-from datapipe.loader.evidence import DataEvidence
+from datapipe.loader.images.batch_fields import BatchFields
+from datapipe.loader.images.caching import CacheStats, stats_of
+from datapipe.loader.images.choice import Backend, BackendRequest, Choice, resolve_device
+from datapipe.loader.images.columns import BoxesForm
+from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.evidence import DataEvidence
+from datapipe.loader.images.mixing import WeightedSampler
+from datapipe.loader.images.passes import SamplePasses
+from datapipe.loader.images.sizes import check_sizes
 from datapipe.loader.iteration import BatchIterator, PassSetup
-from datapipe.loader.mixing import WeightedSampler
 from datapipe.loader.options import SETTABLE, LoaderOptions, Output, Shuffle, check_settable
 from datapipe.loader.parsing import parse_options
-from datapipe.loader.passes import SamplePasses
 from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_rank
 from datapipe.loader.scheduling import OnError
 from datapipe.loader.seeding import Seed, seed_source
-from datapipe.loader.sizes import check_sizes
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
 from datapipe.order.plan import Tail
 from datapipe.stores.settings import Remote
