@@ -186,4 +186,4 @@ def add_completion(subparsers: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    parser.set_defaults(run="datapipe.cli.completion:run")
+    parser.set_defaults(run="datapipe.cli.main:run_completion")

@@ -15,14 +15,15 @@ import torch
 
 import datapipe as dp
 from datapipe.cli.charts import Bar, draw_bars
-from datapipe.cli.table_facts import measure_table, measured_text, samples_or_table
+from datapipe.cli.inspect import samples_or_table
 from datapipe.cli.torch_baseline import torch_loader
+from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
 from datapipe.core.printable import say_text
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.tables import TableIndex
+from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.loader.parsing import default_num_workers
 
 
@@ -72,7 +73,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     num_workers = default_num_workers() if args.num_workers is None else args.num_workers
     batch_size = min(args.batch_size, len(index))
     crop = [dp.RandomResizedCrop(args.size), dp.RandomHorizontalFlip()]
-    recipe = [*crop, dp.ToDtype(_float32(), scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+    recipe = [*crop, dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
     held = [spec.name for spec in index.manifest.fields]
     ours = dp.DataLoader(
         dp.Dataset(index),
@@ -124,8 +125,47 @@ def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> fl
     return seen / (time.perf_counter() - start_s)
 
 
-def _float32() -> Any:
-    return torch.float32
+def measure_table(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
+    """Rows per second of shuffled batches of all numbers, by round, beside a bare read of the same columns.
+
+    Raises OptionError for a table without columns of numbers.
+    """
+    names = [column.name for column in index.columns if column.kind is ColumnKind.NUMBER]
+    if not names:
+        raise OptionError("bench: the table has no column of numbers; fit a recipe first (datapipe fit) and time that by hand")
+    paths = [file.path for file in index.files]
+    loader = dp.TableLoader(
+        paths,
+        args.table_batch_size,
+        True,
+        columns=names,
+        dtypes="float64",
+        seed=0,
+        num_workers=args.num_workers,
+        device=args.device,
+    )
+    rates: dict[str, list[float]] = {"datapipe": [], "bare read": []}
+    for number in range(args.rounds + 1):
+        started = time.perf_counter()
+        num = sum(len(batch) for batch in loader)
+        shuffled_s = time.perf_counter() - started
+        started = time.perf_counter()
+        reader = GroupReader(names)
+        for group in range(index.num_groups):
+            reader.read(index.group(group))
+        bare_s = time.perf_counter() - started
+        if number:  # the first round is a warm-up
+            rates["datapipe"].append(num / shuffled_s)
+            rates["bare read"].append(num / bare_s)
+    return {
+        "rows": len(index),
+        "columns": len(names),
+        "batch_size": args.table_batch_size,
+        "num_workers": loader.num_workers,
+        "device": str(loader.device),
+        "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
+        "rounds": {name: [round(value) for value in values] for name, values in rates.items()},
+    }
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -142,4 +182,16 @@ def as_text(result: dict[str, Any]) -> str:
         lines.append(f"  ratio    {rates['datapipe'] / rates['torch']:>10.2f}")
     shares = ", ".join(f"{name} {value:.3f}" for name, value in result["ms_per_image"].items() if name != "wait")
     lines.append(f"  thread time per image, ms: {shares}")
+    return "\n".join(lines)
+
+
+def measured_text(result: dict[str, Any]) -> str:
+    """The figures for people."""
+    lines = [
+        f"{result['rows']:,} rows of {result['columns']} columns, shuffled batches of {result['batch_size']:,} on "
+        f"{result['device']}, {result['num_workers']} threads; a bare read is one thread's, and shuffles nothing"
+    ]
+    for name, rate in result["rows_per_s"].items():
+        rounds = result["rounds"][name]
+        lines.append(f"  {name:<10}{rate:>12,.0f} rows/s   (rounds {min(rounds):,.0f} to {max(rounds):,.0f})")
     return "\n".join(lines)

@@ -16,17 +16,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from converters import Advance, ConvertOptions, Phase, convert
 from converters.verify import verify
-from datapipe.cli.demo_diagnosis import Diagnosed, diagnose_script
-from datapipe.cli.demo_picture import draw
-from datapipe.cli.demo_training import TITLES, Comparison, DemoResult, make_loaders, rates_alone, train
+from datapipe.cli.demo_training import TITLES, Comparison, as_result, as_table, draw_comparison, make_loaders, rates_alone, train
 from datapipe.cli.progress import Progress
-from datapipe.core.atomic import write_json
-from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.errors import DatapipeError, IntegrityError, OptionError
 from datapipe.core.printable import counted, say_text
+from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
@@ -58,17 +56,25 @@ def run(args: argparse.Namespace) -> int:
     result = as_result(comparison)
     write_json(args.out / "result.json", result)
     picture = args.out / "result.png"
-    _draw(comparison, picture)
-    tell.line("")
-    tell.line(as_table(comparison))
-    tell.line("")
-    before, after = _diagnose(photos, args.out, comparison.num_workers, tell)
+    draw_comparison(comparison, picture)
+    tell.line(f"\n{as_table(comparison)}\n")
+    diagnoses = {}
+    for name, shards in (("before", None), ("after", args.out / "shards")):
+        with tell.step("diagnose") as words:
+            out = args.out / f"diagnosis-{name}"
+            diagnoses[name] = diagnose_script(photos, shards, out, num_workers=comparison.num_workers)
+            words.append(f"train.py {name} its loader is replaced")
+    (before, page_before), (after, page_after) = diagnoses.values()
     if args.json:
         print(json.dumps(result, indent=1))
-    tell.line(f"\n{compared(before.document, after.document)}")
+    tell.line(f"\n{screen(before)}\n\n{compare(before, after)}")
     tell.line(f"\nwrote {picture} and {args.out / 'result.json'}; the shards are in {args.out / 'shards'}")
-    tell.line(f"the script is {args.out / 'train.py'}; its diagnosis before: {before.page}, and after: {after.page}")
+    tell.line(f"the script is {args.out / 'train.py'}; its diagnosis before: {page_before}, and after: {page_after}")
     return 0
+
+
+class FailedScriptError(DatapipeError, RuntimeError):
+    """The demo's own script failed."""
 
 
 class Teller:
@@ -139,69 +145,30 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
         alone = rates_alone(loaders)
         rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in alone.items())
         words.append(f"each loader alone, in turns: {rates} images/s")
-    outcomes: dict[str, DemoResult] = {}
+    outcomes = {}
     for name, title in TITLES.items():
         with tell.step("train") as words:
             outcomes[name] = train(loaders, name, alone[name])
             words.append(f"an epoch with {title}, {outcomes[name].images_per_s:,.0f} images/s")
-    return Comparison(outcomes, loaders.batch_size, loaders.num_workers, loaders.num_classes)
+    return Comparison(outcomes, loaders.num_workers, loaders.num_classes)
 
 
-def _diagnose(photos: Path, out: Path, num_workers: int, tell: Teller) -> tuple[Diagnosed, Diagnosed]:
-    found = []
-    for name, shards in (("before", None), ("after", out / "shards")):
-        with tell.step("diagnose") as words:
-            found.append(diagnose_script(photos, shards, out / f"diagnosis-{name}", num_workers=num_workers))
-            words.append(f"train.py {name} its loader is replaced")
-    before, after = found
-    return before, after
+def diagnose_script(photos: Path, shards: Path | None, out: Path, *, num_workers: int) -> tuple[Document, Path]:
+    """Write `train.py` next to `out`, run it on the photographs, or on the shards if given, and write the reports to `out`.
 
-
-def compared(before: Document, after: Document) -> str:
-    """Return both diagnoses as text for people."""
-    return f"{screen(before)}\n\n{compare(before, after)}"
-
-
-def _draw(comparison: Comparison, picture: Path) -> None:
-    draw(comparison, picture)
-
-
-def as_result(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as JSON-safe values."""
-    return {
-        "num_workers": comparison.num_workers,
-        "batch_size": comparison.batch_size,
-        "contenders": {
-            name: {
-                "loader_images_per_s": round(one.alone, 1),
-                "training_images_per_s": round(one.images_per_s, 1),
-                "share_waiting_for_data": round(one.waiting, 4),
-                "loss_first": round(one.first_loss, 4),
-                "loss_last": round(one.last_loss, 4),
-                "losses": [round(loss, 4) for loss in one.losses],
-            }
-            for name, one in comparison.outcomes.items()
-        },
-    }
-
-
-def as_table(comparison: Comparison) -> str:
-    """Return the comparison as text for people."""
-    torch, ours = comparison.outcomes["torch"], comparison.outcomes["datapipe"]
-    rows = [
-        ("", "torch DataLoader", "datapipe", ""),
-        ("", "on the files", "on the shards", ""),
-        ("loader alone, images/s", f"{torch.alone:,.0f}", f"{ours.alone:,.0f}", f"{ours.alone / torch.alone:.1f} x"),
-        (
-            "training, images/s",
-            f"{torch.images_per_s:,.0f}",
-            f"{ours.images_per_s:,.0f}",
-            f"{ours.images_per_s / torch.images_per_s:.1f} x",
-        ),
-        ("of that waiting for data", f"{torch.waiting:.0%}", f"{ours.waiting:.0%}", ""),
-        ("loss at the start", f"{torch.first_loss:.2f}", f"{ours.first_loss:.2f}", f"chance {comparison.chance_loss:.2f}"),
-        ("loss at the end", f"{torch.last_loss:.2f}", f"{ours.last_loss:.2f}", ""),
-    ]
-    lines = [f"{label:<26}{left:>18}{middle:>16}   {right}".rstrip() for label, left, middle, right in rows]
-    note = f"one epoch, batches of {comparison.batch_size}, {comparison.num_workers} workers, the same initial weights"
-    return "\n".join([*lines, "", note])
+    Returns the diagnosis and its page. Raises FailedScriptError if the script fails.
+    """
+    script = out.parent / "train.py"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    with atomic_writer(script) as file:
+        file.write(Path(__file__).with_name("demo_script.py").read_bytes())
+    command = [str(script), str(photos), "--workers", str(num_workers)]
+    if shards is not None:
+        command += ["--shards", str(shards)]
+    diagnosis, outcome = diagnose_command(command, out, trials_s=10.0, quiet=True)
+    if outcome.exit_code:
+        raise FailedScriptError(f"{script}: ended with status {outcome.exit_code}; its output is above")
+    page = write_reports(diagnosis.document, out, html=True, trace=False)
+    assert page is not None
+    return diagnosis.document, page

@@ -1,4 +1,4 @@
-"""Train the demo's epoch, with either of two loaders."""
+"""Train the demo's epoch with each of two loaders, and show both outcomes: as JSON, a table, a picture."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageDraw
 from torch import nn
 
 import datapipe as dp
+from datapipe.cli.charts import FAINT, INK, OTHERS, OURS, PAPER, font_of, save_png
 from datapipe.cli.demo_script import network as small_network
 from datapipe.cli.torch_baseline import torch_loader
 from datapipe.containers import open_index
@@ -24,6 +26,9 @@ CROP = 160  # pixels
 BATCH_SIZE = 64
 _ROUNDS = 3  # per loader alone, after one to warm up
 _SEED = 0
+_PICTURE = (1200, 460)  # pixels
+_COLORS = {"torch": OTHERS, "datapipe": OURS}
+_NAMES = {"torch": "torch DataLoader, files", "datapipe": "datapipe, shards"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,6 @@ class Comparison:
     """Both outcomes, and the conditions."""
 
     outcomes: dict[str, DemoResult]
-    batch_size: int
     num_workers: int
     num_classes: int
 
@@ -67,7 +71,6 @@ class Loaders:
 
     by_name: dict[str, Any]  # of (images, labels) batches
     network: nn.Module
-    batch_size: int
     num_workers: int
     num_classes: int
 
@@ -96,7 +99,7 @@ def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
     torch.manual_seed(_SEED)
     network = small_network(num_classes)  # the same as in the diagnosed script, so that both show the same waiting
     # Torch's worker processes must be forked before our threads start, so its loader is first; the processes stay.
-    return Loaders({"torch": theirs, "datapipe": ours}, network, BATCH_SIZE, num_workers, num_classes)
+    return Loaders({"torch": theirs, "datapipe": ours}, network, num_workers, num_classes)
 
 
 def rates_alone(loaders: Loaders) -> dict[str, float]:
@@ -127,3 +130,112 @@ def train(loaders: Loaders, name: str, alone: float) -> DemoResult:
     assert epoch.images_per_s is not None
     assert epoch.starvation is not None
     return DemoResult(alone, epoch.images_per_s, epoch.starvation, losses)
+
+
+# -- both outcomes -----------------------------------------------------------------------------------
+
+
+def as_result(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as JSON-safe values."""
+    return {
+        "num_workers": comparison.num_workers,
+        "batch_size": BATCH_SIZE,
+        "contenders": {
+            name: {
+                "loader_images_per_s": round(one.alone, 1),
+                "training_images_per_s": round(one.images_per_s, 1),
+                "share_waiting_for_data": round(one.waiting, 4),
+                "loss_first": round(one.first_loss, 4),
+                "loss_last": round(one.last_loss, 4),
+                "losses": [round(loss, 4) for loss in one.losses],
+            }
+            for name, one in comparison.outcomes.items()
+        },
+    }
+
+
+def as_table(comparison: Comparison) -> str:
+    """Return the comparison as text for people."""
+    torch, ours = comparison.outcomes["torch"], comparison.outcomes["datapipe"]
+    rows = [
+        ("", "torch DataLoader", "datapipe", ""),
+        ("", "on the files", "on the shards", ""),
+        ("loader alone, images/s", f"{torch.alone:,.0f}", f"{ours.alone:,.0f}", f"{ours.alone / torch.alone:.1f} x"),
+        (
+            "training, images/s",
+            f"{torch.images_per_s:,.0f}",
+            f"{ours.images_per_s:,.0f}",
+            f"{ours.images_per_s / torch.images_per_s:.1f} x",
+        ),
+        ("of that waiting for data", f"{torch.waiting:.0%}", f"{ours.waiting:.0%}", ""),
+        ("loss at the start", f"{torch.first_loss:.2f}", f"{ours.first_loss:.2f}", f"chance {comparison.chance_loss:.2f}"),
+        ("loss at the end", f"{torch.last_loss:.2f}", f"{ours.last_loss:.2f}", ""),
+    ]
+    lines = [f"{label:<26}{left:>18}{middle:>16}   {right}".rstrip() for label, left, middle, right in rows]
+    note = f"one epoch, batches of {BATCH_SIZE}, {comparison.num_workers} workers, the same initial weights"
+    return "\n".join([*lines, "", note])
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a PNG with two pairs of bars and two curves. Raises StorageError."""
+    image = Image.new("RGB", (_PICTURE), PAPER)
+    canvas = ImageDraw.Draw(image)
+    _bars(canvas, comparison, (40, 60, 560, 400))
+    _curves(canvas, comparison, (680, 60, 1160, 400))
+    for number, (name, title) in enumerate(_NAMES.items()):
+        left = 40 + 300 * number
+        canvas.rectangle((left, _PICTURE[1] - 34, left + 18, _PICTURE[1] - 16), fill=_COLORS[name])
+        canvas.text((left + 26, _PICTURE[1] - 25), title, fill=INK, font=font_of(17), anchor="lm")
+    save_png(image, path)
+
+
+def _bars(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int, int, int, int]) -> None:
+    left, top, right, _ = box
+    canvas.text((left, top - 34), "images per second", fill=INK, font=font_of(20), anchor="lm")
+    groups = {
+        "loader alone": {name: one.alone for name, one in comparison.outcomes.items()},
+        "training an epoch": {name: one.images_per_s for name, one in comparison.outcomes.items()},
+    }
+    longest = max(value for group in groups.values() for value in group.values())
+    y = top
+    for title, group in groups.items():
+        canvas.text((left, y + 12), title, fill=INK, font=font_of(17), anchor="lm")
+        y += 32
+        for name, value in group.items():
+            length = (right - left - 90) * value / longest
+            canvas.rectangle((left, y, left + length, y + 40), fill=_COLORS[name])
+            label = f"{value:,.0f}"
+            if title != "loader alone":
+                label += f"   {comparison.outcomes[name].waiting:.0%} waiting"
+            inside = length > 260
+            place, anchor, ink = (left + length - 10, "rm", "#FFFFFF") if inside else (left + length + 10, "lm", INK)
+            canvas.text((place, y + 20), label, fill=ink, font=font_of(17), anchor=anchor)
+            y += 50
+        y += 18
+
+
+def _curves(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int, int, int, int]) -> None:
+    left, top, right, bottom = box
+    canvas.text((left, top - 34), "training loss over the epoch", fill=INK, font=font_of(20), anchor="lm")
+    curves = {name: _smoothed(one.losses) for name, one in comparison.outcomes.items()}
+    highest = 1.05 * max(comparison.chance_loss, *(max(curve) for curve in curves.values()))
+
+    def place(position: float, loss: float) -> tuple[float, float]:
+        return left + (right - left) * position, bottom - (bottom - top) * loss / highest
+
+    for loss in range(int(highest) + 1):
+        _, y = place(0, loss)
+        canvas.line((left, y, right, y), fill=FAINT)
+        canvas.text((left - 10, y), str(loss), fill=INK, font=font_of(15), anchor="rm")
+    _, y = place(0, comparison.chance_loss)
+    for x in range(left, right, 12):
+        canvas.line((x, y, x + 6, y), fill=INK)
+    canvas.text((right, y - 4), "chance", fill=INK, font=font_of(15), anchor="rb")
+    for name, curve in curves.items():
+        points = [place(number / max(1, len(curve) - 1), loss) for number, loss in enumerate(curve)]
+        canvas.line(points, fill=_COLORS[name], width=3, joint="curve")
+
+
+def _smoothed(losses: list[float]) -> list[float]:
+    """Return means over three steps."""
+    return [sum(losses[max(0, k - 1) : k + 2]) / len(losses[max(0, k - 1) : k + 2]) for k in range(len(losses))]

@@ -1,4 +1,4 @@
-"""`datapipe inspect`: describe a dataset, in words and as a contact sheet."""
+"""`datapipe inspect`: describe a dataset or a table, in words, and a dataset as a contact sheet."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ import numpy as np
 
 from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet
-from datapipe.cli.table_facts import describe_table, samples_or_table, table_text
 from datapipe.codecs.probe import checked_header
+from datapipe.containers import open_index
+from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
 from datapipe.core.atomic import refuse_to_replace
-from datapipe.core.errors import DecodeError, IntegrityError, OptionError
-from datapipe.core.printable import say_text
+from datapipe.core.errors import DatapipeError, DecodeError, FormatError, IntegrityError, OptionError
+from datapipe.core.printable import counted, say_text
 from datapipe.fetch.files import open_files
+from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.tables import TableIndex
+from datapipe.index.tables import ColumnKind, TableIndex
+from datapipe.stores.location import is_url
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 _MEASURED = 100_000  # samples whose bytes are counted, without opening them
+_MAX_SHOWN = 30  # columns
+_LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
+_SMALL_GROUP_ROWS = 10_000
+_GROUPS_PER_RANK = 4
+_BYTES = ("binary", "large_binary", "binary_view")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +59,32 @@ def run(args: argparse.Namespace) -> int:
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
     return 0
+
+
+def samples_or_table(path: str) -> SampleIndex | TableIndex:
+    """Return the index of the table at `path`, else of the samples there. Raises as `open_index` does if there is neither.
+
+    A table is looked for first, as that writes nothing: shards of samples that others wrote get an index next to them.
+    """
+    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+        return open_index(path)
+    if is_url(path):  # indexes of what lies in stores are kept elsewhere
+        try:
+            return open_index(path)
+        except FormatError as exc:
+            try:
+                return open_table(path)
+            except DatapipeError:
+                raise exc from None
+    try:
+        index = open_table(path)
+    except DatapipeError:
+        if path.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
+            raise
+        return open_index(path)
+    if any(column.type in _BYTES for column in index.columns):  # encoded images
+        return open_index(path)
+    return index
 
 
 def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
@@ -142,3 +176,69 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     if "grid" in facts:
         lines.append(f"  sheet    {facts['grid']}")
     return "\n".join(lines)
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def describe_table(index: TableIndex) -> dict[str, Any]:
+    """The facts of a table, JSON-safe. `nulls`: by column, None where footers do not count them."""
+    about = index.describe()
+    least, median, most = about["rows per group"]
+
+    def nulls(name: str) -> int | None:
+        counts = [0 if name in file.missing else file.nulls.get(name) for file in index.files]
+        return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+    return {
+        "container": index.files[0].container,
+        "rows": len(index),
+        "files": len(index.files),
+        "bytes": sum(file.nbytes for file in index.files),
+        "row_groups": index.num_groups,
+        "rows_per_group": {"least": least, "median": median, "most": most},
+        "columns": [
+            {"name": one.name, "type": one.type, "kind": one.kind.value, "nulls": nulls(one.name)} for one in index.columns
+        ],
+        "widened": list(index.widened),
+        "advice": _advice(index, median),
+    }
+
+
+def _advice(index: TableIndex, median: int) -> list[str]:
+    """What would help shuffling, with the command."""
+    if index.is_row_major:
+        return []
+    remedy = "convert it: datapipe convert SRC DST --to parquet"
+    ranks = index.num_groups // _GROUPS_PER_RANK
+    smaller = f"{remedy} --group-rows {max(1_000, len(index) // (8 * _GROUPS_PER_RANK))}"
+    if ranks:
+        lines = [f"enough row groups for {counted(ranks, 'rank')}, at {_GROUPS_PER_RANK} for each; more need smaller ones"]
+    else:
+        lines = [f"so few row groups make one window, which each of several ranks would read whole; for those {smaller}"]
+    width = sum(8 if one.kind is not ColumnKind.TEXT else 16 for one in index.columns)
+    if median * width > _LARGE_GROUP_NBYTES:
+        lines.append(f"row groups of {median:,} rows are large: windows hold few of them, so that rows mix badly; {remedy}")
+    if median < _SMALL_GROUP_ROWS and index.num_groups > 8:
+        lines.append(f"row groups of {median:,} rows are small: each takes a read and a look at every column; {remedy}")
+    return lines
+
+
+def table_text(path: str, facts: dict[str, Any]) -> str:
+    """The facts for people."""
+    groups = facts["rows_per_group"]
+    size = f"{facts['bytes'] / 1e6:,.1f} MB in {facts['files']:,} file{'s' * (facts['files'] != 1)}"
+    sizes = f"{groups['least']:,} to {groups['most']:,} rows (median {groups['median']:,})"
+    lines = [
+        f"{path}: {facts['container']} table, {facts['rows']:,} rows of {len(facts['columns'])} columns, {size}",
+        f"  groups   {facts['row_groups']:,} row group{'s' * (facts['row_groups'] != 1)} of {sizes}",
+    ]
+    for column in facts["columns"][:_MAX_SHOWN]:
+        nulls = (
+            "nulls not counted" if column["nulls"] is None else f"{column['nulls']:,} nulls" if column["nulls"] else "no nulls"
+        )
+        lines.append(f"  column   {column['name']}: {column['type']}, {nulls}")
+    if len(facts["columns"]) > _MAX_SHOWN:
+        lines.append(f"  column   and {len(facts['columns']) - _MAX_SHOWN} more")
+    lines += [f"  widened  {line}" for line in facts["widened"]]
+    return "\n".join([*lines, *(f"  advice   {line}" for line in facts["advice"])])

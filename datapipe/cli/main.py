@@ -17,7 +17,7 @@ from typing import NoReturn
 from datapipe import __version__
 from datapipe.cli import arguments, convert_arguments, training_arguments
 from datapipe.core.errors import DatapipeError, OptionError
-from datapipe.core.printable import printable, say
+from datapipe.core.printable import printable, say, say_text
 
 _WITHOUT_A_COMMAND = "datapipe.cli.next_steps:run"
 COMMANDS = {
@@ -93,6 +93,20 @@ def build_parser() -> argparse.ArgumentParser:
     for command in subparsers.choices.values():
         command.set_defaults(parser=command)
     return parser
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    """Print the code that completes commands and options in a shell, and files as the values of those without choices."""
+    import shtab
+
+    parser = build_parser()
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for command in commands.values():
+        for action in command._actions:
+            if action.choices is None and action.nargs != 0 and not isinstance(action, argparse._HelpAction):
+                action.complete = shtab.FILE
+    say_text(str(shtab.complete(parser, shell=args.shell)))
+    return 0
 
 
 def _fail(message: str, status: int) -> int:
