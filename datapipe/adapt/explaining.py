@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch.utils.data
 
-from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
-from datapipe.adapt.tensor_rows import TensorRows
+from datapipe.adapt.number_rows import NumberRows
 from datapipe.backends.images_dali.installation import installation
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.printable import counted
@@ -64,12 +64,12 @@ def _lines_about_backend(decoding: Choice, place: str) -> list[str]:
     ]
 
 
-def lines_about_rows(rows: TensorRows | HubRows) -> list[str]:
+def lines_about_rows(rows: NumberRows) -> list[str]:
     """Return the lines about tensors in memory, or columns of numbers."""
-    if isinstance(rows, HubRows):
+    if isinstance(rows.columns, Mapping):
         what = "columns: " + ", ".join(f"{name} {column.dtype}" for name, column in rows.columns.items())
     else:
-        shapes = (f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.tensors)
+        shapes = (f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.columns)
         what = "tensors in memory: " + ", ".join(shapes)
     return [
         f"data      {len(rows)} rows of {what}",

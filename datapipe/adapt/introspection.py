@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from PIL import ImageFile
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
-from datapipe.adapt.arguments import arguments_of, stream_arguments
-from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, is_in_order, is_plain_shuffle, sampler_of
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.index.concat import AnyIndex
@@ -73,7 +72,7 @@ def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *,
     notes = ["its buffered shuffle became one of all samples, which resumes exactly"] if stream.shuffles else []
     if loader.num_workers > 1:
         notes.append("batches are made of all shards together, not of the shards of each worker")
-    arguments = stream_arguments(loader, stream, seed, shares=shares)
+    arguments = _stream_arguments(loader, stream, seed, shares=shares)
     return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
 
 
@@ -120,3 +119,55 @@ def as_default_collate(batch: Any, memory_format: torch.memory_format) -> list[A
     """Return a datapipe batch as torch's default_collate would: a list, its images in that memory format."""
     images, *others = batch
     return [images.contiguous(memory_format=memory_format), *others]
+
+
+# -- arguments -----------------------------------------------------------------------------------------
+
+
+def arguments_of(loader: TorchDataLoader, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
+    """Return torch's arguments as those of `datapipe.DataLoader`.
+
+    `shares`: ranks share the samples even without a DistributedSampler. Raises OptionError if a sampler of the user's
+    decides instead.
+    """
+    arguments = {**_common_arguments(loader, seed), **({} if shares else {"rank": 0, "world_size": 1})}
+    if loader.prefetch_factor not in (None, 2):  # 2 is torch's default
+        arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
+    batches = loader.batch_sampler
+    is_plain = is_plain_shuffle(loader) or is_in_order(loader)
+    if shares and not is_plain:
+        raise OptionError(
+            f"share_among_ranks=True: a {type(sampler_of(loader)).__qualname__} decides the order, for its rank alone; "
+            "leave it out, or give the loader shuffle=True or no sampler instead"
+        )
+    if type(batches) is not BatchSampler:
+        return {**arguments, "batch_sampler": batches}
+    sampler = batches.sampler
+    arguments |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    if is_plain:
+        return {**arguments, "shuffle": type(sampler) is RandomSampler}
+    if isinstance(sampler, DistributedSampler):
+        arguments |= {"rank": sampler.rank, "world_size": sampler.num_replicas}
+    return {**arguments, "sampler": sampler}
+
+
+def _stream_arguments(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
+    """Return the arguments of a stream and its loader as datapipe's; a stream that every rank reads whole has no ranks."""
+    return {
+        **_common_arguments(loader, seed),
+        "fields": stream.fields,
+        "batch_size": loader.batch_size or stream.batch_size,
+        "shuffle": stream.shuffles,
+        "drop_last": stream.drop_last or loader.drop_last,
+        **({} if stream.splits_by_node or shares else {"rank": 0, "world_size": 1}),
+    }
+
+
+def _common_arguments(loader: TorchDataLoader, seed: SeedSource) -> dict[str, Any]:
+    return {
+        "num_workers": loader.num_workers or None,
+        "collate_fn": loader.collate_fn if has_collate_fn(loader) else None,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        **({"generator": seed} if isinstance(seed, torch.Generator) else {"seed": seed}),
+    }

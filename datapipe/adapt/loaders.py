@@ -1,4 +1,4 @@
-"""Decide which loaders can be taken over: torch's own, and those of other libraries that are known to add nothing."""
+"""Take torch's loaders apart, and those of other libraries that are known to add nothing; find what decides the order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datapipe.core.errors import OptionError
 
@@ -88,3 +89,42 @@ def _without_repeats(loader: TorchDataLoader) -> TorchDataLoader:
     return torch.utils.data.DataLoader(
         loader.dataset, batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last, **kept
     )
+
+
+# -- the order -----------------------------------------------------------------------------------------
+
+
+def sampler_of(loader: TorchDataLoader) -> Any:
+    """Return what decides the order: the sampler inside torch's own batch sampler, or a batch sampler of the user's."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def is_plain_shuffle(loader: TorchDataLoader) -> bool:
+    """Return whether each sample of the dataset comes once, in random order."""
+    sampler = sampler_of(loader)
+    if type(sampler) is not RandomSampler or sampler.replacement:
+        return False
+    return sampler.num_samples == len(sampler.data_source) == length_of(loader.dataset)
+
+
+def is_in_order(loader: TorchDataLoader) -> bool:
+    """Return whether each sample of the dataset comes once, in its order."""
+    sampler = sampler_of(loader)
+    return type(sampler) is SequentialSampler and len(sampler.data_source) == length_of(loader.dataset)
+
+
+def length_of(dataset: Any) -> int | None:
+    """Return the length of a dataset; None if it has none, which torch accepts with a sampler."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def generator_of(loader: TorchDataLoader) -> torch.Generator | None:
+    """Return the generator from which the loader's seed is drawn. A sampler that is kept keeps its generator to itself."""
+    generator: torch.Generator | None = loader.generator
+    if generator is None and is_plain_shuffle(loader):
+        generator = sampler_of(loader).generator
+    return generator

@@ -6,29 +6,34 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from datapipe.adapt.arguments import arguments_of, generator_of, is_plain_shuffle, length_of, sampler_of
-from datapipe.adapt.converted import converted_index
 from datapipe.adapt.decoding_choice import choose_decoder
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.device_decoding import DecodingByDali
 from datapipe.adapt.deferral.taking import request_of_picks
 from datapipe.adapt.explaining import lines_about
-from datapipe.adapt.hub_rows import HubRows
-from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
+from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
 from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, places_of
-from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, unwrap_torch_loader
+from datapipe.adapt.loaders import (
+    TorchDataLoader,
+    generator_of,
+    has_collate_fn,
+    is_plain_shuffle,
+    length_of,
+    sampler_of,
+    unwrap_torch_loader,
+)
+from datapipe.adapt.number_rows import NumberRows, picked_rows, rows_of
 from datapipe.adapt.sample_dataset import SampleDataset, keys_of
-from datapipe.adapt.tensor_rows import TensorRows, picked_rows, rows_of
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.errors import OptionError
-from datapipe.datasets import Original, Unseen
+from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.images.choice import Backend, Choice, resolve_device
@@ -144,7 +149,7 @@ def _kept(
     loader: TorchDataLoader,
     found: Introspection | Unseen,
     seed: SeedSource,
-    rows: TensorRows | HubRows | None,
+    rows: NumberRows | None,
     *,
     shares: bool,
     decoding: Choice | None,
@@ -169,7 +174,7 @@ def _kept(
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
-        what = "columns" if isinstance(rows, HubRows) else "tensors"
+        what = "columns" if isinstance(rows.columns, Mapping) else "tensors"
         kept.origin = _origin(loader, f"datapipe gathers whole batches from its {what}")
         return kept
     if not _is_read_by_keys(loader, found):
@@ -207,7 +212,7 @@ def _is_read_by_keys(loader: TorchDataLoader, found: Introspection | Unseen) -> 
     return not isinstance(found, Introspection) and not is_stream
 
 
-def _rows_of(loader: TorchDataLoader, found: Introspection | Unseen) -> TensorRows | HubRows | None:
+def _rows_of(loader: TorchDataLoader, found: Introspection | Unseen) -> NumberRows | None:
     """Return the rows of numbers that the dataset is, if whole batches are gathered from them."""
     takes_samples = isinstance(found, Introspection) or has_collate_fn(loader) or loader.batch_sampler is None
     return None if takes_samples else rows_of(loader.dataset)

@@ -14,16 +14,14 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.adapt.arguments import length_of, sampler_of
 from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.taking import WorkerStart
 from datapipe.adapt.explaining import lines_about, lines_about_rows
-from datapipe.adapt.hub_rows import HubRows
 from datapipe.adapt.keys import KeySource
-from datapipe.adapt.loaders import TorchDataLoader, rebuilt_loader
+from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
+from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.sample_dataset import SampleDataset
-from datapipe.adapt.tensor_rows import WHOLE_BATCHES, TensorRows
 from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.images.choice import Choice
@@ -69,7 +67,7 @@ class TorchLoader:
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._checksum)
-        changes = WHOLE_BATCHES if isinstance(dataset, (TensorRows, HubRows)) else {}
+        changes = WHOLE_BATCHES if isinstance(dataset, NumberRows) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
@@ -94,7 +92,7 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: a place that can be saved needs batches in order; leave it out")
-        gathers = isinstance(self._dataset, (TensorRows, HubRows)) and name in WHOLE_BATCHES
+        gathers = isinstance(self._dataset, NumberRows) and name in WHOLE_BATCHES
         if gathers and name == "collate_fn":
             raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
         setattr(self._inner, name, value)  # torch refuses what may not change
@@ -148,7 +146,7 @@ class TorchLoader:
         """The lines of `explain`: which part runs where."""
         recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
-        if isinstance(self._dataset, (TensorRows, HubRows)):
+        if isinstance(self._dataset, NumberRows):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
         return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]

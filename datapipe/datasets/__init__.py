@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datapipe.datasets.original import Original
-from datapipe.datasets.seen import Seen, Unseen, see_through
+from datapipe.datasets.seen import Original, Seen, Unseen, converted_index, see_through
 from datapipe.datasets.webdataset_pipelines import SeenStream, webdataset_stream
 
-__all__ = ["Original", "Seen", "SeenStream", "Unseen", "see_through", "webdataset_stream"]
+__all__ = ["Original", "Seen", "SeenStream", "Unseen", "converted_index", "see_through", "webdataset_stream"]

@@ -1,17 +1,23 @@
-"""Look inside a torch Dataset: the files that it reads, their labels, and its transform of an image."""
+"""Look inside a torch Dataset: the files that it reads, their labels, its transform of an image, and changes of these."""
 
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset, Subset
 
-from datapipe.core.errors import OptionError
+from datapipe.containers import open_index
+from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.datasets.hugging_face import hugging_face_index
 from datapipe.datasets.image_folders import folder_index
 from datapipe.index.concat import AnyIndex, concatenated
+from datapipe.transforms import Recipe
+
+_LOOKED_AT = 1000  # samples of converted data whose names are compared; labels are compared for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,9 @@ def see_through(dataset: object) -> Seen | Unseen:
     No sample of the dataset is read. Returns Unseen for a subclass with its own behaviour, and for all other datasets.
     """
     kind = type(dataset)
-    module, name = kind.__module__, kind.__qualname__
-    if module == "torch.utils.data.dataset" and name == "Subset":
+    if kind is Subset:
         return _subset(dataset)
-    if module == "torch.utils.data.dataset" and name == "ConcatDataset":
+    if kind is ConcatDataset:
         return _concatenated(dataset)
     try:
         if (folder := folder_index(dataset)) is not None:
@@ -48,7 +53,7 @@ def see_through(dataset: object) -> Seen | Unseen:
             return Seen(table, gives_tuples=False)
     except OptionError as exc:
         return Unseen(str(exc))
-    return Unseen(f"{module}.{name} is custom Python code")
+    return Unseen(f"{kind.__module__}.{kind.__qualname__} is custom Python code")
 
 
 def _subset(dataset: Any) -> Seen | Unseen:
@@ -68,10 +73,10 @@ def _subset(dataset: Any) -> Seen | Unseen:
 
 def _concatenated(dataset: Any) -> Seen | Unseen:
     parts = [see_through(part) for part in dataset.datasets]
-    seen = [part for part in parts if isinstance(part, Seen)]
     for part in parts:
         if isinstance(part, Unseen):
             return part
+    seen = [part for part in parts if isinstance(part, Seen)]
     if any((part.transform, part.gives_tuples) != (seen[0].transform, seen[0].gives_tuples) for part in seen):
         return Unseen("a ConcatDataset of datasets whose transforms differ")
     if any(part.index.manifest.fields != seen[0].index.manifest.fields for part in seen):
@@ -80,3 +85,79 @@ def _concatenated(dataset: Any) -> Seen | Unseen:
         return Seen(concatenated([part.index for part in seen]), seen[0].transform, seen[0].gives_tuples)
     except OptionError as exc:
         return Unseen(str(exc))
+
+
+def converted_index(dataset: Any, path: str | os.PathLike[str]) -> AnyIndex:
+    """Return the index of a converted folder: the samples of a torch dataset of that folder's files, in its order.
+
+    `dataset`: torchvision's folder, or a `Subset` of one. A sampler's positions then mean the same samples. Raises OptionError
+    if they would not, and what `open_index` raises.
+    """
+    if isinstance(dataset, Subset):
+        whole = converted_index(dataset.dataset, path)
+        positions = np.fromiter(dataset.indices, np.int64)
+        return whole.select(np.where(positions < 0, positions + len(whole), positions))
+    name, seen, root = f"data={os.fspath(path)!r}", see_through(dataset), getattr(dataset, "root", None)
+    if root is None or isinstance(seen, Unseen):
+        raise OptionError(
+            f"{name}: converted data can replace one folder that torchvision reads, or a Subset of it, and this is a "
+            f"{type(dataset).__qualname__}; read it in the script itself: datapipe.DataLoader({os.fspath(path)!r}, ...)"
+        )
+    found, index = open_index(path), seen.index
+    remedy = f"convert the folder again: datapipe convert {os.fspath(root)} DST --to webdataset"
+    if len(found) != len(index):
+        raise OptionError(f"{name}: has {len(found)} samples, the dataset {len(index)}; {remedy}")
+    differ = np.flatnonzero(found.labels() != index.labels())
+    if len(differ):
+        raise OptionError(f"{name}: sample {differ[0]} has another label than in the dataset; {remedy}")
+    places = np.unique(np.linspace(0, max(0, len(index) - 1), min(_LOOKED_AT, len(index))).round().astype(np.int64))
+    for ours, theirs in zip(found.ids(places).tolist(), index.ids(places).tolist(), strict=True):
+        source, file = found.describe(ours).source, index.describe(theirs).path
+        if source != os.path.relpath(file, root):
+            raise OptionError(f"{name}: sample {ours} was made of {source or 'no file'}, but the dataset has {file}; {remedy}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The dataset, with the number of samples and the transforms at the time it was taken over."""
+
+    dataset: Any
+    num_samples: int
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, dataset: Any) -> Original:
+        return cls(dataset, len(dataset), _recipe_of(dataset))
+
+    @property
+    def transform(self) -> object:
+        """The dataset's transform of each image; None: nothing."""
+        return _transform_of(self.dataset)
+
+    def check_unchanged(self) -> None:
+        """Raise LifecycleError if the dataset's transforms or its length have changed."""
+        name, remedy = type(self.dataset).__qualname__, "make the loader (from_torch, DataLoader) after the change"
+        if len(self.dataset) != self.num_samples:
+            raise LifecycleError(
+                f"{name} had {self.num_samples} samples when the loader was made and has {len(self.dataset)} now; {remedy}"
+            )
+        found = _recipe_of(self.dataset)
+        if found != self.recipe:
+            raise LifecycleError(
+                f"the transforms of {name} were {self.recipe!r:.200} when the loader was made and are {found!r:.200} now; "
+                f"{remedy}"
+            )
+
+
+def _recipe_of(dataset: Any) -> Recipe:
+    return Recipe.of(_transform_of(dataset), input_kind="pil")
+
+
+def _transform_of(dataset: Any) -> object:
+    """Return the transform that `see_through` finds: that of the dataset inside Subsets and ConcatDatasets."""
+    if type(dataset) is Subset:
+        return _transform_of(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return _transform_of(dataset.datasets[0])
+    return getattr(dataset, "transform", None)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 import datapipe as dp
-from datapipe.adapt.hub_rows import hub_rows
+from datapipe.adapt.number_rows import rows_of
 
 datasets = pytest.importorskip("datasets")
 NUM = 260
@@ -92,11 +92,11 @@ LEFT: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", LEFT)
 def test_the_rest_is_left_to_torch(case: str) -> None:
-    assert hub_rows(LEFT[case](numbers()), None) is None
+    assert rows_of(LEFT[case](numbers())) is None
 
 
 def test_a_row_that_does_not_exist() -> None:
-    rows = hub_rows(numbers(), None)
+    rows = rows_of(numbers())
     assert rows is not None
     with pytest.raises(IndexError, match="of a dataset of 260"):
         rows.__getitems__([NUM])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset, TensorDataset, random_split
 
 import datapipe as dp
-from datapipe.adapt.tensor_rows import TensorRows, rows_of
+from datapipe.adapt.number_rows import NumberRows, rows_of
 
 NUM = 103
 X = torch.arange(NUM * 6, dtype=torch.float32).view(NUM, 3, 2)
@@ -172,9 +172,9 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_gathers_are_those_of_torch(name: str) -> None:
     rows = np.array([7, 0, 19, 7, 3])
-    (found,) = TensorRows([TENSORS[name]], None).__getitems__(rows)
+    (found,) = NumberRows([TENSORS[name]]).__getitems__(rows)
     expected = TENSORS[name].index_select(0, torch.from_numpy(rows))
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
     with pytest.raises(IndexError):
-        TensorRows([TENSORS[name]], None).__getitems__(np.array([20]))
+        NumberRows([TENSORS[name]]).__getitems__(np.array([20]))

@@ -35,7 +35,7 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
     `code`: the data for a loader that gathers, as Python; empty if `from_torch` finds it by itself. Forks, and waits for the
     child for at most `seconds` and some more.
     """
-    from datapipe.adapt.tensor_rows import rows_of
+    from datapipe.adapt.number_rows import rows_of
 
     dataset = loader.dataset
     if loader.batch_sampler is None or not hasattr(dataset, "__len__") or not len(dataset):
@@ -53,7 +53,7 @@ def table_behind(dataset: Any) -> tuple[Gather, str] | None:
     """
     import torch
 
-    from datapipe.adapt.tensor_rows import TensorRows, rows_of
+    from datapipe.adapt.number_rows import NumberRows, rows_of
 
     known = rows_of(dataset)
     if known is not None:
@@ -78,7 +78,7 @@ def table_behind(dataset: Any) -> tuple[Gather, str] | None:
     if frames and is_small and len(vectors) > 1 and len({part.dtype for part in vectors}) == 1:  # as `to_numpy` lays them
         parts = [part for part in parts if part.ndim > 1] + [torch.stack(vectors, 1)]
     tensors = ", ".join(f"torch.as_tensor({_expression(dataset, name, columns)})" for name, columns in chosen.items())
-    return TensorRows(parts, None).__getitems__, f"data = TensorDataset({tensors})"
+    return NumberRows(parts).__getitems__, f"data = TensorDataset({tensors})"
 
 
 def _columns(dataset: Any) -> Iterator[tuple[str, str, np.ndarray[Any, Any]]]:
