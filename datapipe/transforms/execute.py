@@ -1,4 +1,4 @@
-"""Execute cuts on the CPU: decoded pixels in, one row of a block out.
+"""Execute cuts on the CPU: decoded pixels in, one row of a block out; and do the same to masks and boxes.
 
 This runs once per image in every decode thread, so it holds the GIL as briefly as possible: one call into torch's SIMD
 resize (uint8, antialiased, fixed-point weights), which writes straight into the destination. Functions are thread-safe
@@ -17,9 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.masks import nearest_sources
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.errors import DecodeError
 from datapipe.transforms.protocols import Cuts, Interpolation
+
+Mask = NDArray[np.generic]  # (h, w) or (h, w, c): labels
+Boxes = NDArray[np.float32]  # (k, 4) left, top, right, bottom in pixels; right and bottom exclusive
 
 # The functions behind torch.nn.functional.interpolate(mode=..., antialias=True). Only these accept a destination,
 # which saves a temporary image and a copy. A test checks that the results equal those of interpolate.
@@ -155,3 +159,62 @@ def _place(image: NDArray[np.uint8], top: int, left: int, out: NDArray[np.uint8]
     out[first_row:last_row, first_column:last_column] = image[
         top + first_row : top + last_row, left + first_column : left + last_column
     ]
+
+
+# -- masks and boxes -------------------------------------------------------------------------------
+
+# Masks are resampled to the nearest neighbour, as in torchvision v2 (`datapipe.codecs.masks` documents the rule and its cost):
+# labels are never mixed, so each row of the output shows one row of the mask, and each column one column. Boxes move with the
+# pixels and are clipped to what remains of the image.
+
+
+def cut_mask(mask: Mask, steps: Sequence[RowCut], *, fill: int = 0) -> Mask:
+    """Apply a chain of cuts to the mask of its image: (height, width) of the last window, the same dtype.
+
+    `steps`: one sample's row of every Cuts of the chain. `fill`: the label beyond the image. Raises DecodeError if the mask is
+    smaller than the extent of the first region, so cannot belong to that image.
+    """
+    top, left, height, width = steps[0].region
+    if mask.shape[0] < top + height or mask.shape[1] < left + width:
+        raise DecodeError(
+            f"a mask of {mask.shape[0]} x {mask.shape[1]} pixels for an image of {top + height} x {left + width} or more"
+        )
+    rows, columns = _sources(steps, 0), _sources(steps, 1)
+    made = mask[np.maximum(rows, 0)[:, None], np.maximum(columns, 0)]
+    made[rows < 0] = fill
+    made[:, columns < 0] = fill
+    return made
+
+
+def move_boxes(boxes: Boxes, steps: Sequence[RowCut]) -> Boxes:
+    """Return the boxes after the cuts: (k, 4), clipped to the last window; a box that is cut away has no area."""
+    moved = boxes.astype(np.float32, copy=True).reshape(-1, 4)
+    for axis in (0, 1):
+        ends = moved[:, 1 - axis :: 2]  # top and bottom, or left and right
+        for how in steps:
+            ends -= how.region[axis]
+            ends *= how.size[axis] / how.region[axis + 2]
+            ends -= how.window[axis]
+            if how.flip[axis]:
+                ends[:] = how.window[axis + 2] - ends[:, ::-1]
+            np.clip(ends, 0, how.window[axis + 2], out=ends)
+    return moved
+
+
+def _sources(steps: Sequence[RowCut], axis: int) -> NDArray[np.int64]:
+    """Return, for each row (axis 0) or column (axis 1) of the output, the one of the whole image that it shows; -1: none."""
+    first = steps[0].region[axis]
+    sources = np.arange(first, first + steps[0].region[axis + 2], dtype=np.int64)
+    for number, how in enumerate(steps):
+        at, length = how.region[axis], how.region[axis + 2]
+        if number:
+            sources = sources[at : at + length]
+        size = how.size[axis]
+        if size != length:
+            sources = sources[nearest_sources(length, size)]
+        window = np.arange(how.window[axis], how.window[axis] + how.window[axis + 2])
+        inside = (window >= 0) & (window < size)
+        sources = np.where(inside, sources[np.clip(window, 0, size - 1)], -1)
+        if how.flip[axis]:
+            sources = sources[::-1]
+    return sources

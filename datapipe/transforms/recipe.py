@@ -10,18 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
 from datapipe.transforms.geometry import DRAWS_NOTHING
-from datapipe.transforms.lowering import Kind, described, flatten
-from datapipe.transforms.per_sample import RestInput, call_each
+from datapipe.transforms.lowering import Kind, described, flatten, is_albumentations
 from datapipe.transforms.pixels.dtype import ScaleAndShift
 from datapipe.transforms.protocols import BatchOp, Cuts, GeometryOp
 from datapipe.transforms.sorting import PixelStep, Sorted, fuse
@@ -44,7 +44,7 @@ class Recipe:
     batch: tuple[tuple[int, BatchOp], ...] = dataclasses.field(compare=False)  # (operation, transform)
     output_dtype: torch.dtype = dataclasses.field(compare=False)  # of the pixel operations' output
     rest: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)  # called per sample, in order
-    rest_input: RestInput = "pil"  # input of the first of them
+    rest_input: Literal["pil", "tensor"] = "pil"  # input of the first of them
     rest_reason: str | None = dataclasses.field(default=None, compare=False)  # names the first, with the reason
     output_kind: Kind | None = dataclasses.field(default="any", compare=False)  # see `of`
     _origins: tuple[str | None, ...] = dataclasses.field(default=(), compare=False)  # origin of each of `transforms`
@@ -165,10 +165,20 @@ class Recipe:
     def run_rest(self, image: torch.Tensor) -> object:
         """Return the result of the `rest` for one image, (h, w, 3) of `output_dtype`, as `run_pixels` left it.
 
-        Do not use the image afterwards: the transforms may get its memory. Raises what the user's transforms raise, and draws
-        from the generators that they use. Thread-safe if they are.
+        The first of these transforms gets a PIL image or a contiguous (3, h, w) tensor, as `rest_input` says, each further one
+        the result of the one before; those of albumentations get and return (h, w, c) arrays. Do not use the image afterwards:
+        the transforms may get its memory. Raises what the user's transforms raise, and draws from the generators that they
+        use. Thread-safe if they are.
         """
-        return call_each(self.rest, image, first_takes=self.rest_input)
+        value: Any = image.permute(2, 0, 1).contiguous() if self.rest_input == "tensor" else image.numpy()
+        if self.rest_input == "pil" and not is_albumentations(self.rest[0]):
+            value = Image.fromarray(value)
+        for transform in self.rest:
+            if is_albumentations(transform):
+                value = transform(image=_array(value))["image"]  # type: ignore[call-arg]
+            else:
+                value = transform(value)
+        return value
 
     def explain(self) -> list[str]:
         """Return what is done where, one line per step, with the original transform if it was another library's."""
@@ -218,3 +228,10 @@ class Recipe:
         front, behind = self.geometry[:num], self.geometry[num:]
         alone = dataclasses.replace(self.geometry_alone(), transforms=tuple(op for _, op in front), geometry=front)
         return alone, dataclasses.replace(self, geometry=behind)
+
+
+def _array(value: Any) -> Any:
+    """Return an image in the form that albumentations expects: (h, w, c), contiguous."""
+    if isinstance(value, torch.Tensor):
+        return np.ascontiguousarray(value.permute(1, 2, 0).numpy())
+    return np.array(value) if isinstance(value, Image.Image) else value

@@ -76,8 +76,7 @@ def test_converting_resizes_masks_as_the_loader_does(tmp_path: Path, size: tuple
     from datapipe import Resize as ResizeWhenLoaded
     from datapipe.order.draws import Draws
     from datapipe.transforms import Recipe
-    from datapipe.transforms.execute import row_cuts
-    from datapipe.transforms.targets import cut_mask
+    from datapipe.transforms.execute import cut_mask, row_cuts
 
     source = paired(tmp_path / "in", num=1)
     found = converted(source, tmp_path / "out", resize=Resize.parse(f"exact:{size[0]}x{size[1]}"))

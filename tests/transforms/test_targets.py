@@ -16,8 +16,7 @@ from torchvision_reference import torchvision_v2
 import datapipe as dp
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import RowCut, row_cuts
-from datapipe.transforms.targets import cut_mask, move_boxes
+from datapipe.transforms.execute import RowCut, cut_mask, move_boxes, row_cuts
 
 tv = torchvision_v2().functional
 RECIPES: dict[str, list[Any]] = {

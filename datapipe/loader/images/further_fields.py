@@ -26,8 +26,7 @@ from datapipe.index.entries import Extents
 from datapipe.loader.images.batch_fields import IMAGE
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import RowCut, cut_through, row_cuts
-from datapipe.transforms.targets import cut_mask, move_boxes
+from datapipe.transforms.execute import RowCut, cut_mask, cut_through, move_boxes, row_cuts
 
 Values = dict[str, Any]  # of one sample, by field
 

@@ -9,8 +9,7 @@ import torch
 
 from datapipe.core.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop
-from datapipe.transforms.lowering.conversions import maybe_pil_to_tensor, maybe_to_tensor
-from datapipe.transforms.lowering.of_torchvision import random_resized_crop
+from datapipe.transforms.lowering.of_torchvision import maybe_pil_to_tensor, maybe_to_tensor, random_resized_crop
 from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, refuse_pil, refuse_tensor
 from datapipe.transforms.options import check_constant_padding
 from datapipe.transforms.pixels.dtype import ToDtype

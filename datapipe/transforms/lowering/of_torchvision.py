@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,24 +18,11 @@ from datapipe.transforms.geometry import (
     RandomVerticalFlip,
     Resize,
 )
-from datapipe.transforms.lowering.conversions import (
-    convert_dtype,
-    maybe_pil_to_tensor,
-    maybe_to_tensor,
-    normalize,
-    nothing,
-    pil_to_tensor,
-    to_dtype,
-    to_dtype_by_function,
-    to_image,
-    to_pure_tensor,
-    to_tensor,
-)
-from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, is_tensor, refuse_pil
+from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, is_tensor, refuse_pil, refuse_tensor
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
 from datapipe.transforms.pixels.color import ColorJitter, RandomGrayscale
-from datapipe.transforms.pixels.dtype import ToDtype
+from datapipe.transforms.pixels.dtype import Normalize, ToDtype
 from datapipe.transforms.pixels.erasing import RandomErasing
 from datapipe.transforms.pixels.mix import CutMix, MixUp
 from datapipe.transforms.pixels.occasional import (
@@ -68,65 +57,117 @@ def random_resized_crop(
     return Lowered((RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=interpolation, antialias=antialias),))
 
 
-def _center_crop(kind: Kind, *, size: Any) -> Lowered:
-    return Lowered((CenterCrop(size),))
-
-
 def _center_crop_by_function(kind: Kind, *, output_size: Any) -> Lowered:
     return Lowered((CenterCrop(output_size),))
 
 
-def _random_crop(kind: Kind, *, size: Any, padding: Any, pad_if_needed: bool, fill: Any, padding_mode: str) -> Lowered:
-    crop = RandomCrop(size, padding=padding, pad_if_needed=pad_if_needed, fill=fill, padding_mode=padding_mode)
-    return Lowered((crop,))
-
-
-def _random_crop_v2(kind: Kind, *, padding: Any, **others: Any) -> Lowered:
+def _random_crop_v2(kind: Kind, *, size: Any, padding: Any, pad_if_needed: bool, fill: Any, padding_mode: str) -> Lowered:
     if padding is not None:
         left, right, top, bottom = padding  # v2 keeps the padding in this order
         padding = [left, top, right, bottom]
-    return _random_crop(kind, padding=padding, **others)
+    return Lowered((RandomCrop(size, padding, pad_if_needed, fill, padding_mode),))
 
 
-def _pad(kind: Kind, *, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Lowered:
-    return Lowered((Pad(padding, fill=fill, padding_mode=padding_mode),))
+def _flip_horizontally(kind: Kind) -> Lowered:
+    return Lowered((RandomHorizontalFlip(1.0),))
 
 
-def _horizontal_flip(kind: Kind, *, p: float = 1.0) -> Lowered:
-    return Lowered((RandomHorizontalFlip(p),))
+def _flip_vertically(kind: Kind) -> Lowered:
+    return Lowered((RandomVerticalFlip(1.0),))
 
 
-def _vertical_flip(kind: Kind, *, p: float = 1.0) -> Lowered:
-    return Lowered((RandomVerticalFlip(p),))
+# -- kinds and dtypes -------------------------------------------------------------------------------
+
+
+def to_tensor(kind: Kind) -> Lowered:
+    """Convert a PIL image to floating point, 0 to 1; refuse tensors."""
+    refuse_tensor(kind)
+    return Lowered((ToDtype(torch.get_default_dtype(), scale=True),), "tensor")
+
+
+def maybe_to_tensor(kind: Kind) -> Lowered:
+    """Convert a PIL image to floating point, 0 to 1; pass tensors through."""
+    return Lowered() if is_tensor(kind) else to_tensor(kind)
+
+
+def pil_to_tensor(kind: Kind) -> Lowered:
+    """Convert a PIL image to a uint8 tensor; refuse tensors."""
+    refuse_tensor(kind)
+    return Lowered((), "tensor")
+
+
+def maybe_pil_to_tensor(kind: Kind) -> Lowered:
+    """Convert a PIL image to a uint8 tensor; pass tensors through."""
+    return Lowered() if is_tensor(kind) else Lowered((), "tensor")
+
+
+def to_image(kind: Kind) -> Lowered:
+    """Convert any image to torchvision's tv_tensors.Image."""
+    return Lowered((), "image")
+
+
+def to_pure_tensor(kind: Kind) -> Lowered:
+    """Convert a tv_tensors.Image to a plain tensor."""
+    return Lowered((), "tensor") if kind == "image" else Lowered()
+
+
+def convert_dtype(kind: Kind, *, dtype: torch.dtype = torch.float32) -> Lowered:
+    """Convert as `to_dtype` with scale; refuse PIL images."""
+    refuse_pil(kind)
+    return to_dtype(kind, dtype=dtype, scale=True)
+
+
+def to_dtype(kind: Kind, *, dtype: Any = torch.float32, scale: bool = False) -> Lowered:
+    """Convert as v2's ToDtype, which passes PIL images through. `dtype` may be given by type."""
+    if kind == "pil":
+        return Lowered()
+    if isinstance(dtype, Mapping):
+        dtype = _of_images(dtype, kind)
+        if dtype is None:
+            return Lowered()
+    return Lowered((ToDtype(dtype, scale=scale),), "tensor" if kind == "any" else None)
+
+
+def to_dtype_by_function(kind: Kind, *, dtype: Any = torch.float32, scale: bool = False) -> Lowered:
+    """Convert as the function `to_dtype`, which refuses PIL images."""
+    refuse_pil(kind)
+    return to_dtype(kind, dtype=dtype, scale=scale)
+
+
+def _of_images(dtypes: Mapping[Any, torch.dtype | None], kind: Kind) -> torch.dtype | None:
+    """Return the dtype for images among dtypes given by type."""
+    for key, dtype in dtypes.items():
+        is_image = getattr(key, "__name__", "") == "Image" and getattr(key, "__module__", "").startswith("torchvision.tv_tensors")
+        if (is_image and kind != "tensor") or (key is torch.Tensor and kind != "image"):
+            return dtype
+    if "others" not in dtypes:
+        raise OptionError("its dtypes are given by type, and there is none for images")
+    return dtypes["others"]
+
+
+def normalize(kind: Kind, *, mean: Any, std: Any, inplace: bool = False) -> Lowered:
+    """Normalize floating point images."""
+    return Lowered((Normalize(_triple(mean), _triple(std), inplace),))
+
+
+def _triple(values: Any) -> Any:
+    """Return one number for all channels as three."""
+    values = values.tolist() if isinstance(values, torch.Tensor) else values
+    return list(values) * 3 if isinstance(values, Sequence) and len(values) == 1 else values
+
+
+def nothing(kind: Kind) -> Lowered:
+    """Leave the image unchanged."""
+    return Lowered()
 
 
 # -- pixels ----------------------------------------------------------------------------------------
-
-
-def _color_jitter(kind: Kind, *, brightness: Any, contrast: Any, saturation: Any, hue: Any) -> Lowered:
-    return Lowered((ColorJitter(brightness, contrast, saturation, hue),))
 
 
 def _grayscale(kind: Kind, *, num_output_channels: int = 1) -> Lowered:
     if num_output_channels != 3:
         raise OptionError(f"num_output_channels is {num_output_channels}, but images have three channels here; pass 3")
     return Lowered((RandomGrayscale(1.0),))
-
-
-def _random_grayscale(kind: Kind, *, p: float) -> Lowered:
-    return Lowered((RandomGrayscale(p),))
-
-
-def _gaussian_blur(kind: Kind, *, kernel_size: Any, sigma: Any) -> Lowered:
-    return Lowered((GaussianBlur(kernel_size, sigma),))
-
-
-def _rand_augment(kind: Kind, *, num_ops: int, magnitude: int, num_magnitude_bins: int, interpolation: Any, fill: Any) -> Lowered:
-    return Lowered((RandAugment(num_ops, magnitude, num_magnitude_bins, interpolation, fill),))
-
-
-def _trivial_augment(kind: Kind, *, num_magnitude_bins: int, interpolation: Any, fill: Any) -> Lowered:
-    return Lowered((TrivialAugmentWide(num_magnitude_bins, interpolation, fill),))
 
 
 def _random_erasing(kind: Kind, *, p: float, scale: Any, ratio: Any, value: Any, inplace: bool) -> Lowered:
@@ -136,30 +177,6 @@ def _random_erasing(kind: Kind, *, p: float, scale: Any, ratio: Any, value: Any,
 
 def _random_erasing_v2(kind: Kind, *, p: float, scale: Any, ratio: Any, value: Any, inplace: bool) -> Lowered:
     return Lowered((RandomErasing(p, scale, ratio, "random" if value is None else value, inplace),))
-
-
-def _invert(kind: Kind, *, p: float) -> Lowered:
-    return Lowered((RandomInvert(p),))
-
-
-def _posterize(kind: Kind, *, bits: int, p: float) -> Lowered:
-    return Lowered((RandomPosterize(bits, p),))
-
-
-def _solarize(kind: Kind, *, threshold: float, p: float) -> Lowered:
-    return Lowered((RandomSolarize(threshold, p),))
-
-
-def _autocontrast(kind: Kind, *, p: float) -> Lowered:
-    return Lowered((RandomAutocontrast(p),))
-
-
-def _equalize(kind: Kind, *, p: float) -> Lowered:
-    return Lowered((RandomEqualize(p),))
-
-
-def _sharpness(kind: Kind, *, sharpness_factor: float, p: float) -> Lowered:
-    return Lowered((RandomAdjustSharpness(sharpness_factor, p),))
 
 
 # -- presets and batches ----------------------------------------------------------------------------
@@ -174,18 +191,10 @@ def _image_classification(
     return Lowered((resized, CenterCrop(crop_size), ToDtype(torch.float32, scale=True), normalized), "tensor")
 
 
-def _mix(made: type[MixUp] | type[CutMix], alpha: float, num_classes: int | None, labels_getter: Any) -> Lowered:
+def _mix(made: type[MixUp] | type[CutMix], kind: Kind, *, alpha: float, num_classes: int | None, labels_getter: Any) -> Lowered:
     if getattr(labels_getter, "__name__", "") != "_find_labels_default_heuristic":
         raise OptionError("labels_getter is your own, but labels come from the dataset here; drop the argument")
     return Lowered((made(alpha=alpha, num_classes=num_classes),))
-
-
-def _mix_up(kind: Kind, *, alpha: float, num_classes: int | None, labels_getter: Any) -> Lowered:
-    return _mix(MixUp, alpha, num_classes, labels_getter)
-
-
-def _cut_mix(kind: Kind, *, alpha: float, num_classes: int | None, labels_getter: Any) -> Lowered:
-    return _mix(CutMix, alpha, num_classes, labels_getter)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -195,32 +204,32 @@ _V1_FUNCTIONS, _V2_FUNCTIONS = _V1 + "functional.", _V2 + "functional."
 _ALIKE: dict[str, Rule] = {  # in v1 and v2
     "Resize": _resize,
     "RandomResizedCrop": random_resized_crop,
-    "CenterCrop": _center_crop,
-    "Pad": _pad,
-    "RandomHorizontalFlip": _horizontal_flip,
-    "RandomVerticalFlip": _vertical_flip,
-    "ColorJitter": _color_jitter,
+    "CenterCrop": CenterCrop,
+    "Pad": Pad,
+    "RandomHorizontalFlip": RandomHorizontalFlip,
+    "RandomVerticalFlip": RandomVerticalFlip,
+    "ColorJitter": ColorJitter,
     "Grayscale": _grayscale,
-    "RandomGrayscale": _random_grayscale,
-    "GaussianBlur": _gaussian_blur,
-    "RandAugment": _rand_augment,
-    "TrivialAugmentWide": _trivial_augment,
-    "RandomInvert": _invert,
-    "RandomPosterize": _posterize,
-    "RandomSolarize": _solarize,
-    "RandomAutocontrast": _autocontrast,
-    "RandomEqualize": _equalize,
-    "RandomAdjustSharpness": _sharpness,
+    "RandomGrayscale": RandomGrayscale,
+    "GaussianBlur": GaussianBlur,
+    "RandAugment": RandAugment,
+    "TrivialAugmentWide": TrivialAugmentWide,
+    "RandomInvert": RandomInvert,
+    "RandomPosterize": RandomPosterize,
+    "RandomSolarize": RandomSolarize,
+    "RandomAutocontrast": RandomAutocontrast,
+    "RandomEqualize": RandomEqualize,
+    "RandomAdjustSharpness": RandomAdjustSharpness,
     "Normalize": normalize,
 }
 _FUNCTIONS: dict[str, Rule] = {  # in v1's and v2's modules of functions, called by partials
     "resize": _resize,
     "center_crop": _center_crop_by_function,
-    "pad": _pad,
-    "hflip": _horizontal_flip,
-    "vflip": _vertical_flip,
-    "horizontal_flip": _horizontal_flip,
-    "vertical_flip": _vertical_flip,
+    "pad": Pad,
+    "hflip": _flip_horizontally,
+    "vflip": _flip_vertically,
+    "horizontal_flip": _flip_horizontally,
+    "vertical_flip": _flip_vertically,
     "rgb_to_grayscale": _grayscale,
     "to_tensor": to_tensor,
     "pil_to_tensor": pil_to_tensor,
@@ -231,7 +240,7 @@ TORCHVISION: dict[str, Rule] = {
     **{place + name: rule for place in (_V1, _V2) for name, rule in _ALIKE.items()},
     **{place + name: rule for place in (_V1_FUNCTIONS, _V2_FUNCTIONS) for name, rule in _FUNCTIONS.items()},
     _V1 + "_presets.ImageClassification": _image_classification,
-    _V1 + "RandomCrop": _random_crop,
+    _V1 + "RandomCrop": RandomCrop,
     _V2 + "RandomCrop": _random_crop_v2,
     _V1 + "RandomErasing": _random_erasing,
     _V2 + "RandomErasing": _random_erasing_v2,
@@ -249,6 +258,6 @@ TORCHVISION: dict[str, Rule] = {
     _V2 + "Identity": nothing,
     _V2 + "RGB": nothing,  # images are always RGB
     "torch.nn.Identity": nothing,
-    _V2 + "MixUp": _mix_up,
-    _V2 + "CutMix": _cut_mix,
+    _V2 + "MixUp": partial(_mix, MixUp),
+    _V2 + "CutMix": partial(_mix, CutMix),
 }
