@@ -23,8 +23,7 @@ from converters.report import OnProgress, Report, ignore_progress
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
 from datapipe.core.errors import DatapipeError, OptionError, StorageError
-from datapipe.core.private_files import private_directory
-from datapipe.core.user_cache import STAGED, user_cache
+from datapipe.core.user_cache import STAGED, private_directory, user_cache
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.stores.location import Location
 from datapipe.stores.uploads import found_object, refuse_unwritable

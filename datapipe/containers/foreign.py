@@ -23,11 +23,9 @@ from datapipe.containers.common_fields import CommonFields
 from datapipe.containers.listing import ScanNotes, told_of_loops
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
-from datapipe.core.locks import one_at_a_time
 from datapipe.core.printable import get_logger, printable
-from datapipe.core.private_files import private_directory
 from datapipe.core.regular_files import leads_out
-from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar

@@ -19,9 +19,7 @@ from typing import Any
 from datapipe.containers.foreign import index_stamp, scanner_of, write_index, write_stamp
 from datapipe.containers.formats import container_of, grouped, refuse_several_sets
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
-from datapipe.core.locks import one_at_a_time
-from datapipe.core.private_files import private_directory
-from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
 from datapipe.index.remote_set import RemoteShards, nothing_there
 from datapipe.index.sample_index import SampleIndex
@@ -163,13 +161,7 @@ def _home(listing: ShardListing) -> Path:
     """The directory in the user's cache that the index is kept in."""
     names = [one.name for one in listing.objects]
     digest = hashlib.sha256(json.dumps([listing.container, str(listing.location), names]).encode()).hexdigest()
-    home = user_cache(INDEXES) / digest[:24]
-    try:
-        with private_directory(home):
-            pass
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{home}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
-    return home
+    return index_directory(INDEXES, digest[:24])
 
 
 def _make_index(listing: ShardListing, home: Path, facts: dict[str, Any]) -> None:

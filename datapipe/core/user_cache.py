@@ -1,29 +1,37 @@
-"""Locate and use what is kept for the user between runs. Losing it costs the time to make it again."""
+"""Locate, write and use what is kept for the user between runs. Losing it costs the time to make it again.
+
+It is for this user alone, as it reveals the user's data, its pixels, names and places: nobody else may read it, or put anything
+there for us to read, whatever the umask and the permissions of the data.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
 import platformdirs
 
 from datapipe.core import atomic
-from datapipe.core.locks import one_at_a_time
+from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
-from datapipe.core.private_files import private_directory
 from datapipe.core.regular_files import read_bytes
 
 T = TypeVar("T")
+
+_NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))  # the errors of file systems without flock(2)
 
 # Indexes of data that others wrote; decoded images; rates of backends on this machine; whether a GPU decodes regions.
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
 # Of datasets in object stores: their indexes, cached shards, and conversions before their upload.
 REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
-
 TABLES = "tables"  # finished rows of tables
 
 logger = get_logger(__name__)
@@ -32,6 +40,83 @@ logger = get_logger(__name__)
 def user_cache(name: str) -> Path:
     """Return the directory of one kind, which need not exist."""
     return Path(platformdirs.user_cache_dir("datapipe")) / name
+
+
+def index_directory(kind: str, name: str) -> Path:
+    """Create the directory of one index of that kind. Raises StorageError if nothing can be kept there."""
+    home = user_cache(kind) / name
+    try:
+        with private_directory(home):
+            pass
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{home}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    return home
+
+
+@contextlib.contextmanager
+def private_directory(path: Path) -> Iterator[int]:
+    """Create the directory `path` if it does not exist, and open it: yields a descriptor, for the block.
+
+    Its mode is 0700 from then on, and that of parent directories created here. Raises OSError if it cannot be created, is
+    a symbolic link, or belongs to another user.
+    """
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process created it, or it is a dangling link
+            directory.mkdir(mode=0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _make_private(descriptor, 0o700, path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_private(name: str, directory: int, *, where: Path) -> int:
+    """Open the file `name` of a directory, given by its descriptor, for reading and writing; create it if it does not exist.
+
+    Its mode is 0600 from then on. Raises OSError for a symbolic link, an irregular file, and another user's file.
+    `where`: the path of the directory, for messages.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(where / name))
+        _make_private(descriptor, 0o600, where / name)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make_private(descriptor: int, mode: int, path: Path) -> None:
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "belongs to another user", os.fspath(path))
+    if stat.S_IMODE(status.st_mode) & ~mode:
+        os.fchmod(descriptor, mode)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock at `path` for the block; wait while another process holds it.
+
+    Only for work that several processes may also do at once: on a file system without locks nobody waits. A
+    lock file in place of the kernel's lock would outlive a killed process there. Raises OSError if `path` cannot be created.
+    """
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire()
+    except NotImplementedError:  # an older filelock's name for ENOSYS
+        pass
+    except OSError as exc:
+        if exc.errno not in _NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[], Any], parse: Callable[[Any], T]) -> T:

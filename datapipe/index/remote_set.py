@@ -12,8 +12,7 @@ from pathlib import Path
 
 from datapipe.core import atomic
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
-from datapipe.core.private_files import private_directory
-from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
+from datapipe.core.user_cache import REMOTE_INDEXES, index_directory
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo, parse_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
@@ -135,12 +134,7 @@ def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, C
     if manifest.container == "folder":
         raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
     name = hashlib.sha256(f"{location}\n".encode() + text).hexdigest()[:24]
-    copies = user_cache(REMOTE_INDEXES) / name
-    try:
-        with private_directory(copies):
-            pass
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{copies}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    copies = index_directory(REMOTE_INDEXES, name)
     return manifest, ConvertedSet(location, copies)
 
 

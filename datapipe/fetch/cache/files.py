@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datapipe.core import atomic
 from datapipe.core.errors import StorageError
-from datapipe.core.private_files import open_private, private_directory
+from datapipe.core.user_cache import open_private, private_directory
 
 ABOUT_NAME = "about.json"
 

@@ -22,9 +22,8 @@ from pathlib import Path
 
 from datapipe.core import atomic
 from datapipe.core.errors import StorageError
-from datapipe.core.private_files import open_private, private_directory
 from datapipe.core.regular_files import read_bytes
-from datapipe.core.user_cache import REMOTE_SHARDS, user_cache
+from datapipe.core.user_cache import REMOTE_SHARDS, open_private, private_directory, user_cache
 
 PART_SUFFIX = ".part"
 _LOCK_NAME = "lock"

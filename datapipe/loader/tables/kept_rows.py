@@ -22,9 +22,7 @@ from datapipe.backends.row_gather import RowGather, StoredMatrix
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError, StorageError
-from datapipe.core.locks import one_at_a_time
-from datapipe.core.private_files import private_directory
-from datapipe.core.user_cache import TABLES, user_cache
+from datapipe.core.user_cache import TABLES, one_at_a_time, private_directory, user_cache
 from datapipe.index.tables import ColumnKind, TableColumn, TableGroup, TableIndex
 
 _VERSION = 1
