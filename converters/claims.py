@@ -20,7 +20,7 @@ from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object
-from datapipe.stores.uploads import delete, write
+from datapipe.stores.transfers import delete, write
 
 _SUFFIXES = "|".join(re.escape(target.suffix) for target in TARGETS.values())
 _SHARD_NAME = re.compile(rf".*-\d{{6}}(({_SUFFIXES})({re.escape(SIDECAR_SUFFIX)})?|\.idx)")

@@ -25,7 +25,7 @@ from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, writ
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects
-from datapipe.stores.uploads import delete, found_object, upload
+from datapipe.stores.transfers import delete, found_object, upload
 
 _STORED_NAME = "stored"
 _AT_ONCE = 4  # shards written at once, and so on the disk besides those that are being built

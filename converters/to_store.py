@@ -26,7 +26,7 @@ from datapipe.core.errors import DatapipeError, OptionError, StorageError
 from datapipe.core.user_cache import STAGED, private_directory, user_cache
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.stores.location import Location
-from datapipe.stores.uploads import found_object, refuse_unwritable
+from datapipe.stores.transfers import found_object, refuse_unwritable
 
 _ASKED_AT_ONCE = 16  # for their sizes
 _MADE, _COMPARED = "made", "compared"  # names in the local directory

@@ -14,8 +14,8 @@ from datapipe.core.errors import MissingDataError
 from datapipe.index.manifest import Manifest, ShardInfo
 from datapipe.index.remote_set import open_set
 from datapipe.index.sidecar import SIDECAR_SUFFIX
-from datapipe.stores.downloads import download_to
 from datapipe.stores.location import Location
+from datapipe.stores.transfers import download_to
 
 
 def verify_remote(

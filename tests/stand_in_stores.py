@@ -30,18 +30,18 @@ needs_moto = pytest.mark.skipif(
 @contextlib.contextmanager
 def environment(endpoint: str) -> Iterator[None]:
     """Let s3:// URLs mean the server at `endpoint`, and pauses be short: it has no load to recover from."""
-    from datapipe.stores import retries
+    from datapipe.stores import failures
     from datapipe.stores.opening import forget_stores
 
     values = dict(zip(_SETTINGS, (endpoint, "id-of-key", "very-secret", "us-east-1", "true"), strict=True))
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     forget_stores()
-    longest_pause_s, retries.LONGEST_PAUSE_S = retries.LONGEST_PAUSE_S, _PAUSE_S
+    longest_pause_s, failures.LONGEST_PAUSE_S = failures.LONGEST_PAUSE_S, _PAUSE_S
     try:
         yield
     finally:
-        retries.LONGEST_PAUSE_S = longest_pause_s
+        failures.LONGEST_PAUSE_S = longest_pause_s
         forget_stores()
         for name, value in before.items():
             os.environ.pop(name, None)

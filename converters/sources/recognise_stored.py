@@ -12,9 +12,8 @@ from datapipe.containers import container_of
 from datapipe.containers.listing import is_image_name, is_junk
 from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.stores.listing import list_below
 from datapipe.stores.location import Location
-from datapipe.stores.objects import list_names
+from datapipe.stores.objects import list_below, list_names
 
 _MAX_NAMES = 2000  # that are looked at
 _MAX_FOLDERS = 5

@@ -20,9 +20,8 @@ from datapipe.containers.listing import (
     walk,
 )
 from datapipe.core.errors import MissingDataError
-from datapipe.stores.listing import list_below, list_each
 from datapipe.stores.location import Location
-from datapipe.stores.objects import ListedObject, list_names, list_objects, refuse_unlistable
+from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
 
 _MAX_FOLDERS = 10_000_000
 

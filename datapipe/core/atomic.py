@@ -81,6 +81,14 @@ def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
         file.write(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of the bytes to an open file, from that offset on. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def move(source: Path, target: Path) -> None:
     """Rename within one file system and make the rename durable."""
     os.replace(source, target)

@@ -1,5 +1,6 @@
-"""Turn a store's failures into errors of one line: what, where, what was found, and what to do.
+"""Turn a store's failures into errors of one line, or into further attempts if they may pass.
 
+An attempt is repeated after a random pause that doubles. An error says what, where, what was found, and what to do.
 Messages consist of the status, the store's error code and our own URL. The text of the library's errors is never
 included: it may contain signed URLs.
 """
@@ -8,8 +9,12 @@ from __future__ import annotations
 
 import enum
 import errno
+import random
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.stores.location import Location
@@ -162,3 +167,52 @@ _BY_CODE: dict[str, tuple[Cause, str]] = {
     "PreconditionFailed": (Cause.CHANGED, "changed"),
     "ConditionNotMet": (Cause.CHANGED, "changed"),
 }
+
+
+TIMEOUT_S = 120.0  # without success, after which a request has failed
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+
+T = TypeVar("T")
+
+
+def pause_s(attempts: int) -> float:
+    """Return how many seconds to wait before the next attempt, after so many that failed (0 for the first of them)."""
+    return random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempts))
+
+
+class Attempts:
+    """The attempts of the calling thread at one piece of work, until nothing has succeeded for too long.
+
+    `location`: what messages name. `timeout_s`: seconds without success after which it has failed.
+    """
+
+    def __init__(self, location: Location, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._location = location
+        self._timeout_s = timeout_s
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Begin to count failures and seconds again, as some of the work is done."""
+        self.num_failed, self._last_s = 0, time.monotonic()
+
+    def failed(self, failure: Failure) -> None:
+        """Wait until the next attempt is due. Raises MissingDataError or StorageError if there is to be none."""
+        if not failure.may_pass or time.monotonic() - self._last_s >= self._timeout_s:
+            raise failure.error(self._location) from None
+        time.sleep(pause_s(self.num_failed))
+        self.num_failed += 1
+
+
+def retried(attempt: Callable[[], T], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
+    """Return what `attempt` returns, made again as long as its failure may pass, in the calling thread.
+
+    `location`, `timeout_s`: as of `Attempts`. Raises MissingDataError and StorageError.
+    """
+    attempts = Attempts(location, timeout_s=timeout_s)
+    while True:
+        try:
+            return attempt()
+        except DatapipeError:  # no client could be opened
+            raise
+        except Exception as exc:
+            attempts.failed(examine(exc, location))

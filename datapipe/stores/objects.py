@@ -1,17 +1,20 @@
-"""Read whole objects and list prefixes; the caller waits for these small requests."""
+"""Read whole objects, and list prefixes: what lies directly under one, or everything below several at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import queue
+import threading
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.core.errors import OptionError
+from datapipe.core.errors import DatapipeError, OptionError
+from datapipe.stores.failures import Attempts, examine, retried
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
-from datapipe.stores.retries import retried
 
 OPEN_TIMEOUT_S = 20.0  # without success; short, because the name of a host may be mistyped and a user waits
 
@@ -46,10 +49,10 @@ def list_objects(location: Location) -> list[ListedObject]:
     return sorted((listed_object(meta, prefix) for meta in found["objects"]), key=lambda one: one.name.encode())
 
 
-def object_facts(location: Location) -> ListedObject:
+def object_facts(location: Location, *, timeout_s: float = OPEN_TIMEOUT_S) -> ListedObject:
     """Return the size and etag of an object. Raises MissingDataError and StorageError."""
     requests().check_process()
-    meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=OPEN_TIMEOUT_S)
+    meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=timeout_s)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 
@@ -80,3 +83,83 @@ def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
     names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]
     names += [meta["path"].removeprefix(prefix) for meta in found["objects"]]
     return sorted(names)[:at_most]
+
+
+_PREFIXES_AT_ONCE = 16
+_PAGE = 1000  # objects: what stores return in one answer
+_PAGES_HELD = 32
+_LOOK_S = 0.2
+
+
+def list_below(location: Location) -> Generator[list[ListedObject]]:
+    """Yield all objects under a prefix, at any depth, page by page, by key; names are those below the prefix.
+
+    Raises StorageError, and OptionError where the store cannot list.
+    """
+    refuse_unlistable(location)
+    requests().check_process()
+    prefix = f"{location.key}/" if location.key else ""
+    last: str | None = None
+    attempts = Attempts(location)
+    while True:
+        try:
+            options: dict[str, Any] = {} if last is None else {"offset": last}
+            for page in open_store(location).list(prefix, chunk_size=_PAGE, **options):
+                if page:
+                    yield [listed_object(meta, prefix) for meta in page]
+                    last = page[-1]["path"]
+                    attempts.succeeded()
+            return
+        except DatapipeError:
+            raise
+        except Exception as exc:
+            attempts.failed(examine(exc, location))
+
+
+def list_each(locations: Sequence[Location]) -> Generator[tuple[int, list[ListedObject]]]:
+    """Yield the objects under several prefixes, page by page, as they arrive, each page with the number of its prefix.
+
+    Sixteen prefixes are listed at once. Raises what `list_below` raises.
+    """
+    pages: queue.Queue[tuple[int, list[ListedObject]] | BaseException | None] = queue.Queue(_PAGES_HELD)
+    numbers = iter(range(len(locations)))
+    lock, is_over = threading.Lock(), threading.Event()
+
+    def put(found: tuple[int, list[ListedObject]] | BaseException | None) -> bool:
+        while not is_over.is_set():
+            with contextlib.suppress(queue.Full):
+                pages.put(found, timeout=_LOOK_S)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            while not is_over.is_set():
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    break
+                for page in list_below(locations[number]):
+                    if not put((number, page)):
+                        return
+        except BaseException as exc:
+            put(exc)
+        put(None)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_PREFIXES_AT_ONCE, len(locations)))]
+    for thread in threads:
+        thread.start()
+    try:
+        num_running = len(threads)
+        while num_running:
+            found = pages.get()
+            if found is None:
+                num_running -= 1
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                yield found
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()

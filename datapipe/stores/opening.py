@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datapipe.core.errors import DatapipeError, DependencyError, OptionError
+from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.location import Location, http_url
-from datapipe.stores.retries import TIMEOUT_S
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore

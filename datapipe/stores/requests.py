@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
-from datapipe.stores.failures import Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine
+from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine, pause_s
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
-from datapipe.stores.retries import TIMEOUT_S, pause_s
 from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:

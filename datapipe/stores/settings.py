@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.errors import OptionError
-from datapipe.stores.retries import TIMEOUT_S
+from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.window import MAX_REQUESTS
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from converters import ConvertOptions
 from converters.to_store import convert_to_store
-from datapipe.stores import uploads
+from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 
 
 def main(source: str, url: str, name: str, when: str) -> None:
-    put = uploads._put
+    put = transfers._put
 
     def put_and_die(location: Location, contents: Any, *, overwrite: bool) -> None:
         if location.name == name and when == "before":
@@ -27,7 +27,7 @@ def main(source: str, url: str, name: str, when: str) -> None:
         if location.name == name:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    uploads._put = put_and_die
+    transfers._put = put_and_die
     convert_to_store(ConvertOptions(Path(source), Path("unused"), shard_nbytes=1_000_000, num_workers=1), parse_location(url))
 
 

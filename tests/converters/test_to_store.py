@@ -28,7 +28,7 @@ from datapipe.cli.main import main
 from datapipe.containers import open_index
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import STAGED, user_cache
-from datapipe.stores import uploads
+from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.testing.faulty_store import FaultyStore, PlantedFault
@@ -100,7 +100,7 @@ def test_stopped_around_each_put(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Every PUT of a conversion is where a run ends, one run after the other; no reader sees a dataset before the last one."""
-    place, put = parse_location(f"s3://{BUCKET}/stopped-{when}"), uploads._put
+    place, put = parse_location(f"s3://{BUCKET}/stopped-{when}"), transfers._put
     stopped: set[str] = set()
 
     class StoppedError(BaseException):
@@ -115,7 +115,7 @@ def test_stopped_around_each_put(
         if is_new:
             raise StoppedError
 
-    monkeypatch.setattr(uploads, "_put", put_or_stop)
+    monkeypatch.setattr(transfers, "_put", put_or_stop)
     monkeypatch.setattr(delivery, "_AT_ONCE", 1)
     expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=1_000_000).iterdir()}
     for _ in range(len(expected) + 2):
@@ -216,7 +216,7 @@ def test_taken_over_by_another(store: FaultyStore, folder: Path, tmp_path: Path,
 def test_the_local_disk_holds_few_shards(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, put, most = parse_location(f"s3://{BUCKET}/bounded"), uploads._put, 0
+    place, put, most = parse_location(f"s3://{BUCKET}/bounded"), transfers._put, 0
 
     def slow_put(location: Location, contents: Any, *, overwrite: bool) -> None:
         nonlocal most
@@ -225,7 +225,7 @@ def test_the_local_disk_holds_few_shards(
             time.sleep(0.05)
         put(location, contents, overwrite=overwrite)
 
-    monkeypatch.setattr(uploads, "_put", slow_put)
+    monkeypatch.setattr(transfers, "_put", slow_put)
     monkeypatch.setattr(delivery, "_AT_ONCE", 1)
     convert_to_store(options_of(folder, shard_nbytes=4_000), place)
     num_shards = sum(name.endswith(".tar") for name in list_names(place))
@@ -274,7 +274,7 @@ def test_large_shards_are_written_in_parts(
     store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = parse_location(f"s3://{BUCKET}/parts")
-    monkeypatch.setattr(uploads, "ONE_REQUEST_NBYTES", 4_000)
+    monkeypatch.setattr(transfers, "ONE_REQUEST_NBYTES", 4_000)
     store.weather.faults = [PlantedFault("status", share=0.3, method="PUT", path=".tar", times=3)]
     convert_to_store(options_of(folder), place)
     assert any(line.startswith("POST") and line.endswith(".tar") for line in store.log)
@@ -287,7 +287,7 @@ def test_shards_that_were_replaced_meanwhile(store: FaultyStore, folder: Path, m
     def settle_after_another_wrote(self: StoreDelivery, plan: ConversionPlan) -> None:
         for one in self._running:
             one.result()
-        uploads.write(b"something else", place / "shard-000001.tar", overwrite=True)
+        transfers.write(b"something else", place / "shard-000001.tar", overwrite=True)
         settle(self, plan)
 
     monkeypatch.setattr(StoreDelivery, "settle", settle_after_another_wrote)
@@ -314,7 +314,7 @@ def test_killed_at_any_put(store: FaultyStore, folder: Path, tmp_path: Path) -> 
 def test_other_objects_are_left_alone(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     place = parse_location(f"s3://{BUCKET}/strange")
     (tmp_path / "x").write_bytes(b"not a shard")
-    uploads.upload(tmp_path / "x", place / "shard-000000.tar", overwrite=False)
+    transfers.upload(tmp_path / "x", place / "shard-000000.tar", overwrite=False)
     with pytest.raises(dp.StorageError, match=f"{place}/shard-000000.tar: holds something else"):
         convert_to_store(options_of(folder), place)
     assert read_object(place / "shard-000000.tar") == b"not a shard"
@@ -351,7 +351,7 @@ def test_overwriting_goes_on_where_it_was_stopped(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before the claim, after it, after each PUT and each DELETE; nothing of the old set is left in the end."""
-    place, put, remove = parse_location(f"s3://{BUCKET}/over-again"), uploads._put, claims.delete
+    place, put, remove = parse_location(f"s3://{BUCKET}/over-again"), transfers._put, claims.delete
     convert_to_store(options_of(folder, shard_nbytes=4_000), place)
     calls, stop_at = 0, 0
 
@@ -367,7 +367,7 @@ def test_overwriting_goes_on_where_it_was_stopped(
         if calls == stop_at + 1:
             raise StoppedError
 
-    monkeypatch.setattr(uploads, "_put", lambda *args, **options: stop(put, *args, **options))
+    monkeypatch.setattr(transfers, "_put", lambda *args, **options: stop(put, *args, **options))
     for module in (claims, delivery):
         monkeypatch.setattr(module, "delete", lambda *args: stop(remove, *args))
     monkeypatch.setattr(delivery, "_AT_ONCE", 1)
@@ -388,8 +388,8 @@ def test_overwriting_goes_on_where_it_was_stopped(
 def test_a_claim_names_no_other_objects(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     """A claim is an object that anybody may have written: what it says to remove must be of a dataset."""
     place = parse_location(f"s3://{BUCKET}/forged")
-    uploads.write(b"precious", place / "notes.txt", overwrite=False)
-    uploads.write(
+    transfers.write(b"precious", place / "notes.txt", overwrite=False)
+    transfers.write(
         b'{"plan": "x", "sets": [""], "replaced": {}, "replaces": ["notes.txt", "../y"]}', place / ".building", overwrite=False
     )
     convert_to_store(options_of(folder, overwrite=True), place)

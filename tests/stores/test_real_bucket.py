@@ -14,9 +14,9 @@ from converters import ConvertOptions
 from converters import convert as convert_again
 from converters.to_store import convert_to_store
 from converters.verify_remote import verify_remote
-from datapipe.stores.listing import list_below
 from datapipe.stores.location import parse_location
-from datapipe.stores.uploads import delete, write
+from datapipe.stores.objects import list_below
+from datapipe.stores.transfers import delete, write
 
 URL = os.environ.get("DATAPIPE_TEST_URL", "")
 

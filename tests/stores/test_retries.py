@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import datapipe as dp
-from datapipe.stores import retries
+from datapipe.stores import failures
 from datapipe.stores.failures import ShortBodyError
 from datapipe.stores.location import parse_location
 
@@ -15,7 +15,7 @@ PLACE = parse_location("s3://b/x")
 def test_pauses_double_up_to_ten_seconds() -> None:
     for attempts in range(12):
         longest_s = min(10.0, 0.1 * 2**attempts)
-        pauses = [retries.pause_s(attempts) for _ in range(200)]
+        pauses = [failures.pause_s(attempts) for _ in range(200)]
         assert 0 <= min(pauses) < 0.1 * longest_s
         assert 0.9 * longest_s < max(pauses) <= longest_s
 
@@ -29,12 +29,12 @@ def failing(times: int, error: Exception) -> list[int]:
             raise error
         return "done"
 
-    assert retries.retried(attempt, PLACE) == "done"
+    assert failures.retried(attempt, PLACE) == "done"
     return left
 
 
 def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(failures, "LONGEST_PAUSE_S", 0.0)
     assert failing(5, ShortBodyError("1 of 2 bytes")) == [-1]
 
 
@@ -44,7 +44,7 @@ def test_what_will_not_pass_is_an_error_at_once() -> None:
 
 
 def test_it_ends_after_a_while_without_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(failures, "LONGEST_PAUSE_S", 0.001)
     attempts = 0
 
     def attempt() -> None:
@@ -53,5 +53,5 @@ def test_it_ends_after_a_while_without_success(monkeypatch: pytest.MonkeyPatch) 
         raise ShortBodyError("1 of 2 bytes")
 
     with pytest.raises(dp.StorageError, match="s3://b/x: the answer was cut"):
-        retries.retried(attempt, PLACE, timeout_s=0.05)
+        failures.retried(attempt, PLACE, timeout_s=0.05)
     assert attempts > 1

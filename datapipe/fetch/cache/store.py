@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import crc32c
 
+from datapipe.core.atomic import write_at
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
 from datapipe.fetch.cache.entries import (
@@ -73,7 +74,7 @@ class Store:
             if self._read_head() is None:
                 os.ftruncate(here.descriptor, 0)
                 os.ftruncate(files.data, 0)
-                self._write(files.index, pack_head(Head(0, 0)), 0)
+                write_at(files.index, pack_head(Head(0, 0)), 0)
 
     def find(self, id: int, stamp: int) -> Kept | Gap:
         """Return the value of a sample, or what `keep` needs in order to keep one."""
@@ -100,9 +101,9 @@ class Store:
         try:
             offset = self._allocate(gap, len(data))
             if offset is not None:
-                self._write(self.files.data, data, offset)
+                write_at(self.files.data, data, offset)
                 entry = Entry(offset, len(data), gap.stamp, *size, crc32c.crc32c(data))
-                self._write(self.files.index, pack_entry(gap.id, entry), position_of(gap.id))
+                write_at(self.files.index, pack_entry(gap.id, entry), position_of(gap.id))
         except OSError as exc:
             if self.is_open:
                 self.is_open = False
@@ -151,7 +152,7 @@ class Store:
                 self.is_open = False
                 return None
             is_new = unpack_entry(gap.id, gap.seen) is None
-            self._write(self.files.index, pack_head(Head(head.end + nbytes, head.num_kept + is_new)), 0)
+            write_at(self.files.index, pack_head(Head(head.end + nbytes, head.num_kept + is_new)), 0)
             return head.end
 
     @contextlib.contextmanager
@@ -194,13 +195,6 @@ class Store:
         if entry is None or entry.offset + entry.nbytes > min(os.fstat(self.files.data).st_size, _MAX_END):
             return None
         return entry
-
-    @staticmethod
-    def _write(descriptor: int, data: bytes, offset: int) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, offset)
-            view, offset = view[written:], offset + written
 
 
 class _Here:

@@ -51,10 +51,8 @@ class PartialShard:
         if offset != self._done or offset + len(piece) > self.nbytes:
             raise ValueError(f"bytes {offset}..{offset + len(piece)} after {self._done} of {self.nbytes}")
         self._digest.update(piece)
-        view = memoryview(piece)
-        while view:
-            written = os.pwrite(self._descriptor, view, self._done)
-            view, self._done = view[written:], self._done + written
+        atomic.write_at(self._descriptor, piece, offset)
+        self._done += len(piece)
 
     def commit(self, sha256: str | None) -> bool:
         """Give the shard its name and release it. Returns False, and leaves no shard, if its bytes differ.

@@ -12,7 +12,7 @@ from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.core.printable import get_logger
 from datapipe.fetch.shard_cache.directory import CacheDirectory, PartialShard
 from datapipe.fetch.shard_cache.schedule import Schedule
-from datapipe.stores.downloads import download
+from datapipe.stores.transfers import download
 
 if TYPE_CHECKING:
     from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache

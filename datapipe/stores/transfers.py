@@ -1,4 +1,4 @@
-"""Write objects completely or not at all, and replace existing ones only on request."""
+"""Move large objects: download one as a stream that continues where it was interrupted; write one completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,19 +7,101 @@ import errno
 import hashlib
 import mmap
 import os
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from datapipe.core.atomic import write_at
 from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.core.regular_files import open_file
-from datapipe.stores.downloads import download
-from datapipe.stores.failures import Cause, examine
+from datapipe.stores.failures import TIMEOUT_S, Attempts, Cause, ChangedError, ShortBodyError, WholeObjectError, examine, retried
 from datapipe.stores.location import Location
-from datapipe.stores.objects import ListedObject
+from datapipe.stores.objects import ListedObject, object_facts
 from datapipe.stores.opening import open_store
 from datapipe.stores.requests import requests
-from datapipe.stores.retries import TIMEOUT_S, pause_s, retried
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+_CHUNK_NBYTES = 4 << 20
+
+
+def download(
+    location: Location,
+    sink: Callable[[bytes | memoryview, int], None],
+    *,
+    nbytes: int | None = None,
+    etag: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> int:
+    """Read all of an object in the calling thread; return its size.
+
+    `sink`: gets each piece and its offset, in order; its exceptions are passed on. `nbytes`, `etag`: that the object must have.
+    `timeout_s`: time without a byte after which it fails. `is_wanted`: called between pieces; False ends it with StorageError.
+    Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
+    """
+    requests().check_process()
+    done, size = 0, nbytes
+    attempts = Attempts(location, timeout_s=timeout_s)
+    while True:
+        try:
+            for piece, meta in _pieces(location, done, etag):
+                if (etag is not None and meta["e_tag"] != etag) or size not in (None, meta["size"]):
+                    raise ChangedError
+                etag, size = meta["e_tag"], meta["size"]
+                if len(piece):
+                    try:
+                        sink(piece, done)
+                    except Exception as exc:  # not the store's, and not to be retried
+                        raise _SinkError(exc) from exc
+                    done += len(piece)
+                    attempts.succeeded()
+                if not is_wanted():
+                    raise StorageError(None, f"{location}: given up")
+            if done == size:
+                return done
+            raise ShortBodyError(f"{done} of {size} bytes")
+        except DatapipeError:
+            raise
+        except _SinkError as exc:
+            raise exc.args[0] from None
+        except Exception as exc:
+            failure = examine(exc, location)
+            if failure.kind is Cause.CHANGED:
+                raise StorageError(
+                    None, f"{location}: is not of the size or etag that it had (expected {size} bytes); open the dataset again"
+                ) from None
+            attempts.failed(failure)
+
+
+class _SinkError(Exception):
+    """Wraps an exception of `sink`, so that it is not mistaken for one of the store's."""
+
+
+def _pieces(location: Location, offset: int, etag: str | None) -> Iterator[tuple[Any, Any]]:
+    """Yield the object from `offset` on, piece by piece, each with the object's metadata."""
+    options: GetOptions = {}
+    if offset:
+        options["range"] = {"offset": offset}
+    if etag is not None and not etag.startswith("W/"):
+        options["if_match"] = etag
+    result = open_store(location).get(location.key, options=options)
+    if result.range[0] != offset:
+        raise WholeObjectError
+    yield b"", result.meta
+    for piece in result.stream(min_chunk_size=_CHUNK_NBYTES):
+        yield memoryview(piece), result.meta
+
+
+def download_to(path: os.PathLike[str], location: Location) -> int:
+    """Download an object to a new file; return its size. Raises OSError, and what `download` raises."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return download(location, lambda piece, offset: write_at(descriptor, piece, offset))
+    finally:
+        os.close(descriptor)
+
 
 ONE_REQUEST_NBYTES = 1 << 30  # larger objects are written in parts, each of which can be repeated by itself
 MAX_OBJECT_NBYTES = 5 << 40  # S3's limit
@@ -54,7 +136,7 @@ def upload(path: Path, location: Location, *, overwrite: bool, timeout_s: float 
 def write(contents: Any, location: Location, *, overwrite: bool, timeout_s: float = TIMEOUT_S) -> bool:
     """Write bytes, or what has a buffer, as one object; otherwise like `upload`."""
     requests().check_process()
-    begun_s, attempts = time.monotonic(), 0
+    attempts = Attempts(location, timeout_s=timeout_s)
     while True:
         try:
             if len(contents) <= ONE_REQUEST_NBYTES:
@@ -64,19 +146,16 @@ def write(contents: Any, location: Location, *, overwrite: bool, timeout_s: floa
             elif not holds(location, contents):
                 raise _other_bytes(location)
             else:
-                return attempts > 0
+                return attempts.num_failed > 0
         except DatapipeError:
             raise
         except Exception as exc:
-            failure, elapsed_s = examine(exc, location), time.monotonic() - begun_s
+            failure = examine(exc, location)
             if failure.kind in (Cause.EXISTS, Cause.CHANGED) and not overwrite:  # perhaps ours, whose response was lost
                 if holds(location, contents):
-                    return attempts > 0
+                    return attempts.num_failed > 0
                 raise _other_bytes(location) from None
-            if not failure.may_pass or elapsed_s > timeout_s:
-                raise failure.error(location) from None
-            time.sleep(pause_s(attempts))
-            attempts += 1
+            attempts.failed(failure)
         else:
             return True
 
@@ -116,14 +195,12 @@ def holds(location: Location, contents: Any) -> bool:
 
 def found_object(location: Location) -> ListedObject | None:
     """Return the size and etag of an object, None if it does not exist. Raises StorageError."""
-    requests().check_process()
     try:
-        meta = retried(lambda: open_store(location).head(location.key), location)
+        return object_facts(location, timeout_s=TIMEOUT_S)
     except MissingDataError as exc:
         if "no such object" not in str(exc):
             raise
         return None
-    return ListedObject(location.name, int(meta["size"]), meta["e_tag"])
 
 
 def delete(location: Location) -> None:
