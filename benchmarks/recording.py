@@ -23,7 +23,8 @@ from benchmarks import harness
 from benchmarks.contenders.own_datasets import OwnDataset
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
-from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
+from datapipe.adapt.deferral.dataset import DeferringDataset
+from datapipe.adapt.deferral.requests import BatchRequest
 
 _KINDS = ("path", "functional", "two-crops")
 _WAYS = ("recording", "opening", "eager")

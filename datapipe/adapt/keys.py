@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from datapipe.adapt.deferral.taking import request_of_keys
+from datapipe.adapt.deferral.requests import request_of_keys
 from datapipe.loader.ranks import is_of_group
 from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.sources import SampledSource

@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from datapipe.adapt.decoding_choice import choose_decoder
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.device_decoding import DecodingByDali
-from datapipe.adapt.deferral.taking import request_of_picks
+from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
 from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, places_of

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
+from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.taking import WorkerStart
+from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeySource
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
-from datapipe.adapt.deferral.seeds import random_state_kept, reseed
+from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
 from datapipe.core.errors import DecodeError
 from datapipe.loader.policy import MAX_ATTEMPTS
 from datapipe.loader.scheduling import OnError
@@ -28,22 +27,6 @@ _HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's t
 _IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
 _TRIED_EVERY = 64  # fetches, during the pause
 _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
-
-    keys: Any
-    seeds: Sequence[int] | None
-    may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def with_values(self) -> BatchRequest:
-        """Return the request for the same samples with no image left to DALI."""
-        return dataclasses.replace(self, may_be_encoded=False)
 
 
 def is_switched_off() -> bool:
@@ -69,7 +52,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self._num_fetches = self._num_idle = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dataset, self.defers, self.on_error, self.encodes, self.stacks)
+        make = functools.partial(DeferringDataset, defers=self.defers, on_error=self.on_error, encodes=self.encodes)
+        return make, (self.dataset,), {"stacks": self.stacks}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -257,6 +241,20 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         tensors.give_values(tensor, values)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """A `worker_init_fn` that puts the user's Dataset into `get_worker_info()`, and then calls the user's own."""
+
+    worker_init_fn: Callable[[int], Any] | None
+
+    def __call__(self, worker: int) -> None:
+        info: Any = torch.utils.data.get_worker_info()
+        if info is not None and isinstance(info.dataset, DeferringDataset):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # torch's class forbids assignment
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
 def reads_batches(dataset: Any) -> bool:
     """Return whether torch would ask the dataset for whole batches, rather than for samples one by one."""
     if type(dataset) is torch.utils.data.Subset:
@@ -300,9 +298,3 @@ def _bad_among(made: list[Any]) -> tuple[tuple[str, str], ...]:
 
 def _joined(made: list[Any], calls: list[_Call]) -> Any:
     return made[0] if calls and calls[0].is_batch else made
-
-
-def _restore(dataset: Any, defers: bool, on_error: OnError, encodes: bool, stacks: bool) -> DeferringDataset:
-    restored = DeferringDataset(dataset, defers=defers, on_error=on_error, encodes=encodes)
-    restored.stacks = stacks
-    return restored

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from datapipe.adapt.deferral.blocks import BatchBlock, Block, Held, places_of
 from datapipe.adapt.deferral.engine import Engine
-from datapipe.adapt.deferral.folding import Front, fold
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
+from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
 from datapipe.adapt.deferral.lending import Loan, lend
 from datapipe.backends.images_cpu import EncodedSample
 from datapipe.backends.images_dali.gate import can_decode

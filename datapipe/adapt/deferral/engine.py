@@ -6,10 +6,9 @@ later chains of that signature in this process. One engine belongs to one thread
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +16,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral.agreement import disagreement
-from datapipe.adapt.deferral.faster_colors import blurred, hue_shifted
-from datapipe.adapt.deferral.folding import Front, fold
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, replay
+from datapipe.adapt.deferral.execution import as_tensor, by_engine, by_pillow, finish, planes_of
+from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
+from datapipe.adapt.deferral.pillow_seams import replay
 from datapipe.adapt.deferral.recorder import suspended
-from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
+from datapipe.transforms.protocols import Interpolation
 
-_FASTER: Mapping[str, Callable[..., Image.Image]] = {"gaussian_blur": blurred, "adjust_hue": hue_shifted}
+# Of 255. A bilinear resize differs by more than 1 in about one value of ten million, a bicubic one in one of a hundred thousand.
+TOLERANCE: dict[Interpolation, int] = {"bilinear": 2, "bicubic": 5}
+SHARE = 1e-4  # share of values that may differ by more than 1
+COLOR_TOLERANCE = 17  # if colours are changed after a resize, which amplifies the resize's +-1
+COLOR_SHARE = 1e-3  # share of values that may differ by more
 
 Made = Mapping[int, Image.Image]  # images that already have pixels, by id of their node
 
@@ -56,7 +57,7 @@ class Engine:
         with suspended():
             source, steps, start = _from_made(node, made)
             if start is not None:
-                return _by_pillow(start, steps)
+                return by_pillow(start, steps)
             signature = signature_of(source, steps)
             self.counts[signature] += 1
             verdict = self.verdict_on(signature, source, steps)
@@ -76,16 +77,16 @@ class Engine:
             first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
             on_image, on_tensor = steps[:first], steps[first:]
             if start is not None:
-                return _as_tensor(_by_pillow(start, on_image), on_tensor)
+                return as_tensor(by_pillow(start, on_image), on_tensor)
             signature = signature_of(source, steps)
             self.counts[signature] += 1
             verdict = self.verdict_on(signature, source, steps)
             if verdict.reason is not None:
-                return _as_tensor(replay(on_image[-1] if on_image else source), on_tensor)
+                return as_tensor(replay(on_image[-1] if on_image else source), on_tensor)
             front = fold(source, on_image)
             if front is not None and front.num_steps == len(on_image):
-                return _finish(self._planes(source, front), on_tensor, out)
-            return _finish(_planes_of(self._image(source, on_image, front)), on_tensor, out)
+                return finish(self._planes(source, front), on_tensor, out)
+            return finish(planes_of(self._image(source, on_image, front)), on_tensor, out)
 
     def verdict_on(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
         """Return the decision about chains of that signature, which the first of them brings about. Raises as `image`."""
@@ -118,7 +119,7 @@ class Engine:
         refuse_large((how,))
         pixels = self._decode(source, how.region)
         if front.resampled is None:
-            planes = _planes_of(pixels)
+            planes = planes_of(pixels)
         else:
             height, width = how.size
             if self._planar is None or self._planar.shape[2:] != (height, width):
@@ -137,12 +138,12 @@ class Engine:
     def _image(self, source: JpegSource, steps: list[Step], front: Front | None = None) -> Image.Image:
         front = front or fold(source, steps)
         if front is None:
-            return _by_pillow(_opened(source), steps)
+            return by_pillow(replay(source), steps)
         how = front.cut
         refuse_large((how,))
         out = np.empty((how.window[2], how.window[3], 3), np.uint8)
         cut(self._decode(source, how.region), how, out)
-        return _by_engine(Image.fromarray(out), steps[front.num_steps :])
+        return by_engine(Image.fromarray(out), steps[front.num_steps :])
 
     # -- verification ---------------------------------------------------------------------------
 
@@ -160,15 +161,15 @@ class Engine:
             ours = self._image(source, begun, front)
             reason = disagreement(ours, first, resampled=front.resampled, colored=False)
             if reason is None and front.num_steps < len(on_image):
-                ours, exact = _by_engine(ours, on_image[front.num_steps :]), _by_pillow(first, on_image[front.num_steps :])
+                ours, exact = by_engine(ours, on_image[front.num_steps :]), by_pillow(first, on_image[front.num_steps :])
                 reason = disagreement(ours, exact, resampled=front.resampled, colored=True)
             if reason is None and on_tensor:
-                planes = _planes_of(ours)
+                planes = planes_of(ours)
                 if front.num_steps == len(on_image):
                     planes = self._planes(source, front)
-                    if not torch.equal(planes, _planes_of(ours)):
+                    if not torch.equal(planes, planes_of(ours)):
                         reason = "the engine's planes differ from its pixels"
-                theirs, finished = _as_tensor(ours, on_tensor), _finish(planes, on_tensor)
+                theirs, finished = as_tensor(ours, on_tensor), finish(planes, on_tensor)
                 if reason is None and (not torch.equal(theirs, finished) or theirs.stride() != finished.stride()):
                     reason = "the conversion to a tensor differs"
             verdict = ChainVerdict(reason, line)
@@ -189,7 +190,7 @@ def replay_tensor(step: Step) -> torch.Tensor:
     with suspended():
         _, steps = chain_of(step)
         first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
-        return _as_tensor(replay(steps[first].parent), steps[first:])
+        return as_tensor(replay(steps[first].parent), steps[first:])
 
 
 def _from_made(node: Node, made: Made | None) -> tuple[JpegSource, list[Step], Image.Image | None]:
@@ -208,76 +209,6 @@ def _from_made(node: Node, made: Made | None) -> tuple[JpegSource, list[Step], I
     return (*chain_of(node), None)
 
 
-def _opened(source: JpegSource) -> Image.Image:
-    return replay(source)
-
-
-def _by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
-    for step in steps:
-        image = PILLOW_STEPS[step.name](image, *step.args)
-    return image
-
-
-def _by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
-    """Execute what follows the front of a chain: with Pillow, except for operations that are slow there."""
-    for step in steps:
-        function = _FASTER.get(step.name) or PILLOW_STEPS[step.name]
-        image = function(image, *step.args)
-    return image
-
-
-def _as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
-    value: Any = image
-    for step in steps:
-        value = TENSOR_STEPS[step.name](value, *step.args)
-    return value  # type: ignore[no-any-return]
-
-
-# -- to a tensor, bit for bit as torchvision ---------------------------------------------------------
-
-
-def _planes_of(pixels: Any) -> torch.Tensor:
-    """Return a (c, h, w) view of a Pillow image or of (h, w, c) pixels."""
-    array = np.asarray(pixels)
-    if not array.flags.writeable:
-        array = array.copy()
-    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
-
-
-def _finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
-    first = steps[0]
-    if first.name in ("pil_to_tensor", "to_image"):
-        value = _interleaved(planes.shape, torch.uint8).copy_(planes)
-    elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
-        value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
-    else:
-        value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
-        value.copy_(planes).div_(255)
-    for step in steps[1:]:
-        if step.name == "v2 to_dtype":
-            value = value.to(torch.float32).mul_(1.0 / 255)
-            continue
-        mean, std = step.args
-        value.sub_(_per_channel(mean)).div_(_per_channel(std))
-    return value
-
-
-@functools.lru_cache(maxsize=64)
-def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None, None]
-
-
-def _interleaved(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    channels, height, width = shape
-    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
-
-
-def _as_batch(pixels: Any) -> Any:
-    height, width, _ = pixels.shape
-    return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
-
-
 def _described(source: JpegSource, steps: list[Step]) -> str:
     """Return the operations in one line, with the places of the user's calls if they are known."""
     parts, last = [f"JPEG ({source.mode})"], None
@@ -293,3 +224,34 @@ def _described(source: JpegSource, steps: list[Step]) -> str:
             what, last = f"{what} at {step.site}", step.site
         parts.append(what)
     return " -> ".join(parts)
+
+
+def _as_batch(pixels: Any) -> Any:
+    height, width, _ = pixels.shape
+    return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
+
+
+# -- agreement ---------------------------------------------------------------------------------------
+
+
+def disagreement(ours: Image.Image, exact: Image.Image, *, resampled: Interpolation | None, colored: bool) -> str | None:
+    """Return how the images differ more than allowed; None if they agree.
+
+    `resampled`: the interpolation of the engine's resize; None if it did not resize, which requires equal bits. `colored`:
+    whether Pillow changed colours after that.
+    """
+    if ours.mode != exact.mode or ours.size != exact.size:
+        return f"it gives a {ours.mode} image of {ours.size}, Pillow a {exact.mode} image of {exact.size}"
+    difference = np.abs(np.asarray(ours).astype(np.int16) - np.asarray(exact))
+    largest = int(difference.max(initial=0))
+    if resampled is None and colored:
+        return None if largest <= 1 else f"values differ by up to {largest} of 255 though nothing is resampled"
+    if resampled is None:
+        return None if largest == 0 else f"values differ by up to {largest} of 255 though nothing is resampled"
+    if colored:
+        share = float((difference > COLOR_TOLERANCE).mean())
+        return None if share <= COLOR_SHARE else f"{share:.3%} of the values differ by more than {COLOR_TOLERANCE} of 255"
+    share = float((difference > 1).mean())
+    if largest <= TOLERANCE[resampled] and share <= max(SHARE, 2 / difference.size):
+        return None
+    return f"values differ by up to {largest} of 255, {share:.3%} of them by more than 1"

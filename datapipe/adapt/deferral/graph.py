@@ -1,4 +1,4 @@
-"""Record what was done to an image, as a chain of steps that leads back to the encoded bytes.
+"""Hold what was done to an image, as a chain of steps that leads back to the encoded bytes; fold its beginning into one cut.
 
 A chain is recorded while `__getitem__` runs and executed when the fetch ends, by datapipe's engine or, step by step, by
 the functions that were called. Nodes are immutable and hold no images, so chains share their beginnings.
@@ -6,11 +6,27 @@ the functions that were called. Nodes are immutable and hold no images, so chain
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import re
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from PIL import Image
 
 from datapipe.codecs.probe import ImageHeader
+from datapipe.transforms.execute import RowCut
+from datapipe.transforms.protocols import Interpolation
+
+_next_marker = re.compile(rb"\xff[^\x00\xd0-\xd7]").search  # past stuffed bytes and restarts
+_END, _SCAN = 0xD9, 0xDA
+# Tables, comments and application data may come between the scans of a progressive image; ITU-T T.81, B.2.
+_SEGMENTS = frozenset((0xC4, 0xDA, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+_INTERPOLATIONS: dict[int, Interpolation] = {
+    int(Image.Resampling.BILINEAR): "bilinear",
+    int(Image.Resampling.BICUBIC): "bicubic",
+}
+_LEFT_RIGHT, _TOP_BOTTOM = int(Image.Transpose.FLIP_LEFT_RIGHT), int(Image.Transpose.FLIP_TOP_BOTTOM)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,3 +81,114 @@ def signature_of(source: JpegSource, steps: list[Step]) -> Hashable:
     """
     colors = frozenset((step.name, step.trait) for step in steps if is_color(step))
     return (source.kind, colors, *[(step.name, step.trait) for step in steps if not is_color(step)])
+
+
+# -- one cut: region to decode, size to resize to, window and flips ------------------------------------
+
+
+class Front(NamedTuple):
+    """The part of a chain that the engine executes."""
+
+    cut: RowCut
+    num_steps: int  # steps of the chain, from its beginning, that the cut replaces
+    resampled: Interpolation | None
+
+
+def fold(source: JpegSource, steps: Sequence[Step]) -> Front | None:
+    """Return the longest beginning of a chain that is one cut of an RGB image; None if the engine cannot begin.
+
+    The cut gives what the steps give: bit for bit if nothing is resampled, else within the resize's tolerance (a flip
+    before a resize is carried out after it; the weights are symmetric).
+    """
+    top = left = 0
+    width, height = source.size
+    size: tuple[int, int] | None = None  # (width, height) to which the region is resized
+    window = (0, 0, 0, 0)  # left, top, width, height within that
+    interpolation: Interpolation = "bilinear"
+    across = down = False
+    mode, done = source.mode, 0
+    for step in steps:
+        now_width, now_height = (window[2], window[3]) if size is not None else (width, height)
+        if step.name == "convert":
+            if step.args[0] != "RGB":
+                break
+            mode = "RGB"
+        elif step.name == "crop":
+            x0, y0, x1, y1 = step.args[0]
+            if x0 < 0 or y0 < 0 or x1 > now_width or y1 > now_height:
+                break
+            if across:
+                x0, x1 = now_width - x1, now_width - x0
+            if down:
+                y0, y1 = now_height - y1, now_height - y0
+            if size is None:
+                left, top, width, height = left + x0, top + y0, x1 - x0, y1 - y0
+            else:
+                window = (window[0] + x0, window[1] + y0, x1 - x0, y1 - y0)
+        elif step.name == "resize":
+            (to_width, to_height), filter_ = step.args
+            if (to_width, to_height) != (now_width, now_height):
+                if size is not None or filter_ not in _INTERPOLATIONS:
+                    break
+                size, window, interpolation = (to_width, to_height), (0, 0, to_width, to_height), _INTERPOLATIONS[filter_]
+        elif step.name == "transpose":
+            if step.args[0] == _LEFT_RIGHT:
+                across = not across
+            elif step.args[0] == _TOP_BOTTOM:
+                down = not down
+            else:
+                break
+        elif step.name != "copy":
+            break
+        done += 1
+    if mode != "RGB":
+        return None
+    resampled = None if size is None else interpolation
+    to_width, to_height = size or (width, height)
+    if size is None:
+        window = (0, 0, width, height)
+    cut = RowCut(
+        region=[top, left, height, width],
+        size=[to_height, to_width],
+        window=[window[1], window[0], window[3], window[2]],
+        flip=[down, across],
+        fill=(0, 0, 0),
+        interpolation=interpolation,
+    )
+    return Front(cut, done, resampled)
+
+
+# -- the bytes ---------------------------------------------------------------------------------------
+
+
+def is_whole(data: bytes) -> bool:
+    """Return whether the segments and scans of a JPEG, from its start to its end marker, are all where they may be.
+
+    Then all decoders agree on it: libjpeg, and so Pillow, raises for a misplaced marker, which a decoder of a region may never
+    reach. Damage between markers raises in no decoder, and all of them make the same pixels of it.
+    """
+    position, num_frames, num_scans = 2, 0, 0
+    while True:
+        if num_scans:
+            found = _next_marker(data, position)
+            if found is None:
+                return False
+            position = found.start()
+        elif data[position : position + 1] != b"\xff":
+            return False
+        if position + 4 > len(data):
+            return num_scans > 0 and data[position : position + 2] == b"\xff\xd9"
+        marker = data[position + 1]
+        if marker == _END:
+            return num_scans > 0
+        if marker in _FRAMES:
+            num_frames += 1
+            if num_frames > 1 or num_scans:
+                return False
+        elif marker not in _SEGMENTS:
+            return False
+        length = data[position + 2] << 8 | data[position + 3]
+        if length < 2:
+            return False
+        num_scans += marker == _SCAN
+        position += 2 + length

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
-from datapipe.adapt.deferral.jpeg_stream import is_whole
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
 from datapipe.adapt.deferral.recorder import Fetch, call_site, current, suspended
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
@@ -90,12 +89,12 @@ def install() -> None:
     _im = Image.Image.__dict__["im"]
     put: Any = setattr
     put(Image.Image, "im", property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel))
-    put(Image.Image, "convert", _recording(PILLOW_STEPS["convert"], _convert))
-    put(Image.Image, "copy", _recording(PILLOW_STEPS["copy"], _copy))
+    put(Image.Image, "convert", recording_method(PILLOW_STEPS["convert"], _convert))
+    put(Image.Image, "copy", recording_method(PILLOW_STEPS["copy"], _copy))
     put(Image.Image, "__copy__", Image.Image.copy)
-    put(Image.Image, "crop", _recording(PILLOW_STEPS["crop"], _crop))
-    put(Image.Image, "resize", _recording(PILLOW_STEPS["resize"], _resize))
-    put(Image.Image, "transpose", _recording(PILLOW_STEPS["transpose"], _transpose))
+    put(Image.Image, "crop", recording_method(PILLOW_STEPS["crop"], _crop))
+    put(Image.Image, "resize", recording_method(PILLOW_STEPS["resize"], _resize))
+    put(Image.Image, "transpose", recording_method(PILLOW_STEPS["transpose"], _transpose))
     put(Image.Image, "load", _lazy_load(Image.Image.load))
     put(ImageFile.ImageFile, "load", _lazy_load(ImageFile.ImageFile.load))
 
@@ -213,7 +212,7 @@ Planned = tuple[str, tuple[Any, ...], str, tuple[int, int], Any]  # name, args, 
 Planner = Callable[..., Planned | None]
 
 
-def _recording(original: Callable[..., Any], plan: Planner) -> Callable[..., Any]:
+def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..., Any]:
     """Return a method that records the calls that `plan` understands, and calls `original` otherwise."""
 
     @functools.wraps(original)

@@ -2,7 +2,8 @@
 
 They are replaced once the user's process has imported torchvision, which this module never does itself, and wherever
 a module holds them under a name. A function held elsewhere (in a partial, for example) stays the original: it
-needs the pixels and gets them.
+needs the pixels and gets them. transforms.v2 finds a kernel by the type of what it is given, in a registry, so that is where its
+kernels are replaced. What its `to_image` gives is a `tv_tensors.Image`, and so is its stand-in.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral import tensors, torchvision_v2_seams
+from datapipe.adapt.deferral import tensors
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, _recording, node_of
+from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method
 from datapipe.adapt.deferral.recorder import Fetch, call_site, current
-from datapipe.adapt.deferral.torchvision_v2_seams import floats
 
 _FUNCTIONAL = "torchvision.transforms.functional"
 _ON_PILLOW = "torchvision.transforms._functional_pil"
+_V2 = "torchvision.transforms.v2.functional"
+_TV_TENSORS = "torchvision.tv_tensors"
 
 # The original functions, by the names of the steps. Empty until `install` finds torchvision.
 TENSOR_STEPS: dict[str, Callable[..., Any]] = {}
@@ -31,81 +33,57 @@ _replaced: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and wha
 
 def install() -> None:
     """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
-    functional, on_pillow = sys.modules.get(_FUNCTIONAL), sys.modules.get(_ON_PILLOW)
-    if TENSOR_STEPS:
-        if "to_image" not in TENSOR_STEPS and torchvision_v2_seams.is_imported():
-            _install_v2()
-        return
-    if functional is None or on_pillow is None or not hasattr(functional, "normalize"):
-        return
-    replaced = _replaced
-    for name, plan in _COLOR_STEPS.items():
-        original = getattr(on_pillow, name)
-        PILLOW_STEPS[name] = original
-        replaced[id(original)] = (original, _recording(original, plan))
-    original = functional.gaussian_blur
-    PILLOW_STEPS["gaussian_blur"] = original
-    replaced[id(original)] = (original, _recording(original, _gaussian_blur))
-    for name, make in (("to_tensor", _to_tensor), ("pil_to_tensor", _pil_to_tensor), ("normalize", _normalize)):
-        original = getattr(functional, name)
-        TENSOR_STEPS[name] = original
-        replaced[id(original)] = (original, _in_place_of(original, make))
-    _replace_names(replaced)
-    if torchvision_v2_seams.is_imported():
-        _install_v2()
+    functional, on_pillow, v2 = (sys.modules.get(name) for name in (_FUNCTIONAL, _ON_PILLOW, _V2))
+    if not TENSOR_STEPS and on_pillow is not None and hasattr(functional, "normalize"):
+        for name, plan in _IMAGE_STEPS.items():
+            PILLOW_STEPS[name] = original = getattr(functional if name == "gaussian_blur" else on_pillow, name)
+            _replaced[id(original)] = (original, recording_method(original, plan))
+        for name in ("to_tensor", "pil_to_tensor", "normalize"):
+            TENSOR_STEPS[name] = original = getattr(functional, name)
+            _replaced[id(original)] = (original, _recording_function(name, original))
+        _replace_names()
+    if TENSOR_STEPS and "to_image" not in TENSOR_STEPS and hasattr(v2, "to_image") and hasattr(v2, "normalize"):
+        _install_v2(v2)
 
 
-def _install_v2() -> None:
-    """Put the seams of v2 in place, whose functions are replaced as those of v1 are."""
-    replaced: dict[int, tuple[Any, Any]] = dict(_replaced)
-    torchvision_v2_seams.install(replaced, TENSOR_STEPS, _to_image, _can_record)
-    _replace_names(replaced)
+def _install_v2(functional: Any) -> None:
+    """Replace v2's kernels once all of it is imported: those that it shares with v1, and its own."""
+    registry: dict[Any, dict[type, Any]] = functional._utils._KERNEL_REGISTRY
+    for kernels in registry.values():
+        for kind, kernel in kernels.items():
+            if id(kernel) in _replaced:
+                kernels[kind] = _replaced[id(kernel)][1]
+    TENSOR_STEPS["to_image"] = original = functional.to_image
+    _replaced[id(original)] = (original, _recording_function("to_image", original))
+    for name in ("to_dtype", "normalize"):
+        TENSOR_STEPS[f"v2 {name}"] = getattr(functional, f"{name}_image")
+        kernels = registry[getattr(functional, name)]
+        for kind in (torch.Tensor, sys.modules[_TV_TENSORS].Image):
+            kernels[kind] = _recording_function(f"v2 {name}", kernels[kind])
+    _replace_names()
 
 
-def _replace_names(replaced: dict[int, tuple[Any, Any]]) -> None:
+def _replace_names() -> None:
     """Put functions in place wherever a module holds the originals under a name."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):
             continue
         for name, value in list(names.items()):
-            if id(value) in replaced and replaced[id(value)][0] is value:
-                names[name] = replaced[id(value)][1]
-
-
-def _in_place_of(original: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the original's name and module, as other code tells functions apart by these."""
-
-    @functools.wraps(original)
-    def recording(*args: Any, **kwargs: Any) -> Any:
-        return make(original, *args, **kwargs)
-
-    return recording
+            if id(value) in _replaced and _replaced[id(value)][0] is value:
+                names[name] = _replaced[id(value)][1]
 
 
 # -- images that stay Pillow's ----------------------------------------------------------------------
 
 
-def _adjusted(name: str, image: Any, factor: Any) -> Planned | None:
-    if image.mode != "RGB" or not isinstance(factor, (int, float)) or (name == "adjust_hue" and not -0.5 <= factor <= 0.5):
+def _adjusted(name: str, image: Any, *args: Any, **kwargs: Any) -> Planned | None:
+    given = (*args, *kwargs.values())
+    if len(given) != 1 or not isinstance(given[0], (int, float)) or image.mode != "RGB":
         return None
-    return (name, (factor,), "RGB", image.size, None)
-
-
-def _brightness(img: Any, brightness_factor: Any) -> Planned | None:
-    return _adjusted("adjust_brightness", img, brightness_factor)
-
-
-def _contrast(img: Any, contrast_factor: Any) -> Planned | None:
-    return _adjusted("adjust_contrast", img, contrast_factor)
-
-
-def _saturation(img: Any, saturation_factor: Any) -> Planned | None:
-    return _adjusted("adjust_saturation", img, saturation_factor)
-
-
-def _hue(img: Any, hue_factor: Any) -> Planned | None:
-    return _adjusted("adjust_hue", img, hue_factor)
+    if name == "adjust_hue" and not -0.5 <= given[0] <= 0.5:
+        return None
+    return (name, given, "RGB", image.size, None)
 
 
 def _grayscale(img: Any, num_output_channels: Any) -> Planned | None:
@@ -124,16 +102,31 @@ def _gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Planned | N
     return ("gaussian_blur", (list(sizes), sigma), "RGB", img.size, sizes)
 
 
-_COLOR_STEPS: dict[str, Callable[..., Planned | None]] = {
-    "adjust_brightness": _brightness,
-    "adjust_contrast": _contrast,
-    "adjust_saturation": _saturation,
-    "adjust_hue": _hue,
+_ADJUSTMENTS = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
+_IMAGE_STEPS: dict[str, Callable[..., Planned | None]] = {
+    **{
+        f"adjust_{what}": functools.partial(_adjusted, f"adjust_{what}")
+        for what in ("brightness", "contrast", "saturation", "hue")
+    },
     "to_grayscale": _grayscale,
+    "gaussian_blur": _gaussian_blur,
 }
 
 
-# -- images that become tensors ---------------------------------------------------------------------
+# -- images that become tensors, and tensors ----------------------------------------------------------
+
+
+def _recording_function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that records what it can, and calls `original` otherwise; other code tells functions by their names."""
+    record = _on_tensor if name in _TENSOR_PLANS else _to_tensor
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        fetch = current()
+        recorded = None if fetch is None or not _can_record(fetch) else record(name, fetch, *args, **kwargs)
+        return original(*args, **kwargs) if recorded is None else recorded
+
+    return function
 
 
 def _can_record(fetch: Fetch) -> bool:
@@ -146,60 +139,62 @@ def _can_record(fetch: Fetch) -> bool:
     )
 
 
-def _image_step(name: str, pic: Any, trait: Any, fetch: Fetch) -> Step | None:
-    """Return the step that makes a tensor of a recorded image."""
-    if not isinstance(pic, Image.Image) or not _can_record(fetch):
+def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Return the stand-in for the tensor of a recorded image, laid out as the original function would; None for other values."""
+    image, *others = (*args, *kwargs.values(), None)
+    scales = name == "to_tensor"
+    if not isinstance(image, Image.Image) or len(others) > 1 or (scales and torch.get_default_dtype() is not torch.float32):
         return None
-    parent = node_of(pic, fetch)
-    if parent is None or pic.mode not in ("RGB", "L"):
+    parent = node_of(image, fetch)
+    if parent is None or image.mode not in ("RGB", "L"):
         return None
-    return Step(parent, name, (), "tensor", pic.size, (pic.mode, trait), call_site() if fetch.notes_sites else None)
+    step = Step(parent, name, (), "tensor", image.size, (image.mode, None), call_site() if fetch.notes_sites else None)
+    channels, (width, height) = 3 if image.mode == "RGB" else 1, image.size
+    strides = None if scales and channels == 3 else (1, width * channels, channels)
+    dtype = torch.float32 if scales else torch.uint8
+    kind = sys.modules[_TV_TENSORS].Image if name == "to_image" else torch.Tensor
+    return tensors.stand_in(step, (channels, height, width), dtype, strides, fetch, kind=kind)
 
 
-def _shape_of(pic: Image.Image) -> tuple[int, int, int]:
-    return (3 if pic.mode == "RGB" else 1, pic.size[1], pic.size[0])
+def _on_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Return the stand-in for float32 values made of a stand-in of the same type and layout; None for other values."""
+    tensor = args[0] if args else None
+    parent = tensors.step_of(tensor, fetch)
+    if parent is None or (name == "normalize" and type(tensor) is not torch.Tensor):  # of a subclass v1 makes a plain one
+        return None
+    given = _TENSOR_PLANS[name](*args, **kwargs)
+    if given is None:
+        return None
+    step = Step(parent, name, given, "tensor", parent.size, given, call_site() if fetch.notes_sites else None)
+    return tensors.stand_in(step, tuple(args[0].shape), torch.float32, args[0].stride(), fetch, kind=type(args[0]))
 
 
-def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
-    fetch = current()
-    if fetch is None or torch.get_default_dtype() is not torch.float32:
-        return original(pic)
-    step = _image_step("to_tensor", pic, None, fetch)
-    if step is None:
-        return original(pic)
-    _, _, width = shape = _shape_of(pic)
-    return tensors.stand_in(step, shape, torch.float32, (1, width, 1) if shape[0] == 1 else None, fetch)
+def _to_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32, scale: bool = False) -> tuple[Any, ...] | None:
+    return (dtype, True) if scale and dtype is torch.float32 and image.dtype is torch.uint8 else None
 
 
-def _pil_to_tensor(original: Callable[..., Any], pic: Any) -> Any:
-    fetch = current()
-    step = None if fetch is None else _image_step("pil_to_tensor", pic, None, fetch)
-    if fetch is None or step is None:
-        return original(pic)
-    channels, _, width = shape = _shape_of(pic)
-    return tensors.stand_in(step, shape, torch.uint8, (1, width * channels, channels), fetch)
+def _normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> tuple[Any, ...] | None:
+    given = _floats(mean, image.shape[0]), _floats(std, image.shape[0])
+    if inplace or image.dtype is not torch.float32 or given[0] is None or given[1] is None:
+        return None
+    return given if all(abs(value) > 1e-30 for value in given[1]) else None
 
 
-def _to_image(original: Callable[..., Any], inpt: Any) -> Any:
-    fetch = current()
-    step = None if fetch is None else _image_step("to_image", inpt, None, fetch)
-    if fetch is None or step is None:
-        return original(inpt)
-    channels, _, width = shape = _shape_of(inpt)
-    strides = (1, width * channels, channels)
-    return tensors.stand_in(step, shape, torch.uint8, strides, fetch, kind=torchvision_v2_seams.image_type())
+def _floats(values: Any, number: int) -> tuple[float, ...] | None:
+    """Return that many numbers, one for each channel; None for anything else."""
+    if isinstance(values, torch.Tensor):
+        if values.dtype is not torch.float32 or values.dim() != 1:
+            return None
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)) or len(values) != number:
+        return None
+    if not all(isinstance(value, (int, float)) for value in values):
+        return None
+    return tuple(map(float, values))
 
 
-def _normalize(original: Callable[..., Any], tensor: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
-    fetch = current()
-    parent = None if fetch is None else tensors.step_of(tensor, fetch)
-    is_plain = type(tensor) is torch.Tensor and not inplace
-    if fetch is None or parent is None or not is_plain or tensor.dtype is not torch.float32 or not _can_record(fetch):
-        return original(tensor, mean, std, inplace)
-    channels = tensor.shape[0]
-    per_channel = floats(mean, channels), floats(std, channels)
-    if per_channel[0] is None or per_channel[1] is None or not all(abs(value) > 1e-30 for value in per_channel[1]):
-        return original(tensor, mean, std, inplace)
-    site = call_site() if fetch.notes_sites else None
-    step = Step(parent, "normalize", per_channel, "tensor", parent.size, per_channel, site)
-    return tensors.stand_in(step, tuple(tensor.shape), torch.float32, tensor.stride(), fetch)
+_TENSOR_PLANS: dict[str, Callable[..., tuple[Any, ...] | None]] = {  # from the arguments to those of the step; None: not recorded
+    "normalize": _normalize,
+    "v2 to_dtype": _to_dtype,
+    "v2 normalize": _normalize,
+}

@@ -54,8 +54,9 @@ def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:
     from torch.utils.data._utils import worker
 
     from datapipe.adapt import from_torch
-    from datapipe.adapt.deferral.dataset import BatchRequest, DeferringDataset
+    from datapipe.adapt.deferral.dataset import DeferringDataset
     from datapipe.adapt.deferral.reports import DeliveringCollate
+    from datapipe.adapt.deferral.requests import BatchRequest
     from datapipe.adapt.torch_loader import TorchLoader
 
     torch.set_num_threads(1)  # as in a worker; the parent's threads are not here

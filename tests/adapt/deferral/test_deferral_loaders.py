@@ -336,12 +336,12 @@ def test_functions_that_record_are_still_known_by_their_names(paths: list[str]) 
 
 def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from datapipe.adapt.deferral import engine
+    from datapipe.adapt.deferral.execution import finish
 
     def wrong(values: Any, steps: Any) -> Any:
-        return real(values, steps).add(1e-3)
+        return finish(values, steps).add(1e-3)
 
-    real = engine._finish
-    monkeypatch.setattr(engine, "_finish", wrong)
+    monkeypatch.setattr(engine, "finish", wrong)
     dataset = Images(paths, TRAIN)
     with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* with Pillow, .*: the conversion to a tensor differs"):
         ours, theirs = data.both_ways(dataset)

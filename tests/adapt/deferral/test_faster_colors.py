@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision_reference import torchvision_v2
 
-from benchmarks.contenders.torchvision_transforms import import_torchvision
-from datapipe.adapt.deferral.faster_colors import blurred, hue_shifted
+from datapipe.adapt.deferral.execution import blurred, hue_shifted
 
-pytest.importorskip("torchvision", reason="torchvision is not installed")
-import_torchvision()
+torchvision_v2()  # skips these tests where torchvision is not installed
 
 import torchvision.transforms.functional as F  # noqa: E402
 

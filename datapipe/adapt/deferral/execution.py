@@ -1,8 +1,9 @@
-"""Colour operations on Pillow images, as torchvision has them, in a fraction of the time."""
+"""Carry out recorded steps on pixels: by the functions that were called, or faster, with the same result."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,80 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from datapipe.adapt.deferral.graph import Step
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
+from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
 from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
 from datapipe.transforms.pixels.planar import to_planes
 
 # The output channels (v, p, q or t of Pillow's formula) in each sixth of the circle of hues.
 _SIXTHS = ("vtp", "qvp", "pvt", "pqv", "tpv", "vpq")
+
+
+def by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
+    """Carry out steps on an image by the functions that were called."""
+    for step in steps:
+        image = PILLOW_STEPS[step.name](image, *step.args)
+    return image
+
+
+def by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
+    """Execute what follows the front of a chain: with Pillow, except for operations that are slow there."""
+    for step in steps:
+        function = _FASTER.get(step.name) or PILLOW_STEPS[step.name]
+        image = function(image, *step.args)
+    return image
+
+
+def as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
+    """Carry out the steps that make a tensor of an image, by the functions that were called."""
+    value: Any = image
+    for step in steps:
+        value = TENSOR_STEPS[step.name](value, *step.args)
+    return value  # type: ignore[no-any-return]
+
+
+# -- to a tensor, bit for bit as torchvision ---------------------------------------------------------
+
+
+def planes_of(pixels: Any) -> torch.Tensor:
+    """Return a (c, h, w) view of a Pillow image or of (h, w, c) pixels."""
+    array = np.asarray(pixels)
+    if not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
+
+
+def finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
+    """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
+    first = steps[0]
+    if first.name in ("pil_to_tensor", "to_image"):
+        value = _interleaved(planes.shape, torch.uint8).copy_(planes)
+    elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
+        value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
+    else:
+        value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
+        value.copy_(planes).div_(255)
+    for step in steps[1:]:
+        if step.name == "v2 to_dtype":
+            value = value.to(torch.float32).mul_(1.0 / 255)
+            continue
+        mean, std = step.args
+        value.sub_(_per_channel(mean)).div_(_per_channel(std))
+    return value
+
+
+@functools.lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None, None]
+
+
+def _interleaved(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    channels, height, width = shape
+    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
+
+
+# -- colours -----------------------------------------------------------------------------------------
 
 
 def blurred(image: Image.Image, sizes: list[int], sigma: Any) -> Image.Image:
@@ -109,3 +178,6 @@ def _rgb_tables() -> list[NDArray[np.float32]]:
         weight = np.choose(number.astype(np.int64) % 6, [weights[sixth[channel]] for sixth in _SIXTHS])
         tables.append((1 - saturation * weight[:, None]).astype(np.float32).reshape(-1))
     return tables
+
+
+_FASTER: Mapping[str, Callable[..., Image.Image]] = {"gaussian_blur": blurred, "adjust_hue": hue_shifted}

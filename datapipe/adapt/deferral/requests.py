@@ -1,0 +1,78 @@
+"""Requests for the samples of a batch, and the random state in which each sample is made.
+
+That is the state of torch's default generator, Python's `random` and numpy's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.order.draws import apart, key64, mix64
+from datapipe.order.plan import Picks
+
+_PLACES = 1 << 24  # of a batch; separates the samples of a sampler's batches
+_SAMPLES = 0x5EED  # separates these draws from those of operations, whose numbers are small
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
+
+    keys: Any
+    seeds: Sequence[int] | None
+    may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def with_values(self) -> BatchRequest:
+        """Return the request for the same samples with no image left to DALI."""
+        return dataclasses.replace(self, may_be_encoded=False)
+
+
+def request_of_picks(picks: Picks, seed: int) -> BatchRequest:
+    """Return the request for a batch of positions; a sample's seed depends on its position and occurrence."""
+    return BatchRequest(
+        picks.positions.tolist(), sample_seeds(seed, picks.after.epoch, apart(picks.positions, picks.occurrences))
+    )
+
+
+def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: int) -> BatchRequest:
+    """Return the request for a batch that a batch sampler gave; a sample's seed depends on its place in the epoch."""
+    num = len(keys) if isinstance(keys, Sized) else 1
+    places = np.arange(num, dtype=np.int64) + step * _PLACES
+    return BatchRequest(keys, sample_seeds(seed ^ rank << 32, epoch, places))
+
+
+def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
+    """Return a seed per sample, from 0 to 2^63 - 1. `keys`: (n,) identify the samples of an epoch."""
+    words = mix64(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ key64(seed, epoch, _SAMPLES))
+    return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
+
+
+def reseed(seed: int) -> None:
+    """Seed torch's default CPU generator, `random` and numpy's global state."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the three states afterwards, for samples that are made in the training process."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
