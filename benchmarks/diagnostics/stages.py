@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.diagnostics.cells import COLOR, Cell
 from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
 from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
-from datapipe.diagnostics.judge.fault import Attribution
+from datapipe.diagnostics.judge.fault import Fault
 
 _PLANTED: dict[str, Stage] = {
     "read": READ,
@@ -38,9 +38,9 @@ def planted_stage(cell: Cell, waited_s: Mapping[Stage, float]) -> Stage | None:
     return CORES if waited_s.get(CORES, 0.0) > waited_s.get(stage, 0.0) else stage
 
 
-def blamed_stage(found: Attribution | None) -> Stage | None:
+def blamed_stage(found: Fault | None) -> Stage | None:
     """None: no stage was."""
-    return None if found is None or found.stage is None else (found.stage, found.name)
+    return None if found is None or found.fault is None else (found.fault, found.detail)
 
 
 def in_short(stage: Stage | None) -> str:

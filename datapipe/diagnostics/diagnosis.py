@@ -15,7 +15,6 @@ from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
 from datapipe.diagnostics.document import (
     Document,
-    Fault,
     LeftOut,
     LoaderRow,
     Outlook,
@@ -23,10 +22,8 @@ from datapipe.diagnostics.document import (
     Remedies,
     RunTime,
     Saving,
-    StageOfWait,
 )
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.judge.fault import Attribution
 from datapipe.diagnostics.judge.figures import figures_of
 from datapipe.diagnostics.judge.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
 from datapipe.diagnostics.measure.recorded import Process
@@ -93,7 +90,7 @@ def diagnose(
         clock="cuda" if worst is not None and worst.figures.basis == "device" else "host",
         verdict=verdict,
         ranks=tuple(_rank_result(one) for one in found),
-        attribution=None if worst is None or worst.attribution is None else fault_of(worst.attribution),
+        attribution=None if worst is None else worst.attribution,
         why_no_attribution=worst.why_no_attribution if worst else ranked.reason,
         remedies=remedies,
         why_no_remedies=why,
@@ -117,28 +114,6 @@ def _of_slowest(worst: Analysis) -> dict[str, Any]:
         "syncs": dict(process.context.syncs),
         "environment": dict(process.environment),
     }
-
-
-def fault_of(found: Attribution) -> Fault:
-    """Return why the loop waited. Seconds and shares are of the waits in the steady state."""
-    return Fault(
-        stages=tuple(
-            StageOfWait(
-                name=share.stage,
-                detail=None if share.name is None else f"{share.stage} {share.name}",
-                wait_s=None if share.of_wait is None else share.of_wait * found.wait_s,
-                share=share.of_wait,
-                work_share=share.of_work,
-            )
-            for share in found.shares
-        ),
-        fault=found.stage,
-        detail=found.name,
-        reason=found.reason,
-        worker=found.worker,
-        wait_s=found.wait_s,
-        head_of_line_s=found.head_of_line_s,
-    )
 
 
 def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:

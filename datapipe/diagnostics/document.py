@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from datapipe.core.errors import FormatError
 from datapipe.diagnostics.account import LoaderTime
-from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
+from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.regimes import Regime
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.measure.timeline import Syncs
@@ -23,31 +24,6 @@ from datapipe.diagnostics.predict.needs import Need
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000
-
-Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # neither infinite nor NaN
-Known: TypeAlias = Number | None
-
-
-class StageOfWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage and its share of the waiting."""
-
-    name: str
-    detail: str | None = None
-    wait_s: Known = None
-    share: Known = None  # of the waiting
-    work_share: Known = None  # of the time to make and move batches, waited for or not
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why the loop waited."""
-
-    stages: tuple[StageOfWait, ...] = ()  # the largest part first
-    fault: str | None = None
-    detail: str | None = None  # the name of the transform at fault
-    reason: str = ""
-    worker: int | None = None  # the one that is much slower than the others
-    wait_s: Known = None
-    head_of_line_s: Known = None  # part of wait_s with later batches ready, but not the next
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True):

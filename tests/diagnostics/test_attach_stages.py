@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision_reference import torchvision_v2
 
 from datapipe.diagnostics.judge.attribution import attribute
-from datapipe.diagnostics.judge.fault import Attribution
+from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
 pytestmark = pytest.mark.slow
@@ -33,14 +33,14 @@ def batches_of(dataset: Any, *, num_passes: int = 1, **options: Any) -> tuple[li
         return [batch for _ in range(num_passes) for batch in loader], calls
 
 
-def fault_of(dataset: Any, **options: Any) -> Attribution:
+def fault_of(dataset: Any, **options: Any) -> Fault:
     _, calls = batches_of(dataset, **({"num_workers": 2, "multiprocessing_context": "fork"} | options))
     return attribute([profile for profile in calls.profiles if profile.step >= 2])
 
 
-def blamed(found: Attribution) -> tuple[str, str | None]:
+def blamed(found: Fault) -> tuple[str, str | None]:
     """The stage that is waited for most, leaving out waits for cores, which other processes on the machine may cause."""
-    return next((share.stage, share.name) for share in found.shares if share.stage != "cores")
+    return next((stage.name, stage.transform) for stage in found.stages if stage.name != "cores")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -112,14 +112,14 @@ def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
     found = fault_of(dataset, **options, **context, num_workers=num_workers)
     assert blamed(found) == expected, found
     assert found.worker is None
-    assert sum(share.of_wait or 0 for share in found.shares) == pytest.approx(1)
-    assert sum(share.of_work or 0 for share in found.shares) == pytest.approx(1)
+    assert sum(stage.share or 0 for stage in found.stages) == pytest.approx(1)
+    assert sum(stage.work_share or 0 for stage in found.stages) == pytest.approx(1)
 
 
 @timed
 def test_busy_getitem_is_told_from_a_waiting_one() -> None:
     found = fault_of(data.Busy(num=32), num_workers=1, batch_size=4)
-    shares = {share.stage: share.of_work or 0 for share in found.shares}
+    shares = {stage.name: stage.work_share or 0 for stage in found.stages}
     assert shares["decode"] > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
 
 

@@ -96,7 +96,7 @@ def test_the_bracket_agrees_with_a_device_in_real_time(cell: Cell) -> None:
     if cell.stall_ms:
         assert logged > 0.0005
         assert len(run.process.profiles) == 60
-        assert attribute(run.process.profiles[2:]).stage == "read"
+        assert attribute(run.process.profiles[2:]).fault == "read"
         assert judge(figures_of(run.steps, num_workers=cell.num_workers)).kind in (VerdictKind.DATA_BOUND, VerdictKind.NOT_ENOUGH)
 
 

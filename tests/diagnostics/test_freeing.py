@@ -58,8 +58,8 @@ def test_it_is_part_of_the_share_but_does_not_delay_a_busy_worker() -> None:
     assert shares[1] is not None
     assert shares[1].value > shares[0].value + 0.1
     assert with_it.attribution is not None
-    assert with_it.attribution.stage == "decode"
-    assert sum(one.of_wait or 0.0 for one in with_it.attribution.shares if one.stage == "transfer") < 0.01
+    assert with_it.attribution.fault == "decode"
+    assert sum(one.share or 0.0 for one in with_it.attribution.stages if one.name == "transfer") < 0.01
 
 
 def test_a_devices_time_is_left_alone() -> None:

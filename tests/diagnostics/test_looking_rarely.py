@@ -39,10 +39,10 @@ def test_waiting_for_the_others_is_like_that_for_those() -> None:
     found = process(make_s=0.03, work_s=0.005, cpu=0.2)
     waits = [(one.asked_ns, one.taken_ns) for one in found.profiles]
     whole, part = attribute(found.profiles, waits), attribute(found.profiles[::8], waits)
-    assert part.stage == whole.stage == "read"
+    assert part.fault == whole.fault == "read"
     assert part.wait_s == pytest.approx(whole.wait_s, rel=0.15)  # but for those after the last profile
-    assert {share.stage: share.of_wait for share in part.shares} == pytest.approx(
-        {share.stage: share.of_wait for share in whole.shares}, abs=0.05
+    assert {stage.name: stage.share for stage in part.stages} == pytest.approx(
+        {stage.name: stage.share for stage in whole.stages}, abs=0.05
     )
     late = [replace(one, asked_ns=one.asked_ns + 10**12, taken_ns=one.taken_ns + 10**12) for one in found.profiles]
-    assert attribute(late, waits).stage is None
+    assert attribute(late, waits).fault is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnosis_processes import process
 
-from datapipe.diagnostics.judge.fault import Attribution, StageShare
+from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for, situation_of
 from datapipe.diagnostics.predict.needs import needs_of
 from datapipe.diagnostics.predict.replay import Setup
@@ -19,10 +19,13 @@ def workload(*, made_s: float, delivered_s: float = 5e-5, work_s: float = 0.010,
     return Workload(np.full(200, made_s), None, np.array([delivered_s]), 0.1 * used, used, np.zeros(200, bool), setup)
 
 
-def attribution(*shares: tuple[str, str | None, float, float]) -> Attribution:
-    """`shares`: stage, name, of the wait, of the work."""
-    rows = tuple(StageShare(*share) for share in shares)
-    return Attribution("decode", None, None, 1.0, None, 200, rows, "")
+def attribution(*shares: tuple[str, str | None, float, float]) -> Fault:
+    """`shares`: stage, transform, of the wait, of the work."""
+    rows = [
+        StageOfWait(name=name, detail=None if transform is None else f"{name} {transform}", share=share, work_share=work_share)
+        for name, transform, share, work_share in shares
+    ]
+    return Fault(stages=tuple(rows), fault="decode", wait_s=1.0)
 
 
 def test_a_stage_that_is_most_of_the_making() -> None:

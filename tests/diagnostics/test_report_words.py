@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_documents import HOSTILE, document
 
-from datapipe.diagnostics.document import Fault, Span, StageOfWait, read_document
+from datapipe.diagnostics.document import Span, read_document
 from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.drawings import Axis, ticks
 from datapipe.diagnostics.report.trace import lanes_of

@@ -193,7 +193,7 @@ def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> N
         events: list[StageEvent] = []
         loader.observe(events.append)
         copies(loader)
-        return attribute_events(events).stage, {event.stage.value for event in events}
+        return attribute_events([events]).fault, {event.stage.value for event in events}
 
     store.weather.latency_s = 0.2
     fault, stages = fault_of(open_remote())

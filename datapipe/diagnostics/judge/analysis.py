@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.judge.attribution import Wait, attribute, attribute_events
-from datapipe.diagnostics.judge.fault import Attribution, joined
+from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.figures import Figures, data_times, figures_of
 from datapipe.diagnostics.judge.freeing import with_freeing
 from datapipe.diagnostics.judge.regimes import Regime, of_latest, of_training, regimes_of
@@ -39,7 +39,7 @@ class Analysis:
     of_loader: Figures  # of that loader's steps only, if there are several loaders
     profiles: tuple[BatchProfile, ...]  # of that loader's training passes
     events: tuple[StageEvent, ...]
-    attribution: Attribution | None
+    attribution: Fault | None
     why_no_attribution: str | None
     others_wait_s: NDArray[np.float64]  # (steps,) waiting for loaders that are read in turn with the judged one
     others: tuple[int, ...] = ()  # those loaders
@@ -93,7 +93,7 @@ def analyze(process: Process, *, site: str | None = None) -> Analysis:
     elif profiles:
         attribution = attribute(profiles, waits)
     elif events:
-        attribution = joined([attribute_events(of_pass) for of_pass in _by_pass(raw, events, waits)])
+        attribution = attribute_events(_by_pass(raw, events, waits))
     else:
         why = f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
     others = tuple(key for key in in_turn.loaders if key != loader.key)

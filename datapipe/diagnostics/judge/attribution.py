@@ -13,14 +13,14 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.judge.breakdown import Breakdown, Parts, SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.judge.breakdown import Stage as StageKey
-from datapipe.diagnostics.judge.fault import IDLE, STARTUP, Attribution, find_fault, in_words, shares_of
+from datapipe.diagnostics.judge.fault import IDLE, STARTUP, Fault, fault_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock
@@ -33,7 +33,7 @@ _MOST = 0.5
 _DATASET, _COLLATE, _MAKING, _CYCLE = "dataset", "collate", "making", "cycle"
 
 
-def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Attribution:
+def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Fault:
     """Return why a consumer waited for these batches, of one loader.
 
     `waits`: the consumer's, if they are known better than from the profiles, or if only some are to be explained (those of
@@ -66,22 +66,13 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
         layers = [way, made_by[key].during(*wait)]
         for what, charged_ns in charge(*wait, layers, rest).items():
             _expand(wait_ns, what, charged_ns, breakdown)
-    shares = shares_of(wait_ns, _work_ns(profiles, breakdown))
-    kind, name, share = find_fault(shares)
-    worker = _slow_worker(profiles, waited_for)
-    total_ns = sum(wait_ns.values())
-    head_of_line_ns = _head_of_line_ns(profiles, waited_for)
-    blocked = None if head_of_line_ns is None or not total_ns else head_of_line_ns / total_ns
-    scale = all_ns / total_ns if total_ns else 1.0
-    return Attribution(
-        stage=kind,
-        name=name,
-        worker=worker,
-        wait_s=total_ns * scale * 1e-9,
-        head_of_line_s=None if head_of_line_ns is None else head_of_line_ns * scale * 1e-9,
-        num_batches=len(profiles),
-        shares=shares,
-        reason=in_words(kind, name, share, worker=worker, head_of_line=blocked),
+    total_ns, head_of_line_ns = sum(wait_ns.values()), _head_of_line_ns(profiles, waited_for)
+    return fault_of(
+        wait_ns,
+        _work_ns(profiles, breakdown),
+        wait_s=(all_ns if total_ns else 0) * 1e-9,
+        worker=_slow_worker(profiles, waited_for),
+        head_of_line=None if head_of_line_ns is None else head_of_line_ns / (total_ns or 1),
     )
 
 
@@ -219,39 +210,28 @@ def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tupl
     return total
 
 
-def attribute_events(events: Sequence[StageEvent]) -> Attribution:
-    """Return why the consumer of one pass waited.
+def attribute_events(passes: Iterable[Sequence[StageEvent]]) -> Fault:
+    """Return why the consumer of these passes over a datapipe loader waited.
 
     A wait is charged to the work on the awaited batch, in equal parts if several blocks were in progress at once. If there
     was none, it is charged to the threads' work on other batches at that time.
     """
-    waits = [event for event in events if event.stage is Stage.WAIT]
-    work = [event for event in events if event.stage is not Stage.WAIT and event.duration_ns > 0]
-    of_step: defaultdict[int, list[WorkSpan]] = defaultdict(list)
-    work_ns: defaultdict[StageKey, float] = defaultdict(float)
-    for event in work:
-        of_step[event.step].append(_span(event))
-        work_ns[event.stage.value, None] += event.duration_ns
-    of_all = SpanIndex(_span(event) for event in work)
     wait_ns: defaultdict[StageKey, float] = defaultdict(float)
-    for wait in waits:
-        start_ns, end_ns = wait.start_ns, wait.start_ns + wait.duration_ns
-        layers = [of_step[wait.step], of_all.during(start_ns, end_ns)]
-        for what, charged_ns in charge(start_ns, end_ns, layers, IDLE).items():
-            assert isinstance(what, tuple)
-            wait_ns[what[0], what[1]] += charged_ns
-    shares = shares_of(wait_ns, work_ns)
-    kind, name, share = find_fault(shares)
-    return Attribution(
-        stage=kind,
-        name=name,
-        worker=None,
-        wait_s=sum(wait_ns.values()) * 1e-9,
-        head_of_line_s=None,
-        num_batches=len(waits),
-        shares=shares,
-        reason=in_words(kind, name, share, worker=None, head_of_line=None),
-    )
+    work_ns: defaultdict[StageKey, float] = defaultdict(float)
+    for events in passes:
+        work = [event for event in events if event.stage is not Stage.WAIT and event.duration_ns > 0]
+        of_step: defaultdict[int, list[WorkSpan]] = defaultdict(list)
+        for event in work:
+            of_step[event.step].append(_span(event))
+            work_ns[event.stage.value, None] += event.duration_ns
+        of_all = SpanIndex(_span(event) for event in work)
+        for wait in (event for event in events if event.stage is Stage.WAIT):
+            start_ns, end_ns = wait.start_ns, wait.start_ns + wait.duration_ns
+            layers = [of_step[wait.step], of_all.during(start_ns, end_ns)]
+            for what, charged_ns in charge(start_ns, end_ns, layers, IDLE).items():
+                assert isinstance(what, tuple)
+                wait_ns[what[0], what[1]] += charged_ns
+    return fault_of(wait_ns, work_ns, wait_s=sum(wait_ns.values()) * 1e-9)
 
 
 def _span(event: StageEvent) -> WorkSpan:

@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # in documents: neither infinite nor NaN
+Known: TypeAlias = Number | None  # None: not measured
 
 _NUM_REPLICATES = 1000
 _MAX_BLOCKS = 2048

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+import msgspec
+
+from datapipe.diagnostics.judge.bootstrap import Known
 from datapipe.diagnostics.judge.breakdown import Stage
 
 STARTUP: Stage = ("startup", None)
@@ -30,95 +32,94 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StageShare:
-    """The shares of one stage, out of all stages, over which they add up to 1; None: there was nothing to share."""
+class StageOfWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage and its share of the waiting."""
 
-    stage: str  # one of MEANINGS
-    name: str | None  # of a transform
-    of_wait: float | None  # of the time the consumer waited: decides the fault
-    of_work: float | None  # of the time that making and moving batches took, waited for or not
+    name: str  # one of MEANINGS
+    detail: str | None = None  # with the name of the transform
+    wait_s: Known = None
+    share: Known = None  # of the waiting: decides the fault. Those of all stages add up to 1; None: nothing was waited for
+    work_share: Known = None  # of the time to make and move batches, waited for or not
 
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """The reason why a consumer waited."""
-
-    stage: str | None  # the stage at fault; None: there was no waiting
-    name: str | None  # of the transform, if the stage is transforms
-    worker: int | None  # the one most at fault; None: no worker is
-    wait_s: float
-    head_of_line_s: float | None  # part of wait_s with later batches ready, but not the next; None: does not apply
-    num_batches: int
-    shares: tuple[StageShare, ...]  # the largest part of the wait first
-    reason: str
+    @property
+    def transform(self) -> str | None:
+        """The name of the transform, if the stage is one."""
+        return None if self.detail is None else self.detail.removeprefix(f"{self.name} ")
 
 
-def shares_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float]) -> tuple[StageShare, ...]:
-    """Return the shares of waiting and of work, stage by stage."""
-    all_wait, all_work = sum(wait_ns.values()), sum(work_ns.values())
-    shares = [
-        StageShare(
-            stage,
-            name,
-            wait_ns.get((stage, name), 0.0) / all_wait if all_wait else None,
-            work_ns.get((stage, name), 0.0) / all_work if all_work else None,
-        )
-        for stage, name in {**wait_ns, **work_ns}
-    ]
-    kept = [share for share in shares if share.of_wait or share.of_work]
-    return tuple(sorted(kept, key=lambda share: (-(share.of_wait or 0), -(share.of_work or 0), share.stage, share.name or "")))
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """The reason why the loop waited."""
+
+    stages: tuple[StageOfWait, ...] = ()  # the largest part first
+    fault: str | None = None  # the stage at fault; None: there was no waiting
+    detail: str | None = None  # the name of the transform at fault
+    reason: str = ""
+    worker: int | None = None  # the one that is much slower than the others
+    wait_s: Known = None
+    head_of_line_s: Known = None  # part of wait_s with later batches ready, but not the next; None: does not apply
 
 
-def joined(parts: Sequence[Attribution]) -> Attribution | None:
-    """Join attributions of one loader, weighted by their waits; None for none. No worker is blamed."""
-    if not parts:
-        return None
-    wait_ns: defaultdict[Stage, float] = defaultdict(float)
-    work: defaultdict[Stage, float] = defaultdict(float)
-    for part in parts:
-        for one in part.shares:
-            wait_ns[one.stage, one.name] += (one.of_wait or 0.0) * part.wait_s * 1e9
-            work[one.stage, one.name] += (one.of_work or 0.0) * part.num_batches
-    shares = shares_of(wait_ns, work)
-    kind, name, share = find_fault(shares)
-    blocked = [part.head_of_line_s for part in parts if part.head_of_line_s is not None]
-    wait_s = sum(part.wait_s for part in parts)
-    return Attribution(
-        stage=kind,
-        name=name,
-        worker=None,
+def fault_of(
+    wait_ns: Mapping[Stage, float],
+    work_ns: Mapping[Stage, float],
+    *,
+    wait_s: float,
+    worker: int | None = None,
+    head_of_line: float | None = None,
+) -> Fault:
+    """Return the fault, from the waiting and the work by stage.
+
+    `wait_s`: all waiting, also that which `wait_ns` has no stage for. `head_of_line`: a share of it.
+    """
+    stages = _stages_of(wait_ns, work_ns, wait_s)
+    kind, transform, share = _find_fault(stages)
+    return Fault(
+        stages=stages,
+        fault=kind,
+        detail=transform,
+        reason=_in_words(kind, transform, share, worker=worker, head_of_line=head_of_line),
+        worker=worker,
         wait_s=wait_s,
-        head_of_line_s=sum(blocked) if blocked else None,
-        num_batches=sum(part.num_batches for part in parts),
-        shares=shares,
-        reason=in_words(kind, name, share, worker=None, head_of_line=sum(blocked) / wait_s if blocked and wait_s else None),
+        head_of_line_s=None if head_of_line is None else head_of_line * wait_s,
     )
 
 
-def find_fault(shares: tuple[StageShare, ...]) -> tuple[str | None, str | None, float]:
+def _stages_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float], wait_s: float) -> tuple[StageOfWait, ...]:
+    all_wait, all_work = sum(wait_ns.values()), sum(work_ns.values())
+    stages = []
+    for stage in {**wait_ns, **work_ns}:
+        share = wait_ns.get(stage, 0.0) / all_wait if all_wait else None
+        work_share = work_ns.get(stage, 0.0) / all_work if all_work else None
+        if share or work_share:
+            detail = None if stage[1] is None else " ".join(filter(None, stage))
+            part_s = None if share is None else share * wait_s
+            stages.append(StageOfWait(name=stage[0], detail=detail, wait_s=part_s, share=share, work_share=work_share))
+    return tuple(sorted(stages, key=lambda one: (-(one.share or 0), -(one.work_share or 0), one.name, one.detail or "")))
+
+
+def _find_fault(stages: tuple[StageOfWait, ...]) -> tuple[str | None, str | None, float]:
     """Return the kind of stage with most of the wait, the transform with most of that, and the share.
 
     Starting up counts only if there is little else: it happens once.
     """
     by_kind: defaultdict[str, float] = defaultdict(float)
-    for share in shares:
-        by_kind[share.stage] += share.of_wait or 0.0
+    for stage in stages:
+        by_kind[stage.name] += stage.share or 0.0
     if not any(by_kind.values()):
         return None, None, 0.0
     rest = {kind: value for kind, value in by_kind.items() if kind != STARTUP[0]}
     if sum(rest.values()) < _NEGLIGIBLE:
         return STARTUP[0], None, by_kind[STARTUP[0]]
     kind = max(rest, key=lambda kind: rest[kind])
-    names = [share for share in shares if share.stage == kind and share.name is not None]
-    return kind, names[0].name if names else None, rest[kind]
+    transform = next((stage.transform for stage in stages if stage.name == kind and stage.detail is not None), None)
+    return kind, transform, rest[kind]
 
 
-def in_words(kind: str | None, name: str | None, share: float, *, worker: int | None, head_of_line: float | None) -> str:
+def _in_words(kind: str | None, transform: str | None, share: float, *, worker: int | None, head_of_line: float | None) -> str:
     """Return the reason in one or two sentences."""
     if kind is None:
         return "no time was spent waiting for batches"
-    what = MEANINGS[kind] + (f", most of it {name}" if name else "")
+    what = MEANINGS[kind] + (f", most of it {transform}" if transform else "")
     sentences = [f"{share:.0%} of the waiting is {what}."]
     if worker is not None:
         sentences.append(f"Worker {worker} is much slower than the others, and most of the waiting is for its batches.")

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from datapipe.diagnostics.judge.fault import Attribution
+from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.judge.verdict import MODERATE
 from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for
 from datapipe.diagnostics.predict.replay import replay
@@ -40,7 +40,7 @@ class Need:
 
 def needs_of(
     workload: Workload,
-    attribution: Attribution,
+    fault: Fault,
     places: Mapping[str, str],
     *,
     situation: LoaderSituation | None = None,
@@ -51,20 +51,20 @@ def needs_of(
     `places`: the user's code by "dataset", "collate", "sampler" and names of transforms. `scale`: measured over replayed
     step, by which times are multiplied.
     """
-    shares = {share: value for share in attribution.shares if (value := share.of_work) and share.stage not in _NOT_WORK}
-    made = sum(value for share, value in shares.items() if share.stage not in _DELIVERY)
-    blamed = sorted(attribution.shares, key=lambda share: -(share.of_wait or 0.0))
-    chosen = [share for share in blamed if (share.of_wait or 0.0) >= _LEAST and share.stage not in _NOT_WORK]
+    works = {stage: value for stage in fault.stages if (value := stage.work_share) and stage.name not in _NOT_WORK}
+    made = sum(value for stage, value in works.items() if stage.name not in _DELIVERY)
+    blamed = sorted(fault.stages, key=lambda stage: -(stage.share or 0.0))
+    chosen = [stage for stage in blamed if (stage.share or 0.0) >= _LEAST and stage.name not in _NOT_WORK]
     if not chosen:  # waiting for a core means waiting for the work of others
-        chosen = sorted((share for share in shares if share.stage not in _DELIVERY), key=lambda share: -shares[share])[:1]
+        chosen = sorted((stage for stage in works if stage.name not in _DELIVERY), key=lambda stage: -works[stage])[:1]
     needs = []
     now_s, starvation_now = _replayed(workload, 0.0, 1.0)
     is_replayed = starvation_now >= MODERATE
-    for share in chosen[:_MOST]:
-        advice = advice_for(share.stage, situation or LoaderSituation())
-        need = Need(share.stage, share.name, _place(share.stage, share.name, places), None, None, advice=advice)
+    for stage in chosen[:_MOST]:
+        advice = advice_for(stage.name, situation or LoaderSituation())
+        need = Need(stage.name, stage.transform, _place(stage, places), None, None, advice=advice)
         if is_replayed:
-            part = None if share.stage in _DELIVERY else (share.of_work or 0.0) / made if made else 0.0
+            part = None if stage.name in _DELIVERY else (stage.work_share or 0.0) / made if made else 0.0
             step_s, starvation = _replayed(workload, part, 0.0)
             times = _times_faster(workload, part) if starvation < MODERATE else None
             gain = max(0.0, 1 - step_s / now_s)
@@ -94,7 +94,5 @@ def _replayed(workload: Workload, part: float | None, left: float) -> tuple[floa
     return float(found.step_s[0]), float(found.starvation[0])
 
 
-def _place(stage: str, name: str | None, places: Mapping[str, str]) -> str | None:
-    if stage in ("read", "decode"):
-        return places.get("dataset")
-    return places.get(f"transform {name}") if stage == "transform" else places.get(stage)
+def _place(stage: StageOfWait, places: Mapping[str, str]) -> str | None:
+    return places.get("dataset" if stage.name in ("read", "decode") else stage.detail or stage.name)
