@@ -85,7 +85,7 @@ def find(cell: Cell, runs: Sequence[Run]) -> Finding:
     run = runs[0]
     examined = [analyze(one.process) for one in runs]
     verdicts = [one.verdict for one in examined]
-    slow_rank = judge_ranks(verdicts).rank
+    slow_rank, _ = judge_ranks(verdicts)
     chosen = examined[0].steady
     measured = run.steps["gap_s"] + np.nan_to_num(run.steps["copy_s"])
     return Finding(

@@ -20,7 +20,7 @@ def with_applied(document: Document, chosen: Outlook, found: Sequence[Analysis],
     reason = None if exit_code == 0 else f"the script ended with status {exit_code}"
     measured_s, starvation, troubles = None, None, list[str]()
     if found:
-        figures = found[judge_ranks([one.verdict for one in found]).rank].of_loader
+        figures = found[judge_ranks([one.verdict for one in found])[0]].of_loader
         measured_s = figures.step_s if figures.is_settled else None
         starvation = figures.starvation
         reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ from datapipe.diagnostics.document import (
 )
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
 from datapipe.diagnostics.judge.figures import figures_of
-from datapipe.diagnostics.judge.verdict import RankedVerdict, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge_ranks
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP, Context
 from datapipe.diagnostics.measure.watching import LoaderFacts
@@ -75,23 +74,22 @@ def diagnose(
     If data is waited for, `try_out` is called with the slowest rank and measures the available remedies.
     """
     found = [analyze(process) for process in processes]
-    ranked = (
-        judge_ranks([one.verdict for one in found]) if found else RankedVerdict(0, _unmeasured(), (None,), _unmeasured().reason)
-    )
-    worst = found[ranked.rank] if found else None
+    worst, verdict = None, _unmeasured()
+    if found:
+        place, verdict = judge_ranks([one.verdict for one in found], [one.process.rank for one in found])
+        worst = found[place]
     notes = [*troubles, *(f"rank {one.process.rank}: {text}" for one in found for text in one.process.troubles)]
-    remedies, why, candidates = _remedies(worst, ranked, try_out)
-    verdict = dataclasses.replace(ranked.verdict, reason=ranked.reason, rank=worst.process.rank if worst else None)
+    remedies, why, candidates = _remedies(worst, try_out)
     document = Document(
         command=command.argv,
         exit_code=command.exit_code,
         started_at=command.started_at,
         duration_s=command.duration_s,
-        clock="cuda" if worst is not None and worst.figures.basis == "device" else "host",
+        clock="cuda" if verdict.is_device else "host",
         verdict=verdict,
         ranks=tuple(_rank_result(one) for one in found),
-        attribution=None if worst is None else worst.attribution,
-        why_no_attribution=worst.why_no_attribution if worst else ranked.reason,
+        attribution=worst.attribution if worst else None,
+        why_no_attribution=worst.why_no_attribution if worst else verdict.reason,
         remedies=remedies,
         why_no_remedies=why,
         left_out=tuple(LeftOut(name=name, reason=reason) for name, reason in candidates.left_out.items()),
@@ -116,14 +114,14 @@ def _of_slowest(worst: Analysis) -> dict[str, Any]:
     }
 
 
-def _remedies(worst: Analysis | None, ranked: RankedVerdict, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
-    nothing = Candidates()
-    if worst is None or ranked.verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
-        return None, f"{ranked.verdict.kind.value}: {ranked.verdict.reason}", nothing
+def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
+    verdict, nothing = worst.verdict if worst else _unmeasured(), Candidates()
+    if worst is None or verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
+        return None, f"{verdict.kind.value}: {verdict.reason}", nothing
     workload = workload_from(worst)
     if isinstance(workload, str):
         return None, workload, nothing
-    starved = ranked.verdict.severity != "fine"
+    starved = verdict.severity != "fine"
     trials = try_out(worst) if starved else Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
     candidates = candidates_for(worst, workload, trials)
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)

@@ -15,7 +15,7 @@ from datapipe.core.errors import FormatError
 from datapipe.diagnostics.account import LoaderTime
 from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
 from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.judge.regimes import Regime
+from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.measure.timeline import Syncs
 from datapipe.diagnostics.predict.contention import Contention

@@ -282,8 +282,7 @@ def compute_bound() -> dict[str, Any]:
 def two_ranks() -> dict[str, Any]:
     found = starved(gap_s=0.026)
     verdicts = [judge(figures_of(steps_of(480, gap_s), num_workers=2)) for gap_s in (0.0008, 0.026)]
-    ranked = judge_ranks(verdicts)
-    found["verdict"] = {**json_of(ranked.verdict), "reason": ranked.reason, "rank": ranked.rank}
+    found["verdict"] = json_of(judge_ranks(verdicts)[1])
     found["ranks"] = [
         {"rank": rank, "pid": 4711 + rank, "verdict": json_of(verdict), "num_steps": 480} for rank, verdict in enumerate(verdicts)
     ]

@@ -11,8 +11,8 @@ import pytest
 from diagnosis_processes import process
 
 from datapipe.diagnostics.attach.passes import OpenPass
+from datapipe.diagnostics.judge.adjusting import with_freeing
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.freeing import with_freeing
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.watching import LoaderFacts, Watch
 from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, BatchProfile, Making, Passage

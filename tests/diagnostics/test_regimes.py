@@ -9,7 +9,7 @@ import pytest
 from diagnosis_processes import process
 
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.regimes import of_latest, regimes_of
+from datapipe.diagnostics.judge.steady import of_latest, regimes_of
 from datapipe.diagnostics.measure.recorded import Process
 
 

@@ -130,13 +130,21 @@ def test_a_loader_read_by_another_thread_is_not_judged() -> None:
 def test_the_slowest_rank_decides() -> None:
     fast = judge(figures_of(steps_of()))
     slow = judge(figures_of(steps_of(gap_s=0.010, host_wait_s=0.010)))
-    ranked = judge_ranks([fast, fast, slow, fast])
-    assert (ranked.rank, ranked.verdict) == (2, slow)
-    assert "rank 2 alone" in ranked.reason
-    assert "alone" not in judge_ranks([slow, slow]).reason
-    assert judge_ranks([fast]).reason == fast.reason
+    place, verdict = judge_ranks([fast, fast, slow, fast])
+    assert (place, verdict.rank, verdict.figures) == (2, 2, slow.figures)
+    assert "rank 2 alone" in verdict.reason
+    assert "alone" not in judge_ranks([slow, slow])[1].reason
+    assert judge_ranks([fast]) == (0, replace(fast, rank=0))
     unknown = judge(figures_of(steps_of(3)))
-    assert judge_ranks([unknown, slow]).rank == 1
+    assert judge_ranks([unknown, slow])[0] == 1
+
+
+def test_ranks_of_one_machine_of_several_keep_their_numbers() -> None:
+    fast = judge(figures_of(steps_of()))
+    slow = judge(figures_of(steps_of(gap_s=0.010, host_wait_s=0.010)))
+    place, verdict = judge_ranks([fast, slow], [6, 7])
+    assert (place, verdict.rank) == (1, 7)
+    assert "rank 7 alone" in verdict.reason
 
 
 def test_accumulation_is_told() -> None:

@@ -9,8 +9,8 @@ import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
 from datapipe.diagnostics.diagnosis import diagnose
+from datapipe.diagnostics.judge.adjusting import join_zipped
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.zipped import join_zipped
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.measured_workload import supply_s

@@ -9,21 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.diagnostics.judge.adjusting import join_zipped, with_freeing
 from datapipe.diagnostics.judge.attribution import Wait, attribute, attribute_events
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.figures import Figures, data_times, figures_of
-from datapipe.diagnostics.judge.freeing import with_freeing
-from datapipe.diagnostics.judge.regimes import Regime, of_latest, of_training, regimes_of
-from datapipe.diagnostics.judge.steady import MIN_STEPS, find_steady
+from datapipe.diagnostics.judge.steady import MIN_STEPS, Regime, find_steady, of_latest, of_training, regimes_of
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge
-from datapipe.diagnostics.judge.zipped import join_zipped
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import Steps
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The result of analyzing one process's steps."""
 
@@ -34,87 +32,74 @@ class Analysis:
     steps: Steps  # the judged steps: if passes differ in level, only those of the latest level
     steady: NDArray[np.bool_]  # (n,) mask over all the process's steps,
     steady_rows: NDArray[np.bool_]  # and over those that were recorded
-    regimes: tuple[Regime, ...]  # of the judged loader; one if its passes are alike
-    loader: LoaderFacts | None  # the one that the training waits for most; None: there was no training
-    of_loader: Figures  # of that loader's steps only, if there are several loaders
-    profiles: tuple[BatchProfile, ...]  # of that loader's training passes
-    events: tuple[StageEvent, ...]
-    attribution: Fault | None
-    why_no_attribution: str | None
     others_wait_s: NDArray[np.float64]  # (steps,) waiting for loaders that are read in turn with the judged one
     others: tuple[int, ...] = ()  # those loaders
+    loader: LoaderFacts | None = None  # the judged one, that the training waits for most; None: there was no training
+    of_loader: Figures  # of that loader's steps only, if there are several loaders
+    regimes: tuple[Regime, ...] = ()  # of that loader; one if its passes are alike
+    profiles: tuple[BatchProfile, ...] = ()  # of that loader's training passes
+    events: tuple[StageEvent, ...] = ()
+    attribution: Fault | None = None
+    why_no_attribution: str | None = None
 
 
 def analyze(process: Process, *, site: str | None = None) -> Analysis:
     """Analyze a process. Pure. `site`: judge the loader created there, if any, else the one most waited for."""
-    made_there = [facts for facts in process.loaders.values() if site is not None and facts.site == site]
+    made_there = next((facts for facts in process.loaders.values() if site is not None and facts.site == site), None)
     recorded = with_freeing(process)
-    in_turn = join_zipped(recorded.steps, prefers=made_there[0].key if made_there else None)
+    in_turn = join_zipped(recorded.steps, prefers=made_there.key if made_there else None)
     process = replace(recorded, steps=in_turn.steps)
-    loader = made_there[0] if made_there and process.num_training_steps else main_loader(process)
+    loader = made_there if made_there and process.num_training_steps else main_loader(process)
     regimes = [] if loader is None else regimes_of(process.steps, loader.key)
     judged = np.ones(len(process.steps), np.bool_) if loader is None else of_latest(process.steps, loader.key, regimes)
-    judged_steps, steady = process.steps[judged], np.zeros(len(process.steps), np.bool_)
-    steady[judged] = find_steady(judged_steps).chosen
-    steady_rows = steady[in_turn.of_row]
-    figures = figures_of(judged_steps, num_workers=None if loader is None else loader.num_workers)
+    steps, steady = process.steps[judged], np.zeros(len(process.steps), np.bool_)
+    steady[judged] = find_steady(steps).chosen
+    figures = figures_of(steps, num_workers=None if loader is None else loader.num_workers)
     verdict = judge(figures, process.context)
     if not process.num_training_steps:
         verdict = replace(verdict, kind=VerdictKind.NOT_MEASURED, reason="no loader was iterated with gradients enabled")
-    others_s = in_turn.others_wait_s[judged]
-    if loader is None:
-        none = "there was no training"
-        return Analysis(
-            process,
-            recorded,
-            figures,
-            verdict,
-            judged_steps,
-            steady,
-            steady_rows,
-            (),
-            None,
-            figures,
-            (),
-            (),
-            None,
-            none,
-            others_s,
-        )
-    own = judged_steps[judged_steps["loader"] == loader.key]
-    of_loader = figures if len(own) == len(judged_steps) else figures_of(own, num_workers=loader.num_workers)
-    raw = recorded.steps[judged[in_turn.of_row] & of_training(recorded.steps, loader.key)]
-    profiles = tuple(_within(raw, [one for one in recorded.profiles if one.loader == loader.key]))
-    events = tuple(event for key, event in process.events if key == loader.key)
-    waits = steady_waits(recorded.steps[steady_rows & (recorded.steps["loader"] == loader.key)], figures)
-    attribution, why = None, None
-    if not waits:
-        why = "the steady state has no waiting" if steady.any() else "the run reached no steady state"
-    elif profiles:
-        attribution = attribute(profiles, waits)
-    elif events:
-        attribution = attribute_events(_by_pass(raw, events, waits))
-    else:
-        why = f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
-    others = tuple(key for key in in_turn.loaders if key != loader.key)
-    return Analysis(
-        process,
-        recorded,
-        figures,
-        verdict,
-        judged_steps,
-        steady,
-        steady_rows,
-        tuple(regimes),
-        loader,
-        of_loader,
-        profiles,
-        events,
-        attribution,
-        why,
-        others_s,
-        others,
+    found = Analysis(
+        process=process,
+        recorded=recorded,
+        figures=figures,
+        verdict=verdict,
+        steps=steps,
+        steady=steady,
+        steady_rows=steady[in_turn.of_row],
+        others_wait_s=in_turn.others_wait_s[judged],
+        of_loader=figures,
+        regimes=tuple(regimes),
+        why_no_attribution="there was no training",
     )
+    if loader is None:
+        return found
+    own = steps[steps["loader"] == loader.key]
+    raw = recorded.steps[judged[in_turn.of_row] & of_training(recorded.steps, loader.key)]
+    found = replace(
+        found,
+        loader=loader,
+        others=tuple(key for key in in_turn.loaders if key != loader.key),
+        of_loader=figures if len(own) == len(steps) else figures_of(own, num_workers=loader.num_workers),
+        profiles=tuple(_within(raw, [one for one in recorded.profiles if one.loader == loader.key])),
+        events=tuple(event for key, event in process.events if key == loader.key),
+    )
+    attribution = _attributed(found, loader, raw)
+    if isinstance(attribution, str):
+        return replace(found, why_no_attribution=attribution)
+    return replace(found, attribution=attribution, why_no_attribution=None)
+
+
+def _attributed(found: Analysis, loader: LoaderFacts, raw: Steps) -> Fault | str:
+    """Return why the training waited for the loader, or why that is unknown. `raw`: the loader's judged training rows."""
+    rows = found.recorded.steps
+    waits = steady_waits(rows[found.steady_rows & (rows["loader"] == loader.key)], found.figures)
+    if not waits:
+        return "the steady state has no waiting" if found.steady.any() else "the run reached no steady state"
+    if found.profiles:
+        return attribute(found.profiles, waits)
+    if found.events:
+        return attribute_events(_by_pass(raw, found.events, waits))
+    return f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
 
 
 def main_loader(process: Process) -> LoaderFacts | None:

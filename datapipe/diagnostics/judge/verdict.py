@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from datapipe.diagnostics.judge.bootstrap import Interval
@@ -51,16 +51,6 @@ class Verdict:
         return self.figures.basis == "device"
 
 
-@dataclass(frozen=True, slots=True)
-class RankedVerdict:
-    """The verdict on all ranks: that of the slowest one, for which the others wait in their collectives."""
-
-    rank: int
-    verdict: Verdict
-    starvation: tuple[Interval | None, ...]  # by rank
-    reason: str
-
-
 def severity_of(starvation: float) -> Severity:
     """Return the severity of a share of time spent waiting for data."""
     return "fine" if starvation < MODERATE else "moderate" if starvation < HIGH else "high"
@@ -92,22 +82,22 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
     return _other_verdict(figures, share)
 
 
-def judge_ranks(verdicts: Sequence[Verdict]) -> RankedVerdict:
-    """Return the verdict on the ranks, given in order, at least one.
+def judge_ranks(verdicts: Sequence[Verdict], ranks: Sequence[int] | None = None) -> tuple[int, Verdict]:
+    """Return the place of the slowest rank among `verdicts`, at least one, and its verdict, which counts for all.
 
     The slowest rank is the one that waits most for data: on the others its waiting appears as work, in the collectives.
+    `ranks`: their numbers; those of other machines may be missing. None: the places.
     """
-    shares = tuple(verdict.figures.starvation for verdict in verdicts)
-    rank = max(range(len(verdicts)), key=lambda one: _waited_s(verdicts[one].figures))
-    worst = verdicts[rank]
+    place = max(range(len(verdicts)), key=lambda one: _waited_s(verdicts[one].figures))
+    worst, rank = verdicts[place], place if ranks is None else ranks[place]
     reason = worst.reason
     if len(verdicts) > 1:
-        known = [share.value for share in shares if share is not None]
+        known = [share.value for verdict in verdicts if (share := verdict.starvation) is not None]
         if known and max(known) >= MODERATE and min(known) < max(known) / 2:
             reason = f"rank {rank} alone holds up the others ({min(known):.1%} on the least affected): {reason}"
         else:
             reason = f"rank {rank}, the slowest of {len(verdicts)}: {reason}"
-    return RankedVerdict(rank, worst, shares, reason)
+    return place, replace(worst, reason=reason, rank=rank)
 
 
 def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verdict:

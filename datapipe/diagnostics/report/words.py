@@ -12,7 +12,7 @@ from datetime import datetime
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RunTime, Saving
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
-from datapipe.diagnostics.judge.regimes import Regime
+from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 from datapipe.diagnostics.predict.contention import Contention
 from datapipe.diagnostics.predict.instruction import Instruction
