@@ -19,8 +19,8 @@ from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.measure.timeline import Syncs
 from datapipe.diagnostics.predict.contention import Contention
-from datapipe.diagnostics.predict.instruction import Instruction, Snippet
 from datapipe.diagnostics.predict.needs import Need
+from datapipe.diagnostics.predict.remedies import Instruction, Snippet
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

@@ -22,8 +22,7 @@ from datapipe.diagnostics.judge.figures import figures_of
 from datapipe.diagnostics.judge.verdict import judge, judge_ranks
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
-from datapipe.diagnostics.predict.instruction import Instruction, Snippet, python_call
-from datapipe.diagnostics.predict.remedies import Remedy, rank_remedies
+from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies
 from datapipe.diagnostics.predict.replay import Setup
 from datapipe.diagnostics.predict.workload import Change, Workload
 

@@ -7,8 +7,7 @@ import pytest
 from diagnosis_processes import process
 
 from datapipe.diagnostics.judge.fault import Fault, StageOfWait
-from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for, situation_of
-from datapipe.diagnostics.predict.needs import needs_of
+from datapipe.diagnostics.predict.needs import LoaderSituation, advice_for, needs_of, situation_of
 from datapipe.diagnostics.predict.replay import Setup
 from datapipe.diagnostics.predict.workload import Workload
 

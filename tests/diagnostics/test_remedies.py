@@ -13,8 +13,7 @@ from datapipe.core.errors import OptionError
 from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
-from datapipe.diagnostics.predict.instruction import Instruction, Snippet
-from datapipe.diagnostics.predict.remedies import NOTHING, RUN_TO_RUN, Remedy, rank_remedies
+from datapipe.diagnostics.predict.remedies import NOTHING, RUN_TO_RUN, Instruction, Remedy, Snippet, rank_remedies
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Change, Workload, workload_of
 

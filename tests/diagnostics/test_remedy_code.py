@@ -19,8 +19,8 @@ import datapipe
 from datapipe.cli.main import main
 from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.predict.candidates import Trials, candidates_for
-from datapipe.diagnostics.predict.instruction import Instruction
 from datapipe.diagnostics.predict.measured_workload import workload_from
+from datapipe.diagnostics.predict.remedies import Instruction
 from datapipe.diagnostics.predict.workload import Workload
 
 torchvision_v2()

@@ -17,9 +17,8 @@ from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.predict.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
-from datapipe.diagnostics.predict.instruction import Instruction, Snippet, python_call
 from datapipe.diagnostics.predict.measured_workload import MAKING
-from datapipe.diagnostics.predict.remedies import Remedy
+from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Change, Workload, production_parts
 

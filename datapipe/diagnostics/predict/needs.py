@@ -1,19 +1,22 @@
 """Estimate how much faster a stage must be for the loop to stop waiting, by replays with less of that stage.
 
-This bounds the effect of any remedy for that stage, whether or not one is known.
+This bounds the effect of any remedy for that stage, whether or not one is known. For what can only be done by hand there is
+advice: what usually makes such a stage faster.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.judge.verdict import MODERATE
-from datapipe.diagnostics.predict.advice import LoaderSituation, advice_for
 from datapipe.diagnostics.predict.replay import replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 _DELIVERY = ("transfer", "pin", "sampler")  # the training process's own work for a batch
 _NOT_WORK = ("startup", "idle", "cores")  # stages that cannot be made faster
@@ -22,6 +25,14 @@ _LEAST = 0.05  # share of waiting needed to be reported
 _NUM_STEPS, _NUM_SETTLING = 1000, 300
 _FASTEST = 64.0  # beyond that a stage counts as free
 _NUM_HALVINGS = 7
+_SMALL = 8 << 10  # bytes of a sample below which fixed costs per sample prevail
+_UINT8 = "a quarter of the bytes if the batch is float32"
+_ALWAYS = {
+    "pin": f"return uint8 from __getitem__ and convert on the device: {_UINT8}",
+    "copy": f"copy uint8 to the device and convert there: {_UINT8}",
+    "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
+    "augment": "run it on the device over the whole batch",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,24 @@ class Need:
     times_faster: float | None  # for the loop to wait less than 5%; None: speeding up this stage alone is not enough
     gain: float | None = None  # the most that any remedy for this stage can gain, as a share of the step
     advice: str | None = None  # what usually makes it faster
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSituation:
+    """What the advice depends on."""
+
+    num_workers: int = 0
+    sample_nbytes: float | None = None  # mean size of a sample in a batch; None: unknown
+    has_own_sampler: bool = False
+    workers_wait: bool = False  # for each other
+
+
+def situation_of(
+    profiles: Sequence[BatchProfile], *, num_workers: int, has_own_sampler: bool, workers_wait: bool
+) -> LoaderSituation:
+    """Return the situation of a loader. `profiles`: of its batches."""
+    sizes = [one.made.nbytes / one.made.num_samples for one in profiles if one.made.nbytes is not None and one.made.num_samples]
+    return LoaderSituation(num_workers, float(np.mean(sizes)) if sizes else None, has_own_sampler, workers_wait)
 
 
 def needs_of(
@@ -96,3 +125,31 @@ def _replayed(workload: Workload, part: float | None, left: float) -> tuple[floa
 
 def _place(stage: StageOfWait, places: Mapping[str, str]) -> str | None:
     return places.get("dataset" if stage.name in ("read", "decode") else stage.detail or stage.name)
+
+
+def advice_for(stage: str, situation: LoaderSituation) -> str | None:
+    """Return what to try for a stage at fault; None if there is no general advice."""
+    is_small = situation.sample_nbytes is not None and situation.sample_nbytes < _SMALL
+    match stage:
+        case "sampler" if situation.has_own_sampler:
+            return "draw the order of an epoch as one array (torch.randperm, torch.multinomial), and yield its values"
+        case "sampler":
+            return "return fewer, larger arrays per batch, and let go of a batch before asking for the next one"
+        case "collate" if not situation.num_workers:
+            return "collate in a worker (num_workers=1); make arrays of one shape in __getitem__, so that it is one torch.stack"
+        case "collate":
+            return "make arrays of one shape in __getitem__, so that collating is one torch.stack"
+        case "transfer" if is_small:
+            return "return fewer, larger arrays: each tensor of a batch costs a message and a file descriptor, whatever its size"
+        case "transfer":
+            return f"return uint8 from the workers and convert on the device: {_UINT8}"
+        case "read" if situation.workers_wait:
+            return "give each worker a file, connection or lock of its own; a saturated disk needs fewer bytes per sample"
+        case "read" | "decode" if is_small:
+            return "fewer, larger reads: fetch a whole batch in __getitems__, or store many samples per file (datapipe convert)"
+        case "read":
+            return "keep the data on a faster disk, or in larger files that are read in order (datapipe convert)"
+        case "decode":
+            return "store images at about the size that is trained on (datapipe convert --resize)"
+        case _:
+            return _ALWAYS.get(stage)

@@ -1,16 +1,17 @@
-"""Predict the effect of each remedy by replay, rank them, and decide if any is worth it."""
+"""Remedies and how each is carried out; predict their effect by replay, rank them, and decide if any is worth it."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.predict.instruction import Instruction
 from datapipe.diagnostics.predict.replay import Floats, Replayed, replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 
@@ -23,6 +24,45 @@ _RESOLUTION = 0.01  # share of a step: the replay's error even when it repeats e
 RUN_TO_RUN = 0.04
 _NORMAL_95 = 1.96
 WORTH_IT = 0.02  # share of a step: a smaller gain is not worth a change, however certain
+_MAX_LINE = 92  # characters of Python, so that it fits a screen
+
+Language: TypeAlias = Literal["shell", "python"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """Code to copy, in one or several lines, and nothing else."""
+
+    language: Language
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`code` in the order of use. `where`: file:line that its Python belongs to; None if unknown."""
+
+    code: tuple[Snippet, ...] = ()
+    where: str | None = None
+    note: str = ""
+
+    def sentence(self) -> str:
+        """Return the whole instruction in one line, for reading rather than copying."""
+        done = ", then ".join(" ".join(one.text.split()) for one in self.code)
+        place = f" at {self.where}" if self.where and self.code else ""
+        return "; ".join(filter(None, [done + place, self.note]))
+
+
+def python_call(function: str, *arguments: str) -> Snippet:
+    """Return a call of a function, or an assignment of its result, over as many lines as needed."""
+    lines = [f"{function}("]
+    for number, argument in enumerate(arguments, 1):
+        piece = argument + (")" if number == len(arguments) else ",")
+        spaced = piece if lines[-1].endswith("(") else f" {piece}"
+        if len(lines[-1] + spaced) > _MAX_LINE:
+            lines.append(" " * (len(function) + 1) + piece)
+        else:
+            lines[-1] += spaced
+    return Snippet("python", "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +115,6 @@ class Ranking:
         return None if self.measured_step_s is None else self.replayed_s / self.measured_step_s - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Replays:
-    """One replay per change; a change shared by several remedies is replayed once."""
-
-    workload: Workload
-    seed: int
-    done: dict[Change, Replayed] = field(default_factory=dict)
-
-    def of(self, change: Change) -> Replayed:
-        if change not in self.done:
-            course = course_of(self.workload, change, num_replicates=_NUM_REPLICATES, num_steps=_NUM_STEPS, seed=self.seed)
-            self.done[change] = replay(course, change.setup or self.workload.setup, num_settling=_NUM_SETTLING)
-        return self.done[change]
-
-    def least_s(self, now: Replayed, scale: float) -> float:
-        """Return the step below which no remedy leads, because of other loaders; at most the present one."""
-        return min(self.workload.floor_s, float(now.step_s[0]) * scale)
-
-
 def rank_remedies(
     workload: Workload, remedies: Sequence[Remedy], *, measured_step_s: float | None = None, seed: int = 0
 ) -> Ranking:
@@ -106,12 +127,18 @@ def rank_remedies(
     names = [remedy.name for remedy in remedies]
     if len(set(names)) < len(names) or NOTHING in names:
         raise OptionError(f"remedies are {', '.join(names)}; each needs a unique name, other than {NOTHING!r}")
-    replays = _Replays(workload, seed)
-    replayed_s = float(replays.of(Change()).step_s[0])
+
+    @functools.cache  # several remedies may be the same change
+    def replayed(change: Change) -> Replayed:
+        course = course_of(workload, change, num_replicates=_NUM_REPLICATES, num_steps=_NUM_STEPS, seed=seed)
+        return replay(course, change.setup or workload.setup, num_settling=_NUM_SETTLING)
+
+    replayed_s = float(replayed(Change()).step_s[0])
     scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
     doubt = max(_RESOLUTION, abs(1 / scale - 1))
-    now = _predict(Remedy(NOTHING, Change()), replays, scale, doubt)
-    predictions = [_predict(remedy, replays, scale, doubt) for remedy in remedies]
+    floor_s = min(workload.floor_s, replayed_s * scale)
+    now = _predict(Remedy(NOTHING, Change()), replayed, scale, doubt, floor_s)
+    predictions = [_predict(remedy, replayed, scale, doubt, floor_s) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.expected_s))
     worth_it = tuple(one for one in ordered if one.least_gain > 0 and one.gain.value >= max(WORTH_IT, doubt))
     best, harmless = now, [one for one in predictions if one in worth_it and not one.remedy.changes_results]
@@ -121,14 +148,17 @@ def rank_remedies(
     return Ranking(best, ordered, worth_it, now, measured_step_s, replayed_s)
 
 
-def _predict(remedy: Remedy, replays: _Replays, scale: float, doubt: float) -> Prediction:
-    """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way."""
-    now, then = replays.of(Change()), replays.of(remedy.change)
-    each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, replays.least_s(now, scale))
+def _predict(remedy: Remedy, replayed: Callable[[Change], Replayed], scale: float, doubt: float, floor_s: float) -> Prediction:
+    """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way.
+
+    `floor_s`: the step below which no remedy leads, because of other loaders.
+    """
+    now, then = replayed(Change()), replayed(remedy.change)
+    each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, floor_s)
     step_s, gain = _interval(each_s), _interval(1 - each_s / (now.step_s * scale))
     least_gain = gain.low
     if (worst_s := remedy.change.worst_stall_added_s) is not None:
-        worst = replays.of(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
+        worst = replayed(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
         step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
         gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
     step_s = _with_run_to_run(step_s, step_s.value)

@@ -10,8 +10,7 @@ from typing import TextIO
 
 from datapipe.diagnostics.document import Document, Outlook, Readable, Remedies, read_document
 from datapipe.diagnostics.judge.verdict import VerdictKind
-from datapipe.diagnostics.predict.instruction import Instruction, Snippet
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
 from datapipe.diagnostics.report import words
 
 MAX_LINES, WIDTH = 24, 100

@@ -15,8 +15,8 @@ from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 from datapipe.diagnostics.predict.contention import Contention
-from datapipe.diagnostics.predict.instruction import Instruction
 from datapipe.diagnostics.predict.needs import Need
+from datapipe.diagnostics.predict.remedies import Instruction
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "
