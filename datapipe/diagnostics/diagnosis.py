@@ -28,10 +28,11 @@ from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge_ranks
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP, Context
 from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.predict.candidates import Candidates, Trials, argument_of, candidates_for, place_of
+from datapipe.diagnostics.predict.candidates import Candidates, argument_of, candidates_for, place_of
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.needs import needs_of, situation_of
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Prediction, Ranking, rank_remedies
+from datapipe.diagnostics.trials.trying import Trials
 
 
 @dataclass(frozen=True, slots=True)

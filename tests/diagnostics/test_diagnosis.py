@@ -16,9 +16,10 @@ from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_do
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
 from datapipe.diagnostics.measure.recorded import choose_ranks
 from datapipe.diagnostics.measure.timeline import steps_as_columns, steps_from_columns
-from datapipe.diagnostics.predict.candidates import Trials, candidates_for, change_to_ours
+from datapipe.diagnostics.predict.candidates import candidates_for, change_to_ours
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.workload import Workload
+from datapipe.diagnostics.trials.trying import Trials
 
 MS = 1e-3
 

@@ -18,10 +18,11 @@ from torchvision_reference import torchvision_v2
 import datapipe
 from datapipe.cli.main import main
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.predict.candidates import Trials, candidates_for
+from datapipe.diagnostics.predict.candidates import candidates_for
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.remedies import Instruction
 from datapipe.diagnostics.predict.workload import Workload
+from datapipe.diagnostics.trials.trying import Trials
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")

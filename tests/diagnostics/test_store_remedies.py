@@ -10,10 +10,11 @@ from diagnosis_processes import process
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.predict.candidates import Trials, candidates_for, network_share
+from datapipe.diagnostics.predict.candidates import candidates_for, network_share
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.remedies import rank_remedies
 from datapipe.diagnostics.predict.workload import Workload
+from datapipe.diagnostics.trials.trying import Trials
 
 MS = 1_000_000
 

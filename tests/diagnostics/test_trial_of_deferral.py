@@ -16,11 +16,12 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.predict.candidates import Trials, candidates_for
+from datapipe.diagnostics.predict.candidates import candidates_for
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.workload import Workload, production_parts
 from datapipe.diagnostics.trials import forking
-from datapipe.diagnostics.trials.deferral import held_for_trial, try_deferral
+from datapipe.diagnostics.trials.dataset import held_for_trial, try_deferral
+from datapipe.diagnostics.trials.trying import Trials
 
 NAME = "datapipe.from_torch, the Dataset as it is"
 

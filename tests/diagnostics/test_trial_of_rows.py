@@ -12,11 +12,12 @@ from diagnosis_processes import process
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.predict.candidates import Trials, candidates_for
+from datapipe.diagnostics.predict.candidates import candidates_for
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.workload import Workload, production_parts
-from datapipe.diagnostics.trials.deferral import held_for_trial
+from datapipe.diagnostics.trials.dataset import held_for_trial
 from datapipe.diagnostics.trials.rows import table_behind, try_rows
+from datapipe.diagnostics.trials.trying import Trials
 
 NUM = 2000
 RNG = np.random.default_rng(0)

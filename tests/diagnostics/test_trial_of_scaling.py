@@ -11,7 +11,7 @@ import torch
 from fixtures import timed
 from torch.utils.data import DataLoader, Dataset
 
-from datapipe.diagnostics.trials.deferral import held_for_trial
+from datapipe.diagnostics.trials.dataset import held_for_trial
 from datapipe.diagnostics.trials.scaling import try_scaling
 
 

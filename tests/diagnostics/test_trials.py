@@ -14,8 +14,7 @@ from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 import datapipe as dp
 from datapipe.adapt.deferral.dataset import DeferringDataset
 from datapipe.diagnostics.trials.process import UnmeasurableError, num_samples_of, resized_side, trials
-from datapipe.diagnostics.trials.sample import pickled_sample, sample_of
-from datapipe.diagnostics.trials.shards import Shards
+from datapipe.diagnostics.trials.sample import Shards, pickled_sample, sample_of
 
 wds = pytest.importorskip("webdataset")
 CROP = dp.RandomResizedCrop(16)

@@ -28,8 +28,6 @@ MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
 SCHEMA = 2
 _WAITS = 0.03  # share of the loop's time below which a wait for data is none that a remedy would be looked for
-_WAITS_IN_WORKERS = 0.1  # share of the time to make a batch: less waiting does not decide how workers scale
-_MAX_LEVELS = 3  # numbers of workers that are tried besides the present one
 _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
@@ -106,7 +104,7 @@ class Recording:
         """Keep a loader for trials of its Dataset at the end."""
         try:
             from datapipe.adapt.loaders import unwrap_torch_loader
-            from datapipe.diagnostics.trials.deferral import held_for_trial
+            from datapipe.diagnostics.trials.dataset import held_for_trial
 
             held = held_for_trial(unwrap_torch_loader(loader))
         except Exception:  # what is no loader that from_torch would take
@@ -117,44 +115,18 @@ class Recording:
     def _try_dataset(self) -> None:
         """Try the Dataset of the loader that was waited for longest, if the loop waited at all."""
         held, self._held = self._held, {}
+        if not held:
+            return
+        from datapipe.diagnostics.trials.dataset import try_dataset
+
         steps = self._bracket.timeline.steps(None)
         waits = {key: float(steps["host_wait_s"][steps["loader"] == key].sum()) for key in held}
-        key = max(waits, key=waits.__getitem__, default=None)
-        if key is None or waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
+        key = max(waits, key=waits.__getitem__)
+        if waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
             return
+        made, cores = [profile.made for profile in self._profiles.get(key, ())], int(surroundings().get("cores") or 1)
         source = self._sources.setdefault(key, {"file": None, "reason": None})
-        for name, act in (("deferral", self._tried_deferral), ("scaling", self._tried_scaling)):
-            try:
-                source[name] = act(key, held[key])
-            except Exception as exc:
-                complain(f"a trial of the Dataset failed ({name})", exc)
-
-    def _tried_deferral(self, key: int, held: Any) -> dict[str, Any] | None:
-        """Return what whole batches or deferred decoding would gain; None for a Dataset that datapipe reads itself."""
-        from datapipe.diagnostics.trials.deferral import try_deferral
-        from datapipe.diagnostics.trials.rows import try_rows
-        from datapipe.diagnostics.trials.sample import is_taken_over, why_no_files
-
-        if isinstance(held, str):
-            return {"reason": held}
-        if why_no_files(held.dataset) is None or is_taken_over(held.dataset):
-            return None
-        return try_rows(held, seconds=self._tries_dataset_s) or try_deferral(held, seconds=self._tries_dataset_s)
-
-    def _tried_scaling(self, key: int, held: Any) -> dict[str, Any] | None:
-        """Return how batches wait with other numbers of workers; None if waiting is a small part of making them."""
-        from datapipe.diagnostics.predict.contention import mostly_waits, waiting_share, worker_counts
-        from datapipe.diagnostics.trials.scaling import try_scaling
-
-        if isinstance(held, str):
-            return {"reason": held}
-        made = [profile.made for profile in self._profiles.get(key, ())]
-        if not made or waiting_share(made) < _WAITS_IN_WORKERS:
-            return None
-        now = int(held.num_workers)
-        nums = worker_counts(now, int(surroundings().get("cores") or 1), waits=mostly_waits(made))
-        tried = sorted({max(1, now), *nums[-_MAX_LEVELS:]})
-        return try_scaling(held, tried, seconds=self._tries_dataset_s)
+        source.update(try_dataset(held[key], made, cores=cores, seconds=self._tries_dataset_s))
 
     def finish(self) -> None:
         """Write `process-RANK-PID.json`, and the samples next to it. Nothing is recorded afterwards."""

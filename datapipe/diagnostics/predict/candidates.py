@@ -16,33 +16,20 @@ from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.settings import Applied
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.predict.contention import MOSTLY, Contention, contention_of, mostly_waits, worker_counts
+from datapipe.diagnostics.predict.contention import Contention, contention_of
 from datapipe.diagnostics.predict.measured_workload import MAKING
 from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Change, Workload, production_parts
+from datapipe.diagnostics.trials.scaling import MOSTLY, mostly_waits, worker_counts
+from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED, Trials
 
-OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _DEEPER = 4
 _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 _LEAST_WORK = 0.01  # share of the time that is always left
 _NOT_STREAMED = "how fast the store sends whole shards was not measured; with a cache_dir, windows read each shard as one stream"
 _BELOW = "below the loader's line, with import datapipe"
-
-
-@dataclass(frozen=True, slots=True)
-class Trials:
-    """The results of trying datapipe's loader on some of the data."""
-
-    rates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> sample_s, spread, num_threads, num_samples
-    reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is no result
-    resized_to: int | None = None  # shorter side, pixels
-    where: str = ""  # the dataset's root
-    batch_size: int | None = None  # of the loader's batches, whichever component makes them
-    reads_shards: bool = False  # the dataset already streams from shards
-    deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread"; or "reason"; or "rows"; None: no own Dataset
-    scaling: Mapping[str, Any] | None = None  # the result of `trials.scaling.try_scaling`; None: it was not tried
 
 
 @dataclass(slots=True)

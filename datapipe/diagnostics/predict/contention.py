@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.diagnostics.predict.workload import Workload, production_parts
-from datapipe.diagnostics.torch_stages.profile import Making
 
-MOSTLY = 0.5  # share of the time to make a batch from which more workers than cores make sense, if that is waiting
 _LITTLE = 0.1  # share of the time to make a batch below which waiting does not decide how workers scale
 _ALIKE = 2.0  # a trial whose batches waited longer or shorter than the script's by this factor was of something else
 _LITTLE_S = 2e-3  # seconds: shorter waits need not be alike
@@ -76,25 +74,6 @@ def contention_of(workload: Workload, tried: Mapping[str, Any] | None) -> Conten
         why = f"a batch waited {tried_s * 1e3:.1f} ms when it was tried and {now_s * 1e3:.1f} ms in the run"
         return Contention(now, now_s, why_unknown=why)
     return Contention(now, now_s, levels, spread=max(float(one["spread"]) for one in tried["levels"].values()))
-
-
-def worker_counts(now: int, cores: int, *, waits: bool) -> list[int]:
-    """Return the numbers of workers worth trying instead of `now`, ascending. `waits`: see `mostly_waits`."""
-    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
-    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
-    return sorted(num for num in nums if 0 < num <= most and num != now)
-
-
-def mostly_waits(made: Sequence[Making]) -> bool:
-    """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
-    return waiting_share(made) > MOSTLY
-
-
-def waiting_share(made: Sequence[Making]) -> float:
-    """Return the share of the time to make batches that is spent neither on a core nor waiting for one."""
-    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
-    all_ns = sum(one.ready_ns - one.start_ns for one in made)
-    return 1 - busy_ns / all_ns if all_ns else 0.0
 
 
 def _at(levels: Sequence[Level], num_workers: int) -> float:

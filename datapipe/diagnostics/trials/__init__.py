@@ -1,5 +1,7 @@
-"""Try remedies: datapipe's loader on some of the files that a training script read, after the script has ended.
+"""Try remedies on what a training script reads.
 
-`sample` and `shards` run in the script's process and note the files; `trying` starts a process of its own (`process`, with
-`timing`), which knows nothing about the script. None of the user's code is run, and nothing of a loader is started.
+`sample` runs in the script's process and notes files; after the script has ended, `trying` starts a process of its own
+(`process`) that tries datapipe's loader on them. That process knows nothing about the script, and runs none of the user's code.
+A Dataset of the script's own can be tried only where its code is: in forks of the script's process, when its measurement ends
+(`dataset`, with `rows` and `scaling`).
 """

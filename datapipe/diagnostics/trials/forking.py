@@ -1,4 +1,7 @@
-"""Run the script's own code in a fork of its process, for a limited time: that code lives in no other process."""
+"""Run the script's own code in a fork of its process, for a limited time: that code lives in no other process.
+
+A fork measures CPU time, which other processes disturb less than time.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import json
 import os
 import select
 import signal
+import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 _GRACE_S = 15.0  # beyond the time that is given: for imports, and for what is under way
+_MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, made in both ways
+_FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
 _DIED = {"reason": "the process in which it was tried died"}
 
 
@@ -71,3 +79,44 @@ def _read(receiving: int, *, until_s: float) -> bytes | None:
                 return told
             told += part
     return None
+
+
+Make = Callable[[np.ndarray[Any, Any]], Any]  # a batch, from the keys of its samples
+
+
+def cpu_ratio(new: Make, old: Make, loader: Any, *, seconds: float, max_batch: int) -> dict[str, Any]:
+    """Return {"ratio": CPU time of `new` over that of `old`, "spread", "num_samples"}.
+
+    Both make the same batches of random samples of the loader's Dataset in turn, of at most `max_batch` samples.
+    """
+    size, draw = min(max_batch, batch_size_of(loader) or max_batch), np.random.default_rng(0)
+
+    def keys_of_batch() -> np.ndarray[Any, Any]:
+        return draw.integers(len(loader.dataset), size=size)
+
+    def cpu_s(make: Make, keys: np.ndarray[Any, Any]) -> float:
+        started_s = time.process_time()
+        make(keys)
+        return time.process_time() - started_s
+
+    until_s = time.monotonic() + seconds
+    for make in (new, old, new):  # what is done once: imports, and signatures of operations that are executed in both ways
+        make(keys_of_batch())
+    ratios: list[float] = []
+    while len(ratios) < _MIN_PAIRS or (time.monotonic() < until_s and len(ratios) < _MAX_PAIRS):
+        keys = keys_of_batch()
+        times = {make: cpu_s(make, keys) for make in ((new, old) if len(ratios) % 2 else (old, new))}
+        ratios.append(times[new] / max(1e-9, times[old]))
+    return {"ratio": statistics.median(ratios), "spread": spread_of(ratios), "num_samples": len(ratios) * size}
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Return the relative standard error of a mean, at least 5%."""
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / len(values) ** 0.5 / mean if mean and len(values) > 1 else 0.0
+    return max(_FLOOR, error)
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return the size of a loader's batches; None: unknown."""
+    return loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)

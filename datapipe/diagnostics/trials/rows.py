@@ -7,30 +7,24 @@ no fewer.
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from datapipe.diagnostics.trials.forking import told_by_fork
+from datapipe.diagnostics.trials.forking import Make, cpu_ratio, told_by_fork
 
 _MAX_BATCH = 1024  # rows
-_MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, by the Dataset and gathered
-_FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
 _NUM_COMPARED = 12  # samples
 _NAN = -1.1754944e-38  # stands for NaN, which is not equal to itself
 _MOST_NAMED = 6  # columns in the code that is shown
 _MOST_COPIED = 1 << 30  # bytes of columns that are laid side by side; larger ones are gathered each by itself
 
-Gather = Callable[[np.ndarray[Any, Any]], Any]
-
 
 def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
-    """Return {"rows": {"ratio": CPU time of gathered batches over the Dataset's, "spread", "code"}}; {} if it reads no table.
+    """Return {"rows": `cpu_ratio` of gathered batches over the Dataset's, and "code"}; {} if it reads no table.
 
     `code`: the data for a loader that gathers, as Python; empty if `from_torch` finds it by itself. Forks, and waits for the
     child for at most `seconds` and some more.
@@ -46,7 +40,7 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
     return {"rows": told} if "ratio" in told else {}
 
 
-def table_behind(dataset: Any) -> tuple[Gather, str] | None:
+def table_behind(dataset: Any) -> tuple[Make, str] | None:
     """Return what gathers the rows that a Dataset reads, and code for its data; None if that is not certain.
 
     Reads some samples.
@@ -133,22 +127,9 @@ def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:
     if behind is None:
         return {"reason": f"{type(dataset).__qualname__} does not read its samples from a table in memory"}
     gather, code = behind
-    size = min(_MAX_BATCH, int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or _MAX_BATCH))
-    draw = np.random.default_rng(1)
 
     def by_rows(keys: np.ndarray[Any, Any]) -> Any:
         read = getattr(dataset, "__getitems__", None)
         return loader.collate_fn(read(keys.tolist()) if read is not None else [dataset[key] for key in keys.tolist()])
 
-    def cpu_s(make: Gather, keys: np.ndarray[Any, Any]) -> float:
-        started_s = time.process_time()
-        make(keys)
-        return time.process_time() - started_s
-
-    until_s, ratios = time.monotonic() + seconds, list[float]()
-    while len(ratios) < _MIN_PAIRS + 1 or (time.monotonic() < until_s and len(ratios) < _MAX_PAIRS):
-        keys = draw.integers(len(dataset), size=size)
-        ratios.append(cpu_s(gather, keys) / max(1e-9, cpu_s(by_rows, keys)))
-    del ratios[0]  # what is done once, such as imports
-    error = statistics.stdev(ratios) / len(ratios) ** 0.5 / statistics.mean(ratios)
-    return {"ratio": statistics.median(ratios), "spread": max(_FLOOR, error), "code": code}
+    return cpu_ratio(gather, by_rows, loader, seconds=seconds, max_batch=_MAX_BATCH) | {"code": code}

@@ -16,18 +16,38 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.diagnostics.torch_stages.profile import Making
 from datapipe.diagnostics.torch_stages.timing import between, thread_counters
-from datapipe.diagnostics.trials.forking import told_by_fork
+from datapipe.diagnostics.trials.forking import batch_size_of, spread_of, told_by_fork
 
 _MIN_BATCHES = 2  # of each process, besides its first one
-_FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
+MOSTLY = 0.5  # share of the time to make a batch from which more workers than cores make sense, if that is waiting
+
+
+def worker_counts(now: int, cores: int, *, waits: bool) -> list[int]:
+    """Return the numbers of workers worth trying instead of `now`, ascending. `waits`: see `mostly_waits`."""
+    most = 4 * cores if waits else max(cores, min(now, 2 * cores))
+    nums = {max(1, now // 2), 2 * now, cores - 1, cores, *((2 * cores, 4 * cores) if waits else ())}
+    return sorted(num for num in nums if 0 < num <= most and num != now)
+
+
+def mostly_waits(made: Sequence[Making]) -> bool:
+    """Return True if workers neither compute nor wait for a core for most of the time that batches take."""
+    return waiting_share(made) > MOSTLY
+
+
+def waiting_share(made: Sequence[Making]) -> float:
+    """Return the share of the time to make batches that is spent neither on a core nor waiting for one."""
+    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
+    all_ns = sum(one.ready_ns - one.start_ns for one in made)
+    return 1 - busy_ns / all_ns if all_ns else 0.0
 
 
 def try_scaling(loader: Any, nums: Sequence[int], *, seconds: float) -> dict[str, Any]:
     """Return {"levels": {number of processes: {"stall_s", "cpu_s", "spread"}}}, or {"reason": why it is not known}.
 
     `stall_s` and `cpu_s` are means per batch: neither on a core nor waiting for one, and on a core. `spread` is the relative
-    standard error of `stall_s`. `loader`: what `deferral.held_for_trial` returned.
+    standard error of `stall_s`. `loader`: what `dataset.held_for_trial` returned.
     """
     return told_by_fork(lambda: _measured(loader, nums, seconds=seconds), seconds=seconds)
 
@@ -51,21 +71,17 @@ def _level(loader: Any, num: int, seconds: float) -> dict[str, float]:
             _run_maker(loader, worker, num, seconds, barrier, sending)
         os.close(sending)
         makers.append(receiving)
-    stalls, cpus, means = list[float](), list[float](), list[float]()
+    stalls, cpus = list[float](), list[float]()
     for receiving in makers:
         with open(receiving, "rb") as file:
             told: Any = json.loads(file.read() or b"null")
         if not isinstance(told, list):
             raise RuntimeError(str(told or "a worker died"))
-        own = [max(0.0, wall - cpu - queued) for wall, cpu, queued in told]
-        stalls += own
+        stalls += [max(0.0, wall - cpu - queued) for wall, cpu, queued in told]
         cpus += [cpu for _, cpu, _ in told]
-        means.append(statistics.fmean(own))
     for _ in makers:
         os.wait()
-    stall_s = statistics.fmean(stalls)
-    error = statistics.stdev(stalls) / len(stalls) ** 0.5 / stall_s if stall_s and len(stalls) > 1 else 0.0
-    return {"stall_s": stall_s, "cpu_s": statistics.fmean(cpus), "spread": max(_FLOOR, error)}
+    return {"stall_s": statistics.fmean(stalls), "cpu_s": statistics.fmean(cpus), "spread": spread_of(stalls)}
 
 
 def _run_maker(loader: Any, worker: int, num: int, seconds: float, barrier: Any, sending: int) -> None:
@@ -90,7 +106,7 @@ def _batch_times(loader: Any, worker: int, num: int, seconds: float, barrier: An
     if loader.worker_init_fn is not None:
         loader.worker_init_fn(worker)
     fetcher: Any = _MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False)
-    size = int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
+    size = batch_size_of(loader) or 1
     draw, counters = np.random.default_rng(worker), thread_counters()
     times = list[tuple[float, float, float]]()
     barrier.wait(timeout=30)

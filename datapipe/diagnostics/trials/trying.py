@@ -8,16 +8,31 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datapipe.diagnostics.attach.ours import ROOT
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.predict.candidates import CACHED, CONVERTED, OURS, RESIZED, Trials
 
+OURS, CACHED, CONVERTED, RESIZED = "ours", "cached", "converted", "resized"  # names of the trials
 _GRACE_S = 20.0  # beyond the time for trials: for imports, and for the trial in progress
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """The results of trying datapipe's loader on some of the data."""
+
+    rates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> sample_s, spread, num_threads, num_samples
+    reasons: Mapping[str, str] = field(default_factory=dict)  # name, or "" for all -> why there is no result
+    resized_to: int | None = None  # shorter side, pixels
+    where: str = ""  # the dataset's root
+    batch_size: int | None = None  # of the loader's batches, whichever component makes them
+    reads_shards: bool = False  # the dataset already streams from shards
+    deferral: Mapping[str, Any] | None = None  # "ratio" of CPU time, "spread"; or "reason"; or "rows"; None: no own Dataset
+    scaling: Mapping[str, Any] | None = None  # the result of `trials.scaling.try_scaling`; None: it was not tried
 
 
 class Trying:
