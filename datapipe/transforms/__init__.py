@@ -13,7 +13,7 @@ from datapipe.transforms.geometry import (
 )
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
-from datapipe.transforms.pixels.color import ColorJitter, RandomGrayscale
+from datapipe.transforms.pixels.color import ColorJitter
 from datapipe.transforms.pixels.compound import RandomApply, RandomChoice, RandomOrder
 from datapipe.transforms.pixels.dtype import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToDtype
 from datapipe.transforms.pixels.erasing import RandomErasing
@@ -22,6 +22,7 @@ from datapipe.transforms.pixels.occasional import (
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
+    RandomGrayscale,
     RandomInvert,
     RandomPosterize,
     RandomSolarize,

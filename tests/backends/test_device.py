@@ -23,7 +23,7 @@ from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.order.draws import Draws
 from datapipe.transforms import IMAGENET_MEAN, IMAGENET_STD, CutMix, MixUp, Normalize, Recipe, ToDtype
-from datapipe.transforms.pixels.warp import rotation_matrix, warp
+from datapipe.transforms.pixels.auto_augment import rotation_matrix, warp
 
 
 class Operations(TorchDispatchMode):

@@ -51,7 +51,7 @@ def test_color_jitter_of_nothing_changes_nothing() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
 def test_grayscale_and_erasing_happen_with_probability_p(p: float) -> None:
-    check_share(int(T.RandomGrayscale(p).draw(DRAWS, 0, (9, 9))["gray"].sum()), p)
+    check_share(int(T.RandomGrayscale(p).draw(DRAWS, 0, (9, 9))["chosen"].sum()), p)
     boxes = T.RandomErasing(p).draw(DRAWS, 0, (224, 224))["box"].astype(int)
     check_share(int((boxes[:, 2] > 0).sum()), p)
 

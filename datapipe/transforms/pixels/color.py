@@ -1,7 +1,8 @@
-"""ColorJitter and RandomGrayscale, drawn per sample."""
+"""ColorJitter, drawn per sample."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from datapipe.order.draws import Draws
-from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
+from datapipe.transforms.options import Range, check_range, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value
 from datapipe.transforms.protocols import Locality, Params
@@ -44,7 +45,7 @@ class ColorJitter:
     ) -> None:
         for name, value in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
             object.__setattr__(self, name, _check_factor(self, name, value))
-        object.__setattr__(self, "hue", _check_hue(self, hue))
+        object.__setattr__(self, "hue", _check_factor(self, "hue", hue, middle=0.0, least=-0.5, most=0.5))
 
     __repr__ = source_repr
 
@@ -80,52 +81,21 @@ class ColorJitter:
         return dtype
 
 
-@dataclass(frozen=True, repr=False)
-class RandomGrayscale:
-    """Set all three channels to the luma (truncated for uint8) with probability `p`."""
-
-    p: float = 0.1
-
-    @property
-    def locality(self) -> Locality:
-        return Locality.POINT
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
-        return {"gray": draws.uniform(operation, 1)[:, 0] < self.p}
-
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        top = top_value(images.dtype)
-        for rows in groups(images):
-            chosen = np.flatnonzero(params["gray"][rows])
-            on_rows(images[rows], chosen, lambda some: some.copy_(adjust.gray(to_planes(some), top)))
-        return images
-
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return dtype
-
-
-def _check_factor(owner: object, argument: str, value: float | Sequence[float] | None) -> Range | None:
+def _check_factor(
+    owner: object,
+    argument: str,
+    value: float | Sequence[float] | None,
+    *,
+    middle: float = 1.0,
+    least: float = 0.0,
+    most: float = math.inf,
+) -> Range | None:
+    """Return the bounds of a factor, of which `middle` changes nothing; None if it is always that."""
     if value is None:
         return None
     if is_number(value):
         if value < 0:  # type: ignore[operator]
             raise refusal(owner, argument, value, "a single number must be at least 0")
-        value = (max(0.0, 1.0 - value), 1.0 + value)  # type: ignore[operator]
-    bounds = check_range(owner, argument, value, least=0)
-    return None if bounds == (1.0, 1.0) else bounds
-
-
-def _check_hue(owner: object, value: float | Sequence[float] | None) -> Range | None:
-    if value is None:
-        return None
-    if is_number(value):
-        if value < 0:  # type: ignore[operator]
-            raise refusal(owner, "hue", value, "a single number must be at least 0")
-        value = (-value, value)  # type: ignore[operator, assignment]
-    bounds = check_range(owner, "hue", value, least=-0.5, most=0.5)
-    return None if bounds == (0.0, 0.0) else bounds
+        value = (-value, value) if middle == 0 else (max(0.0, 1.0 - value), 1.0 + value)  # type: ignore[operator, assignment]
+    bounds = check_range(owner, argument, value, least=least, most=most)
+    return None if bounds == (middle, middle) else bounds

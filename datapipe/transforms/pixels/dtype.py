@@ -88,8 +88,8 @@ class Normalize:
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         self.output_dtype(images.dtype)
-        rows = _as_rows(images.permute(0, 2, 3, 1))
         width, dtype, device = images.shape[3], images.dtype, images.device
+        rows = images.permute(0, 2, 3, 1).view(-1, width * 3)
         mean, std = (_tiled(values, width, dtype).to(device, non_blocking=True) for values in (self.mean, self.std))
         rows.sub_(mean).div_(std)
         return images
@@ -171,11 +171,6 @@ def _multiply_add(source: torch.Tensor, factor: torch.Tensor, shift: torch.Tenso
         torch.mul(source, factor, out=out)
     else:
         torch.addcmul(shift, source, factor, out=out)
-
-
-def _as_rows(images: torch.Tensor) -> torch.Tensor:
-    """Return (n, h, w, 3) contiguous memory as (n * h, w * 3), without a copy."""
-    return images.view(-1, images.shape[2] * 3)
 
 
 def _scratch_rows(height: int, row_length: int) -> torch.Tensor:

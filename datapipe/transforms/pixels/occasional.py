@@ -1,6 +1,6 @@
-"""Single operations that each sample gets with probability `p`: those of RandAugment that have no geometry, and inversion.
+"""Single operations that each sample gets with probability `p`: grayscale, inversion, and those of RandAugment without geometry.
 
-All take uint8 images only.
+All but RandomGrayscale take uint8 images only.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, check_uint8, is_number, refusal, source_repr
-from datapipe.transforms.pixels import adjust, tone
-from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes
+from datapipe.transforms.pixels import adjust
+from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value
 from datapipe.transforms.protocols import Locality, Params
 
 
@@ -33,8 +32,32 @@ class _Occasional:
         """Return chosen (n,) bool."""
         return {"chosen": draws.uniform(operation, 1)[:, 0] < self.p}
 
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        for rows in groups(images):
+            on_rows(images[rows], np.flatnonzero(params["chosen"][rows]), self._change)
+        return images
+
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         return check_uint8(self, dtype)
+
+    def _change(self, images: torch.Tensor) -> None:
+        """Apply the operation to all of these (m, 3, h, w) images in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class RandomGrayscale(_Occasional):
+    """Set all three channels to the luma (truncated for uint8) with probability `p`."""
+
+    p: float = 0.1
+
+    locality: ClassVar[Locality] = Locality.POINT
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        return dtype
+
+    def _change(self, images: torch.Tensor) -> None:
+        images.copy_(adjust.gray(to_planes(images), top_value(images.dtype)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,9 +68,8 @@ class RandomInvert(_Occasional):
 
     locality: ClassVar[Locality] = Locality.POINT
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        on_rows(images, _chosen(params), torch.Tensor.bitwise_not_)
-        return images
+    def _change(self, images: torch.Tensor) -> None:
+        images.bitwise_not_()
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,10 +86,8 @@ class RandomPosterize(_Occasional):
             raise refusal(self, "bits", self.bits, "it must be an int from 0 to 8")
         super().__post_init__()
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        rows = _chosen(params)
-        on_rows(images, rows, tone.posterize, np.full(len(rows), self.bits))
-        return images
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.posterize(images, torch.tensor(self.bits))
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,10 +105,8 @@ class RandomSolarize(_Occasional):
         object.__setattr__(self, "threshold", float(self.threshold))
         super().__post_init__()
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        rows = _chosen(params)
-        on_rows(images, rows, tone.solarize, np.full(len(rows), self.threshold))
-        return images
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.solarize(images, torch.tensor(self.threshold))
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,9 +117,8 @@ class RandomAutocontrast(_Occasional):
 
     locality: ClassVar[Locality] = Locality.IMAGE
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        on_rows(images, _chosen(params), tone.autocontrast)
-        return images
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.autocontrast(images)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,9 +129,8 @@ class RandomEqualize(_Occasional):
 
     locality: ClassVar[Locality] = Locality.IMAGE
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        on_rows(images, _chosen(params), tone.equalize)
-        return images
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.equalize(images)
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,17 +148,7 @@ class RandomAdjustSharpness(_Occasional):
         object.__setattr__(self, "sharpness_factor", float(self.sharpness_factor))
         super().__post_init__()
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        def sharpen(some: torch.Tensor, factor: torch.Tensor) -> None:
-            planes = to_planes(some)
-            adjust.adjust_sharpness(planes, factor, 255.0)
-            from_planes(planes, some)
-
-        for rows in groups(images):
-            chosen = np.flatnonzero(params["chosen"][rows])
-            on_rows(images[rows], chosen, sharpen, np.full(len(chosen), self.sharpness_factor))
-        return images
-
-
-def _chosen(params: Params) -> NDArray[np.int64]:
-    return np.flatnonzero(params["chosen"])
+    def _change(self, images: torch.Tensor) -> None:
+        planes = to_planes(images)
+        adjust.adjust_sharpness(planes, torch.tensor(self.sharpness_factor), 255.0)
+        from_planes(planes, images)
