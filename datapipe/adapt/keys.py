@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +22,6 @@ from datapipe.order.sample_order import ShuffledOrder
 KeyOf = Callable[[Picks, int], Any]  # from a batch's picks and the seed to the key of the dataset
 
 
-class KeySource(Protocol):
-    """The keys with which a dataset is read, batch by batch."""
-
-    @property
-    def order(self) -> str:
-        """The name of the order in saved states."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-    @property
-    def global_batch(self) -> int: ...
-
-    def keys(self, start: Cursor, seed: int, /) -> Iterator[tuple[Any, Cursor]]:
-        """Return the keys from `start` on, each with the place after it."""
-
-    @property
-    def rank(self) -> Rank | None:
-        """The rank among those that have to agree on the seed; None if nothing depends on it."""
-
-    def check(self, cursor: Cursor, /) -> None:
-        """Raise StateError if no pass could begin at `cursor`."""
-
-
 @dataclass(frozen=True)
 class GivenKeys:
     """The keys that a user's batch sampler gives, of any kind: lists, or a slice or dict for `__getitems__`."""
@@ -55,7 +31,7 @@ class GivenKeys:
     own_rank: Rank
     checksum: SamplerChecksum
     reseeds: bool  # whether requests for samples carry seeds
-    order: str = "sampler"
+    order: str = "sampler"  # its name in saved states
 
     @property
     def num_steps(self) -> int:
@@ -73,6 +49,7 @@ class GivenKeys:
         return together if is_of_group(together) else Rank()
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
+        """Yield the keys from `start` on, each with the place after it."""
         first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
         for step, given in enumerate(self.batch_sampler):
             keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
@@ -96,7 +73,7 @@ class PickedKeys:
     """Picks, as keys of a dataset. `source`: with any seed; `key_of`: from a batch's picks to the key of the dataset."""
 
     source: Plan | SampledSource
-    order: str
+    order: str  # its name in saved states
     key_of: KeyOf
 
     @property
@@ -112,6 +89,7 @@ class PickedKeys:
         return self.source.rank
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
+        """Yield the keys from `start` on, each with the place after it."""
         source = self.source
         if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder | ShuffledRows):
             source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
@@ -119,7 +97,11 @@ class PickedKeys:
             yield self.key_of(picks, seed), picks.after
 
     def check(self, cursor: Cursor) -> None:
+        """Raise StateError if no pass could begin at `cursor`."""
         self.source.check(cursor)
+
+
+KeySource = GivenKeys | PickedKeys
 
 
 def places_of(picks: Picks, seed: int) -> list[int]:

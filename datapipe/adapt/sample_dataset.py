@@ -46,7 +46,7 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
         self._worker: BlockWorker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._index, self.recipe)
+        return SampleDataset, (self._index, self.recipe)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -62,7 +62,3 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
         for bad in report.bad:
             raise located(bad.reason, self._index, int(ids[0])) from bad.reason
         return (image, int(entries.labels[0])) if self._has_label else (image,)
-
-
-def _restore(index: AnyIndex, recipe: Recipe) -> SampleDataset:
-    return SampleDataset(index, recipe)

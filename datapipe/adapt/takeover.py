@@ -13,9 +13,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from datapipe.adapt.decoding_choice import choose_decoder
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
-from datapipe.adapt.deferral.device_decoding import DecodingByDali
+from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
@@ -130,9 +129,10 @@ def from_torch(
     _refuse(why, data=(data, None), cache=(cache, None))
     if on_error != "raise":
         _check_policy(taken, found, on_error, why, reseeds=reseed)
-    place, rows = resolve_device(device)(), _rows_of(taken, found)
+    place, is_seen = resolve_device(device)(), isinstance(found, Introspection)
+    rows = None if is_seen or has_collate_fn(taken) or taken.batch_sampler is None else rows_of(taken.dataset)
     defers = defer and not is_switched_off()
-    decoding = choose_decoder(taken, backend, place) if defers and rows is None and _is_read_by_keys(taken, found) else None
+    decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
     if decoding is None:
         _refuse(why if defers else "their images are not deferred", backend=(backend, "auto"))
     kept = _kept(taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=reseed, on_error=on_error)
@@ -157,8 +157,8 @@ def _kept(
     on_error: OnError,
 ) -> TorchLoader | Any:
     if isinstance(found, Introspection):
-        key_of = functools.partial(keys_of, repeats=Repeats.of(found.index))
-        kept = TorchLoader(
+        key_of: KeyOf = functools.partial(keys_of, repeats=Repeats.of(found.index))
+        return TorchLoader(
             loader,
             dataset=SampleDataset(found.index, found.recipe),
             open_source=functools.partial(
@@ -166,23 +166,26 @@ def _kept(
             ),
             seed=seed,
             fingerprint=found.index.fingerprint,
+            origin=_origin(loader, f"datapipe reads its files, in torch's workers, since {found.in_workers}"),
         )
-        how = f"datapipe reads its files, in torch's workers, since {found.in_workers}"
-        kept.origin = _origin(loader, how)
-        return kept
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
-        kept = TorchLoader(loader, dataset=rows, open_source=open_rows, seed=seed, fingerprint=_name_of(loader.dataset))
         what = "columns" if isinstance(rows.columns, Mapping) else "tensors"
-        kept.origin = _origin(loader, f"datapipe gathers whole batches from its {what}")
-        return kept
-    if not _is_read_by_keys(loader, found):
+        return TorchLoader(
+            loader,
+            dataset=rows,
+            open_source=open_rows,
+            seed=seed,
+            fingerprint=_name_of(loader.dataset),
+            origin=_origin(loader, f"datapipe gathers whole batches from its {what}"),
+        )
+    if _is_stream(loader):
         return _unchanged(loader, found.reason, shares=shares)
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
-        of_picks: KeyOf = request_of_picks if reseeds else places_of
-        open_source = functools.partial(_picked, loader=loader, key_of=of_picks, shares=shares)
+        key_of = request_of_picks if reseeds else places_of
+        open_source = functools.partial(_picked, loader=loader, key_of=key_of, shares=shares)
         open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
         warnings.warn(
@@ -192,30 +195,21 @@ def _kept(
         )
     defers, encodes = decoding is not None, decoding is not None and decoding.dali is not None
     own = defers or reseeds or on_error != "raise"
-    dataset = DeferringDataset(loader.dataset, defers=defers, on_error=on_error, encodes=encodes) if own else loader.dataset
-    kept = TorchLoader(
+    return TorchLoader(
         loader,
-        dataset=dataset,
+        dataset=DeferringDataset(loader.dataset, defers=defers, on_error=on_error, encodes=encodes) if own else loader.dataset,
         open_source=open_source,
         seed=seed,
         fingerprint=_name_of(loader.dataset),
+        origin=_origin(loader, f"left to torch's workers: {found.reason}"),
         is_seeded=reseeds,
         decoding=decoding,
     )
-    kept.origin = _origin(loader, f"left to torch's workers: {found.reason}")
-    return kept
 
 
-def _is_read_by_keys(loader: TorchDataLoader, found: Introspection | Unseen) -> bool:
-    """Return whether torch's workers ask the user's own Dataset for the samples of batches."""
-    is_stream = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-    return not isinstance(found, Introspection) and not is_stream
-
-
-def _rows_of(loader: TorchDataLoader, found: Introspection | Unseen) -> NumberRows | None:
-    """Return the rows of numbers that the dataset is, if whole batches are gathered from them."""
-    takes_samples = isinstance(found, Introspection) or has_collate_fn(loader) or loader.batch_sampler is None
-    return None if takes_samples else rows_of(loader.dataset)
+def _is_stream(loader: TorchDataLoader) -> bool:
+    """Return whether torch's workers are not asked for the samples of batches by their keys."""
+    return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
 
 
 def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDataLoader:
@@ -237,7 +231,7 @@ def _check_policy(
     if isinstance(found, Introspection):
         _refuse(why, on_error=(on_error, "raise"))
     name = type(loader.dataset).__qualname__
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or reads_batches(loader.dataset):
+    if _is_stream(loader) or reads_batches(loader.dataset):
         raise OptionError(
             f"on_error={on_error!r}: {name} is not asked for samples one by one, so it is unknown which one raised; "
             "leave it out, and catch the exception in the Dataset"
@@ -248,7 +242,10 @@ def _check_policy(
 
 def _given(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
     assert loader.batch_sampler is not None
-    return GivenKeys(loader.batch_sampler, _global_batch(loader), resolve_rank(None, None), checksum, reseeds)
+    sampler = sampler_of(loader)
+    replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+    global_batch = (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
+    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(None, None), checksum, reseeds)
 
 
 def _picked(
@@ -277,12 +274,6 @@ def _picked(
     sampler = sampler_of(loader)
     sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
     return PickedKeys(sampled, "sampler", key_of)
-
-
-def _global_batch(loader: TorchDataLoader) -> int:
-    sampler = sampler_of(loader)
-    replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
-    return (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
 
 
 def _name_of(dataset: Any) -> str:

@@ -7,6 +7,7 @@ state says, and records the place after every batch that is delivered.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -113,8 +114,17 @@ class TorchLoader:
         return self._open_source(self._checksum)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        about = self._fingerprint, self.origin, self._is_seeded, self.decoding
-        return _restore, (self._inner, self._dataset, self._open_source, self._seed.source, about)
+        make = functools.partial(
+            TorchLoader,
+            dataset=self._dataset,
+            open_source=self._open_source,
+            seed=self._seed.source,
+            fingerprint=self._fingerprint,
+            origin=self.origin,
+            is_seeded=self._is_seeded,
+            decoding=self.decoding,
+        )
+        return make, (self._inner,)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -233,23 +243,3 @@ def _length(dataset: Any) -> int:
     if length is None:
         raise OptionError(f"dataset is a {type(dataset).__qualname__} without a length, so no place in it can be saved")
     return length
-
-
-def _restore(
-    inner: TorchDataLoader,
-    dataset: Any,
-    open_source: Callable[[SamplerChecksum], KeySource],
-    seed: SeedSource,
-    about: tuple[str, str, bool, Choice | None],
-) -> TorchLoader:
-    fingerprint, origin, is_seeded, decoding = about
-    return TorchLoader(
-        inner,
-        dataset=dataset,
-        open_source=open_source,
-        seed=seed,
-        fingerprint=fingerprint,
-        origin=origin,
-        is_seeded=is_seeded,
-        decoding=decoding,
-    )

@@ -1,4 +1,4 @@
-"""Look up usable cores, counts in environment variables, and versions of installed distributions."""
+"""Look up usable cores, counts in environment variables, versions of installed distributions, and whose an object is."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def is_of_datapipe(value: object) -> bool:
+    """Return whether the class of `value` is datapipe's own."""
+    return type(value).__module__.startswith("datapipe.")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -28,29 +29,22 @@ _OF_NOBODY = 3  # the fetch
 _OF_TENSOR = 4  # the container and the fetch
 
 
-class Block(Protocol):
+@dataclass(slots=True)
+class Block:
     """A place of the batch, and the samples' tensors for it, which are recognised when samples are collated."""
 
     ids: list[int]  # of the tensors; empty if nothing must be taken for them any more
-    rows: dict[int, torch.Tensor]  # memory for their values, by id
-    is_taken: bool  # whether the collated batch has it
-
-    @property
-    def batch(self) -> Any:
-        """The place of the batch, as it is sent."""
+    batch: Any  # the place of the batch, as it is sent
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)  # memory for their values, by id; of images left to DALI, none
+    is_taken: bool = False  # whether the collated batch has it
 
 
-class BatchBlock:
-    """Memory of a batch, (n, ...), and the tensors that are its rows."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.ids = [id(tensor) for tensor in tensors]
-        shape, dtype = (len(tensors), *tensors[0].shape), tensors[0].dtype
-        self._loan = lend(shape, dtype) if _is_in_worker() else None
-        memory = _empty(shape, dtype) if self._loan is None else self._loan.tensor
-        self.batch: Any = memory if self._loan is None else self._loan  # as it is sent
-        self.rows = dict(zip(self.ids, memory.unbind(), strict=True))
-        self.is_taken = False
+def block_of_rows(tensors: Sequence[torch.Tensor]) -> Block:
+    """Return memory of a batch, (n, ...), of which the tensors are to be the rows."""
+    shape, dtype, ids = (len(tensors), *tensors[0].shape), tensors[0].dtype, [id(tensor) for tensor in tensors]
+    loan = lend(shape, dtype) if _is_in_worker() else None
+    memory = _empty(shape, dtype) if loan is None else loan.tensor
+    return Block(ids, memory if loan is None else loan, dict(zip(ids, memory.unbind(), strict=True)))
 
 
 def places_of(samples: list[Any], held: Held) -> list[list[torch.Tensor]]:

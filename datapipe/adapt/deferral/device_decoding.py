@@ -1,4 +1,4 @@
-"""Decode what workers sent encoded, with DALI, in threads of the training process.
+"""Choose whether DALI makes deferred images; decode with it what workers sent encoded, in threads of the training process.
 
 Batches are taken from the loader in the consumer's thread, some ahead. A thread decodes and cuts the images of a place at
 once, in DALI's pipelines; what DALI does not decode, the CPU backend does from the same bytes. If those do not decode
@@ -13,50 +13,91 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from datapipe.adapt.deferral import pillow_seams
+from datapipe.adapt.deferral.dataset import reads_batches
 from datapipe.adapt.deferral.encoded_rows import EncodedRows, PixelConversion
-from datapipe.backends.device import DeviceTransfer, Uploader
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
+from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.images_cpu import BadRow, BlockWorker
 from datapipe.backends.images_dali.form import CutForm
+from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.pytree import map_nest
+from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
 from datapipe.fetch.local import LocalFiles
+from datapipe.loader.images.choice import Backend, Choice, asks_for_dali
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.parsing import default_num_workers
 from datapipe.transforms import Recipe
+
+HandOver = Callable[[], Any]  # returns a batch whose other tensors are on the device, for the current stream
 
 _MOST_GRAPHS = 4  # kept at once: one per size of images, interpolation, and kind of cut
 
 logger = get_logger(__name__)
 
 
-class RemakingLoader(Protocol):
-    """A loader whose batches have images that are not decoded yet."""
+# -- which backend -------------------------------------------------------------------------------------
 
-    def remaker(self, *, step: int) -> Callable[[Any], Any]:
-        """Return a function of a request that makes the batch that came last again, with all images decoded."""
+
+def choose_decoder(loader: TorchDataLoader, backend: Backend, device: torch.device) -> Choice:
+    """Return which backend makes the deferred images of a loader.
+
+    Raises OptionError for a backend that does not exist or cannot serve it, DependencyError for DALI if it is not installed.
+    """
+    problem = _problem_for_dali(loader)
+    if asks_for_dali(backend):
+        installation()
+        if problem is not None:
+            raise OptionError(f"backend={backend!r}: {problem}; leave it out: torch's workers then make the images")
+        return Choice(device, backend if isinstance(backend, Dali) else Dali(), "asked for")
+    if backend == "images_cpu":
+        return Choice(device, None, "asked for")
+    if device.type == "cpu":
+        return Choice(device, None, "on a CPU it is the faster one")
+    if problem is None:
+        try:
+            installation()
+            problem = mismatch()
+        except DependencyError as exc:
+            problem = f"the GPU would need DALI: {exc}"
+    return Choice(device, Dali(), "the GPU decodes; not measured") if problem is None else Choice(device, None, problem)
+
+
+def _problem_for_dali(loader: TorchDataLoader) -> str | None:
+    if has_collate_fn(loader):
+        return "a collate_fn takes samples whose tensors are made, and DALI makes those of a whole batch"
+    if reads_batches(loader.dataset):
+        return f"{type(loader.dataset).__qualname__} makes whole batches (__getitems__)"
+    if not pillow_seams.is_available():
+        return "this version of Pillow does not let its images be deferred"
+    return None
+
+
+# -- from the loader to the device ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingByDali:
     """Opens what decodes the batches of a loader: the `open_mover` of a `PrefetchedLoader`, with which it is pickled.
 
-    `device`: where the batches are to be; a GPU with its index.
+    `device`: where the batches are to be; a GPU with its index. The loader has a `remaker`, as `TorchLoader`.
     """
 
     dali: Dali
     device: torch.device
 
-    def __call__(self, inner: RemakingLoader, runtime: DeviceRuntime | None, observer: Observer, max_free: int) -> DecodingMover:
+    def __call__(self, inner: Any, runtime: DeviceRuntime | None, observer: Observer, max_free: int) -> DecodingMover:
         uploader = None if runtime is None else Uploader(runtime, observer=observer, max_free=max_free)
         return DecodingMover(RowsDecoder(self.dali, self.device, runtime), uploader, inner, runtime, observer)
 
@@ -68,7 +109,7 @@ class DecodingMover:
         self,
         decoder: RowsDecoder,
         uploader: Uploader | None,
-        inner: RemakingLoader,
+        inner: Any,
         runtime: DeviceRuntime | None,
         observer: Observer,
     ) -> None:
@@ -91,23 +132,14 @@ class DecodingMover:
         decoded = {id(one): self._decoder.submit(one) for one in rows}
         return DecodingTransfer(self._moved(nest, step, num_samples), decoded, rows, self._again(step), self._runtime)
 
-    def _moved(self, nest: Any, step: int, num_samples: int) -> DeviceTransfer | InPlace:
+    def _moved(self, nest: Any, step: int, num_samples: int) -> HandOver:
         if self._uploader is None:
-            return InPlace(nest)
-        return self._uploader.upload(nest, step=step, num_samples=num_samples)
+            return lambda: nest
+        return self._uploader.upload(nest, step=step, num_samples=num_samples).hand_over
 
-    def _again(self, step: int) -> Callable[[EncodedRows], DeviceTransfer | InPlace]:
+    def _again(self, step: int) -> Callable[[EncodedRows], HandOver]:
         remake = self._inner.remaker(step=step)
         return lambda rows: self._moved(remake(rows.request), step, len(rows))
-
-
-class InPlace(NamedTuple):
-    """A batch that stays in host memory."""
-
-    nest: Any
-
-    def hand_over(self) -> Any:
-        return self.nest
 
 
 class DecodingTransfer:
@@ -115,13 +147,14 @@ class DecodingTransfer:
 
     def __init__(
         self,
-        transfer: DeviceTransfer | InPlace,
+        hand_over: HandOver,
         decoded: Mapping[int, Future[Decoded]],
         rows: list[EncodedRows],
-        make_again: Callable[[EncodedRows], DeviceTransfer | InPlace],
+        make_again: Callable[[EncodedRows], HandOver],
         runtime: DeviceRuntime | None,
     ) -> None:
-        self._transfer, self._decoded, self._rows, self._make_again, self._runtime = transfer, decoded, rows, make_again, runtime
+        self._hand_over, self._decoded, self._rows = hand_over, decoded, rows
+        self._make_again, self._runtime = make_again, runtime
         self._error: Exception | None = None
 
     def __del__(self) -> None:
@@ -136,7 +169,7 @@ class DecodingTransfer:
             if isinstance(error, _UndecodableError):
                 logger.warning("a batch is made again without DALI, in the training process: %s", error)
                 try:
-                    self._transfer = self._make_again(rows)
+                    self._hand_over = self._make_again(rows)
                 except Exception as exc:
                     self._error = exc
                 self._rows, self._decoded = [], {}
@@ -150,7 +183,7 @@ class DecodingTransfer:
             finally:
                 self._error = None  # its traceback refers to this object
         made = {key: future.result() for key, future in self._decoded.items()}
-        nest = self._transfer.hand_over()
+        nest = self._hand_over()
         if not made:
             return nest
         return map_nest(nest, _same, lambda leaf: self._tensor(made[id(leaf)]) if type(leaf) is EncodedRows else leaf)
@@ -172,6 +205,9 @@ class Decoded(NamedTuple):
 
 class _UndecodableError(Exception):
     """No backend decodes an image."""
+
+
+# -- in threads ----------------------------------------------------------------------------------------
 
 
 class RowsDecoder:

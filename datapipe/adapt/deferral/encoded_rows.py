@@ -15,7 +15,7 @@ import torch
 import torch.utils.data
 from numpy.typing import NDArray
 
-from datapipe.adapt.deferral.blocks import BatchBlock, Block, Held, places_of
+from datapipe.adapt.deferral.blocks import Block, Held, block_of_rows, places_of
 from datapipe.adapt.deferral.engine import Engine
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
 from datapipe.adapt.deferral.lending import Loan, lend
@@ -94,16 +94,6 @@ def _unpacked(packed: torch.Tensor, ends: list[int], *others: Any) -> EncodedRow
     return EncodedRows([memory[first:end] for first, end in itertools.pairwise([0, *ends])], *others)
 
 
-class EncodedBlock:
-    """A place of the batch whose images are sent encoded. As a `BatchBlock`, but its tensors never get values."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], rows: EncodedRows) -> None:
-        self.ids = [id(tensor) for tensor in tensors]
-        self.rows: dict[int, torch.Tensor] = {}
-        self.batch = rows if torch.utils.data.get_worker_info() is None else _PackedRows(rows)
-        self.is_taken = False
-
-
 class _Row(NamedTuple):
     """An image that DALI can make."""
 
@@ -120,11 +110,11 @@ def blocks_of(samples: list[Any], held: Held, engine: Engine, request: Any) -> l
         if block is not None:
             blocks.append(block)
         elif place[0].is_contiguous():
-            blocks.append(BatchBlock(place))
+            blocks.append(block_of_rows(place))
     return blocks
 
 
-def _encoded_block(place: Sequence[torch.Tensor], held: Held, engine: Engine, request: Any) -> EncodedBlock | None:
+def _encoded_block(place: Sequence[torch.Tensor], held: Held, engine: Engine, request: Any) -> Block | None:
     """Return the images of a place for DALI. None if one has to be made here; the engine then knows why."""
     found = [_row_of(held[id(tensor)][1].node, engine) for tensor in place]
     signatures = [signature for signature, _ in found]
@@ -140,7 +130,8 @@ def _encoded_block(place: Sequence[torch.Tensor], held: Held, engine: Engine, re
     cuts = _cuts([row.front for row in rows], next(iter(resampled), "bilinear"))
     sources = [row.source for row in rows]
     encoded = EncodedRows([one.data for one in sources], [one.header for one in sources], cuts, rows[0].conversion, request)
-    return EncodedBlock(place, encoded)
+    in_worker = torch.utils.data.get_worker_info() is not None
+    return Block([id(tensor) for tensor in place], _PackedRows(encoded) if in_worker else encoded)
 
 
 def _row_of(step: Node, engine: Engine) -> tuple[Hashable, _Row | str]:

@@ -8,15 +8,20 @@ and leave padding in what `gather_for_metrics` gathers; and `save_state` would n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 
-from datapipe.adapt.hosts.ours import OurLoader, check_ranks, go_to, is_ours, steps_done
+from datapipe.adapt.torch_loader import TorchLoader
+from datapipe.core.environment import is_of_datapipe
 from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.loader import DataLoader, TableLoader
+from datapipe.loader.prefetching import PrefetchedLoader
+
+OurLoader = DataLoader | TableLoader | TorchLoader | PrefetchedLoader
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
@@ -26,14 +31,14 @@ def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:
     mid-epoch by itself: `skip_first_batches` is not needed. `options` go to `accelerator.prepare`. Raises OptionError for a
     loader and an accelerator whose ranks, devices or batches do not fit each other.
     """
-    others = [value for value in objects if not is_ours(value)]
+    others = [value for value in objects if not is_our_loader(value)]
     prepared = accelerator.prepare(*others, **options) if others else ()
     rest = iter(prepared if len(others) > 1 else [prepared])
     result: list[Any] = []
     for value in objects:
         if isinstance(value, PreparedLoader):
             result.append(value)
-        elif is_ours(value):
+        elif is_our_loader(value):
             check_fits(accelerator, value)
             accelerator.register_for_checkpointing(value)
             result.append(PreparedLoader(value))
@@ -127,3 +132,35 @@ def check_fits(accelerator: Accelerator, loader: OurLoader) -> None:
 
 def _is_same(first: torch.device, second: torch.device) -> bool:
     return first.type == second.type and (first.index == second.index or None in (first.index, second.index))
+
+
+# -- datapipe's loaders ----------------------------------------------------------------------------------
+
+
+def is_our_loader(value: object) -> TypeGuard[OurLoader]:
+    """Return whether `value` is a datapipe loader whose place can be saved."""
+    return is_of_datapipe(value) and hasattr(value, "state_dict") and hasattr(value, "set_epoch")
+
+
+def steps_done(loader: OurLoader) -> int:
+    """Return the steps of its epoch that a loader has delivered."""
+    state = loader.state_dict()
+    return -(-int(state["samples_done"]) // int(state["global_batch"]))
+
+
+def go_to(loader: OurLoader, *, epoch: int, step: int) -> None:
+    """Continue with the next pass after so many steps of that epoch."""
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "epoch": epoch, "samples_done": step * int(state["global_batch"])})
+
+
+def check_ranks(loader: OurLoader, num_processes: int) -> None:
+    """Raise OptionError for a loader whose ranks are not those of the processes: each would take samples of the others."""
+    found = int(loader.state_dict()["global_batch"])
+    batch_size = loader.batch_size or 1
+    if found != batch_size * num_processes:
+        raise OptionError(
+            f"the loader's step covers {found} samples over all ranks, but batch_size x processes is {batch_size} x "
+            f"{num_processes}: ranks would share samples. Make it without rank= and world_size= and after the process group is "
+            "initialized; from_torch: pass share_among_ranks=True"
+        )

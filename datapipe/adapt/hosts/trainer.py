@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import trainer as host
 
-from datapipe.adapt.hosts.accelerate import PreparedLoader, SkippedLoader, check_fits
-from datapipe.adapt.hosts.ours import OurLoader, is_ours
+from datapipe.adapt.hosts.accelerate import OurLoader, PreparedLoader, SkippedLoader, check_fits, is_our_loader
 from datapipe.core.errors import DependencyError, OptionError
 
 _ADDED = ("id", "real")  # what a loader adds to a batch besides fields
@@ -26,7 +25,7 @@ class LoaderMixin:
 
     def get_train_dataloader(self: Any) -> Any:
         """Return the training loader: the one given as `train_dataset`, or Trainer's."""
-        if not is_ours(self.train_dataset):
+        if not is_our_loader(self.train_dataset):
             return super().get_train_dataloader()  # type: ignore[misc]
         check_fits(self.accelerator, self.train_dataset)
         _check_batches(self.train_dataset, self._train_batch_size, "per_device_train_batch_size")
@@ -37,13 +36,13 @@ class LoaderMixin:
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
-        if not is_ours(chosen):
+        if not is_our_loader(chosen):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         return self._prepared(chosen)
 
     def get_test_dataloader(self: Any, test_dataset: Any) -> Any:
         """Return the loader of a prediction: the one given, or Trainer's."""
-        if not is_ours(test_dataset):
+        if not is_our_loader(test_dataset):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
         return self._prepared(test_dataset)
 
@@ -87,7 +86,7 @@ def _skipping() -> Iterator[None]:
         )
 
     def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-        return SkippedLoader(loader, num_batches) if is_ours(loader) else torchs(loader, num_batches)
+        return SkippedLoader(loader, num_batches) if is_our_loader(loader) else torchs(loader, num_batches)
 
     host.skip_first_batches = skip_first_batches
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns, rank_here, read_busy, surroundings
 from datapipe.diagnostics.attach.ours import complain
@@ -97,7 +98,7 @@ class Recording:
                 self._samples[facts.key] = found
             else:
                 self._sources[facts.key] = {"file": None, "reason": found}
-        if self._tries_dataset_s and not type(loader).__module__.startswith("datapipe."):
+        if self._tries_dataset_s and not is_of_datapipe(loader):
             self._hold(facts.key, loader)
 
     def _hold(self, key: int, loader: Any) -> None:

@@ -9,6 +9,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach import cuda_hooks
 from datapipe.diagnostics.attach.ours import add_listener, complain, has_stepped_aside, ours, remove_listener
@@ -105,7 +106,7 @@ class Session:
     def _observe(self, loader: Any, key: int) -> None:
         """Make a datapipe loader report its stages, in addition to its present observer."""
         before = getattr(loader, "_observer", None)
-        if not type(loader).__module__.startswith("datapipe.") or before is None or not callable(before):
+        if not is_of_datapipe(loader) or before is None or not callable(before):
             return
         watch = self._watch
 

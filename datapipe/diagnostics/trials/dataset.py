@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.core.environment import is_of_datapipe
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.torch_stages.profile import Making
 from datapipe.diagnostics.trials.forking import cpu_ratio, told_by_fork
 from datapipe.diagnostics.trials.rows import try_rows
-from datapipe.diagnostics.trials.sample import is_taken_over, why_no_files
+from datapipe.diagnostics.trials.sample import why_no_files
 from datapipe.diagnostics.trials.scaling import mostly_waits, try_scaling, waiting_share, worker_counts
 
 _MAX_BATCH = 32  # samples
@@ -62,7 +63,7 @@ def try_dataset(held: Any | str, made: Sequence[Making], *, cores: int, seconds:
 
 def _tried_batches(held: Any, seconds: float) -> dict[str, Any] | None:
     """Return what whole batches or deferred decoding would gain; None for a Dataset that datapipe reads itself."""
-    if why_no_files(held.dataset) is None or is_taken_over(held.dataset):
+    if why_no_files(held.dataset) is None or is_of_datapipe(held.dataset):
         return None
     return try_rows(held, seconds=seconds) or try_deferral(held, seconds=seconds)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datapipe.adapt.loaders import has_collate_fn, unwrap_torch_loader
+from datapipe.core.environment import is_of_datapipe
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.forking import batch_size_of
 
@@ -68,7 +69,7 @@ def pickled_sample(loader: Any) -> bytes | str:
 def sample_of(loader: Any) -> Sample | str:
     """Return the sample or the reason, unpickled. Takes some tenths of a second for a dataset of a million files."""
     dataset = getattr(loader, "dataset", None)
-    if type(loader).__module__.startswith("datapipe."):
+    if is_of_datapipe(loader):
         return "the loader is already datapipe's"
     if dataset is None:
         return "it has no dataset"
@@ -182,7 +183,7 @@ def why_no_files(dataset: Any) -> str | None:
     """Return why the files are unknown. It compares names only, so that nothing is imported for an unrelated dataset."""
     for part in _parts(dataset):
         kind = type(part)
-        if is_taken_over(part):
+        if is_of_datapipe(part):
             return f"datapipe.from_torch has taken its Dataset over already; {_BY_HAND}"
         if kind.__module__ in _HUGGING_FACE:
             made_by = "the script's own Python code (set_transform, or the collate_fn)"
@@ -190,11 +191,6 @@ def why_no_files(dataset: Any) -> str | None:
         if not any(base.__module__.partition(".")[0] == "torchvision" for base in kind.__mro__):
             return f"datapipe sees no files in {kind.__qualname__}; {_BY_HAND}"
     return None
-
-
-def is_taken_over(dataset: Any) -> bool:
-    """Return True for a Dataset that `from_torch` has wrapped."""
-    return type(dataset).__module__.startswith("datapipe.")
 
 
 def _parts(dataset: Any, depth: int = 0) -> list[Any]:
