@@ -5,15 +5,15 @@
 
 from datapipe.training.checkpoint import Checkpoint, Place, load_checkpoint, save_checkpoint
 from datapipe.training.data import training_recipe, validation_recipe
+from datapipe.training.epoch import Bracket, ClockBracket
 from datapipe.training.evaluation import Best, DivergenceError, Means, evaluate
 from datapipe.training.learner import Learner, ends_step, scale_gradients, warmup_cosine
 from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions
 from datapipe.training.preparation import make_optimizer, parameter_groups, recompute_blocks
 from datapipe.training.process_group import ProcessGroup
-from datapipe.training.progress import EpochMetrics, StepMetrics
+from datapipe.training.record import EpochMetrics, StepMetrics
 from datapipe.training.run import TrainingReport, fit
-from datapipe.training.starvation import Bracket, ClockBracket
 from datapipe.training.weights import load_pretrained
 
 __all__ = [

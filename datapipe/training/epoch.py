@@ -1,4 +1,4 @@
-"""One pass over the loader: train on each batch, log figures, and stop where asked."""
+"""One pass over the loader: train on each batch, measure the share of the time spent waiting for data, and stop where asked."""
 
 from __future__ import annotations
 
@@ -6,18 +6,66 @@ import contextlib
 import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import LRScheduler
 
 from datapipe.core.errors import StateError
+from datapipe.diagnostics.measure.bracket import ThreadBracket
+from datapipe.diagnostics.measure.cuda_clock import open_clock
 from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.evaluation import checked, means_of
 from datapipe.training.learner import ends_step, labelled_batch
-from datapipe.training.progress import StepMetrics
-from datapipe.training.record import RunLogger
-from datapipe.training.starvation import Bracket
+from datapipe.training.record import RunLogger, StepMetrics
 from datapipe.training.stop_signals import Stopping
+
+
+class Bracket(Protocol):
+    """A measurement around each `next()` of one pass over a loader. Called from one thread."""
+
+    def begin(self) -> None:
+        """Note that the loop is about to request a batch."""
+
+    def end(self) -> None:
+        """Note that the loop has the batch."""
+
+    def stop(self) -> None:
+        """Note that the pass has ended or was abandoned."""
+
+    @property
+    def starvation(self) -> float | None:
+        """Time waiting for data / time of the steps, so far in this pass; None if nothing was measured yet."""
+
+
+class ClockBracket:
+    """A measurement by the GPU's clock: how long the GPU was idle while the loop was in `next()`. Without a GPU, by the host's.
+
+    The host's clock gives the time in `next()`. Only steps that are over, and that the device has passed, count, so the figure
+    lags a few steps. Until there is one that the device has passed, and if the device cannot tell, the figure is the host's.
+    """
+
+    def __init__(self) -> None:
+        self._bracket = ThreadBracket(open_clock())
+        self._pass = self._bracket.open_pass()
+
+    def begin(self) -> None:
+        self._pass.begin()
+
+    def end(self) -> None:
+        self._pass.end()
+
+    def stop(self) -> None:
+        self._pass.stop()
+        self._bracket.finish()
+
+    @property
+    def starvation(self) -> float | None:
+        totals = self._bracket.timeline.training
+        if totals.num_on_device:
+            waited_s, worked_s = totals.gap_s + totals.copy_s, totals.work_s
+        else:
+            waited_s, worked_s = totals.first_wait_s + totals.host_wait_s, totals.host_work_s
+        return waited_s / max(waited_s + worked_s, 1e-9) if totals.num_steps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +104,7 @@ def train_epoch(
             learner.step()
             scheduler.step()
             state.place = Place(state.place.step + 1, epoch, number + 1)
-            logger.advance()
+            logger.display.advance()
             if state.place.step % options.log_every == 0 or number + 1 == num_batches:
                 metrics = _interval(state, lr=float(lr), bracket=bracket, since_s=since_s)
                 since_s = time.perf_counter()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from datapipe.core.errors import OptionError
 
@@ -17,9 +17,9 @@ Watched = Literal["accuracy", "loss"]
 Display = Literal["auto", "bar", "lines", "none"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": ("fp32", "bf16", "fp16"),
-    "watch": ("accuracy", "loss"),
-    "display": ("auto", "bar", "lines", "none"),
+    "precision": get_args(Precision),
+    "watch": get_args(Watched),
+    "display": get_args(Display),
 }
 # Options that may differ between a run and its continuation without a note.
 _INCIDENTAL = ("out", "resume", "save_every_steps", "save_every_minutes", "log_every", "display")

@@ -8,7 +8,9 @@ import json
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,14 +19,44 @@ import torch
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
+from datapipe.core.printable import printable
 from datapipe.core.regular_files import read_bytes
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best
-from datapipe.training.options import TrainOptions
-from datapipe.training.progress import EpochMetrics, RunDisplay, StepMetrics
+from datapipe.training.options import Display, TrainOptions
 
+_LINE_EVERY_S = 10.0
 RECORD, METRICS = "run.json", "metrics.jsonl"
 _PACKAGES = ("gpu-datapipe", "torch", "torchvision", "timm", "numpy", "pillow", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120")
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """Mean figures over the steps since the previous line, over all ranks."""
+
+    step: int  # weight updates so far
+    epoch: int
+    loss: float
+    accuracy: float | None
+    lr: float  # at the last of these steps
+    images_per_s: float
+    starvation: float | None  # of this pass so far, on rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The figures of one epoch, over all ranks. None: not measured."""
+
+    step: int
+    epoch: int
+    train_loss: float
+    train_accuracy: float | None
+    val_loss: float | None
+    val_accuracy: float | None
+    val_samples: int | None
+    images_per_s: float | None  # for the part that this process trained, without validation
+    starvation: float | None
+    seconds: float  # for the same part, with validation
 
 
 class RunLogger:
@@ -46,7 +78,7 @@ class RunLogger:
         on_step: Callable[[StepMetrics], None] | None,
     ) -> None:
         kind = options.display if leads else "none"
-        self._display = RunDisplay(kind, num_steps=num_steps, num_epochs=options.epochs, first_step=place.step)
+        self.display = RunDisplay(kind, num_steps=num_steps, num_epochs=options.epochs, first_step=place.step)
         self._on_step = on_step if leads else None
         self._out = Path(options.out) if options.out is not None and leads else None
         self._file: TextIO | None = None
@@ -65,25 +97,20 @@ class RunLogger:
         kept = [line for line in _lines(path) if _is_before(line, place)]
         with atomic_writer(path) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
-        self.epochs = [_epoch(line) for line in kept if "train_loss" in line]
+        names = [field.name for field in dataclasses.fields(EpochMetrics)]
+        self.epochs = [EpochMetrics(**{name: line.get(name) for name in names}) for line in kept if "train_loss" in line]  # type: ignore[arg-type]
         return path.open("a", encoding="utf-8")
-
-    def say(self, text: str) -> None:
-        self._display.say(text)
-
-    def advance(self) -> None:
-        self._display.advance()
 
     def step(self, metrics: StepMetrics) -> None:
         self._append(metrics)
-        self._display.show(metrics)
+        self.display.show(metrics)
         if self._on_step is not None:
             self._on_step(metrics)
 
     def epoch(self, metrics: EpochMetrics, best: Best) -> None:
         self._append(metrics)
         self.epochs.append(metrics)
-        self._display.show_epoch(metrics)
+        self.display.show_epoch(metrics)
         self.write("running", best)
 
     def write(self, status: str, best: Best) -> None:
@@ -93,7 +120,7 @@ class RunLogger:
             write_json(self._out / RECORD, {**self._facts, "status": status, "epochs": rows, "best": dataclasses.asdict(best)})
 
     def close(self) -> None:
-        self._display.close()
+        self.display.close()
         if self._file is not None:
             self._file.close()
 
@@ -162,13 +189,88 @@ def _is_before(line: Mapping[str, Any], place: Place) -> bool:
     return bool(line["epoch"] < place.epoch if "train_loss" in line else line["step"] <= place.step)
 
 
-def _epoch(line: Mapping[str, Any]) -> EpochMetrics:
-    return EpochMetrics(**{field.name: line.get(field.name) for field in dataclasses.fields(EpochMetrics)})  # type: ignore[arg-type]
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+# -- the screen ----------------------------------------------------------------------------------------
+
+
+class RunDisplay:
+    """A display of a run of `num_steps` steps from `first_step` on. Not thread-safe; close it at the end."""
+
+    def __init__(self, kind: Display, *, num_steps: int, num_epochs: int, first_step: int, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._num_steps, self._num_epochs, self._first_step = num_steps, num_epochs, first_step
+        self._is_silent = kind == "none"
+        self._bar: Any = None
+        self._started_s = self._last_line_s = time.monotonic()
+        if kind == "bar" or (kind == "auto" and self._stream.isatty()):
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=num_steps,
+                initial=first_step,
+                unit=" step",
+                file=self._stream,
+                dynamic_ncols=True,
+                leave=False,
+                smoothing=0.1,
+            )
+
+    def advance(self) -> None:
+        """Count one step."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def show(self, metrics: StepMetrics) -> None:
+        """Show the state after an interval."""
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {metrics.epoch + 1}/{self._num_epochs}", refresh=False)
+            self._bar.set_postfix_str(_state(metrics))
+            return
+        now = time.monotonic()
+        if now - self._last_line_s >= _LINE_EVERY_S:
+            self._last_line_s = now
+            done = metrics.step - self._first_step
+            left_s = (now - self._started_s) / max(1, done) * (self._num_steps - metrics.step)
+            place = f"epoch {metrics.epoch + 1}/{self._num_epochs}, step {metrics.step} of {self._num_steps}"
+            self.say(f"{place}: {_state(metrics)}, {left_s:.0f} s left")
+
+    def show_epoch(self, metrics: EpochMetrics) -> None:
+        """Print a line for a finished epoch."""
+        parts = [f"train loss {metrics.train_loss:.3f}"]
+        if metrics.train_accuracy is not None:
+            parts.append(f"accuracy {metrics.train_accuracy:.1%}")
+        if metrics.val_loss is not None:
+            parts.append(f"val loss {metrics.val_loss:.3f}")
+        if metrics.val_accuracy is not None:
+            parts.append(f"accuracy {metrics.val_accuracy:.1%}")
+        if metrics.images_per_s is not None:
+            parts.append(f"{metrics.images_per_s:,.0f} images/s")
+        if metrics.starvation is not None:
+            parts.append(f"starved {metrics.starvation:.0%}")
+        self.say(f"epoch {metrics.epoch + 1}/{self._num_epochs}  {'  '.join(parts)}  {metrics.seconds:.1f} s")
+
+    def say(self, text: str) -> None:
+        """Print a line of text, above the bar if there is one."""
+        if self._is_silent:
+            return
+        text = printable(text)
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _state(metrics: StepMetrics) -> str:
+    starved = "" if metrics.starvation is None else f", starved {metrics.starvation:.0%}"
+    return f"loss {metrics.loss:.3f}, {metrics.images_per_s:,.0f} images/s{starved}"

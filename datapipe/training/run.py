@@ -16,15 +16,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from datapipe.core.errors import OptionError
 from datapipe.training.checkpoint import Place, TrainingState
-from datapipe.training.epoch import train_epoch
+from datapipe.training.epoch import Bracket, ClockBracket, train_epoch
 from datapipe.training.evaluation import Best, DivergenceError, Means, check_counts_once, evaluate, means_of
 from datapipe.training.learner import Criterion, Learner, cross_entropy, warmup_cosine
 from datapipe.training.options import TrainOptions
 from datapipe.training.preparation import check_length, checkpoint_to_resume, device_for, make_optimizer, prepare_model
 from datapipe.training.process_group import ProcessGroup
-from datapipe.training.progress import EpochMetrics, StepMetrics
-from datapipe.training.record import RunLogger, environment
-from datapipe.training.starvation import Bracket, ClockBracket
+from datapipe.training.record import EpochMetrics, RunLogger, StepMetrics, environment
 from datapipe.training.stop_signals import InterruptedRun, Stopping, note_signals, obey
 
 
@@ -147,7 +145,7 @@ class _Run:
         status, signal = "failed", 0
         try:
             for note in notes:
-                logger.say(note)
+                logger.display.say(note)
             while state.place.epoch < options.epochs and not state.best.is_exhausted(options.patience):
                 self._epoch(scheduler, make_bracket(), logger)
             status = "finished" if state.place.epoch >= options.epochs else "stopped early"

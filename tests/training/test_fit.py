@@ -36,7 +36,7 @@ from datapipe.training import (
 from datapipe.training.checkpoint import generator_states, restore_generators, seed_generators
 from datapipe.training.evaluation import check_counts_once
 from datapipe.training.process_group import ProcessGroup
-from datapipe.training.progress import RunDisplay
+from datapipe.training.record import RunDisplay
 from datapipe.training.stop_signals import note_signals
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from PIL import Image
 from datapipe.adapt.deferral.execution import as_tensor, by_engine, by_pillow, finish, planes_of
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
 from datapipe.adapt.deferral.pillow_seams import replay
-from datapipe.adapt.deferral.recorder import suspended
+from datapipe.adapt.deferral.recorder import recording
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 from datapipe.transforms.protocols import Interpolation
@@ -54,7 +54,7 @@ class Engine:
 
     def image(self, node: Node, made: Made | None = None) -> Image.Image:
         """Return a recorded image with its pixels. Raises DecodeError and what Pillow raises for bytes that do not decode."""
-        with suspended():
+        with recording(None):
             source, steps, start = _from_made(node, made)
             if start is not None:
                 return by_pillow(start, steps)
@@ -72,7 +72,7 @@ class Engine:
         return values if out is None or values is out else out.copy_(values)
 
     def _tensor(self, step: Step, made: Made | None, out: torch.Tensor | None) -> torch.Tensor:
-        with suspended():
+        with recording(None):
             source, steps, start = _from_made(step, made)
             first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
             on_image, on_tensor = steps[:first], steps[first:]
@@ -90,7 +90,7 @@ class Engine:
 
     def verdict_on(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
         """Return the decision about chains of that signature, which the first of them brings about. Raises as `image`."""
-        with suspended():
+        with recording(None):
             return self.verdicts.get(signature) or self._judge(signature, source, steps)
 
     def taken_counts(self) -> list[tuple[ChainVerdict, int]]:
@@ -187,7 +187,7 @@ class Engine:
 
 def replay_tensor(step: Step) -> torch.Tensor:
     """Return a recorded tensor by the original functions alone."""
-    with suspended():
+    with recording(None):
         _, steps = chain_of(step)
         first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
         return as_tensor(replay(steps[first].parent), steps[first:])

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin
 
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
-from datapipe.adapt.deferral.recorder import Fetch, call_site, current, suspended
+from datapipe.adapt.deferral.recorder import Fetch, call_site, current, recording
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
@@ -140,7 +140,7 @@ def materialise(image: Image.Image) -> None:
 def replay(node: Node) -> Image.Image:
     """Return the image by Pillow alone: the original methods with the arguments that were recorded."""
     source, steps = chain_of(node)
-    with suspended():
+    with recording(None):
         image: Any = Image.open(io.BytesIO(source.data))
         image.load()
         for step in steps:

@@ -71,19 +71,9 @@ def current() -> Fetch | None:
 
 
 @contextlib.contextmanager
-def recording(fetch: Fetch) -> Iterator[None]:
-    """Record what the calling thread does."""
+def recording(fetch: Fetch | None) -> Iterator[None]:
+    """Record what the calling thread does; None: record nothing, as inside the engine and while Pillow replays."""
     before, _local.fetch = _local.fetch, fetch
-    try:
-        yield
-    finally:
-        _local.fetch = before
-
-
-@contextlib.contextmanager
-def suspended() -> Iterator[None]:
-    """Record nothing, as inside the engine and while Pillow replays."""
-    before, _local.fetch = _local.fetch, None
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, suspended
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
 
 
 class _WithoutStorage(torch.Tensor):
@@ -89,7 +89,7 @@ class TensorMode(TorchFunctionMode):
         assert isinstance(pending.node, Step)
         fetch.note_materialised("a tensor")
         try:
-            with suspended():
+            with recording(None):
                 values = self._replay(pending.node)
         except Exception:
             fetch.has_failed = True
