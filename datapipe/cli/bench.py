@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -92,12 +93,8 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         loaders["torch"] = torch_loader(index, size=args.size, batch_size=batch_size, num_workers=num_workers)
     totals = StageTotals()
     ours.observe(totals)
-    rates: dict[str, list[float]] = {name: [] for name in loaders}
-    for number in range(args.rounds + 1):
-        for name, loader in loaders.items():
-            rate = _rate(loader, args.images, device=ours.device)
-            if number:
-                rates[name].append(rate)
+    contenders = {name: functools.partial(_rate, loader, args.images, device=ours.device) for name, loader in loaders.items()}
+    rates = in_turns(contenders, rounds=args.rounds)
     stages = {name: total / totals.num_images / 1e6 for name, total in totals.duration_ns.items()}
     return {
         "samples": len(index),
@@ -110,6 +107,12 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         "rounds": {name: [round(value, 1) for value in values] for name, values in rates.items()},
         "ms_per_image": {name: round(value, 4) for name, value in stages.items()},
     }
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the rates that each contender measures, by round; one more round before these is a warm-up and does not count."""
+    by_round = [{name: rate() for name, rate in contenders.items()} for _ in range(rounds + 1)]
+    return {name: [rates[name] for rates in by_round[1:]] for name in contenders}
 
 
 def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
@@ -133,9 +136,8 @@ def measure_table(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]
     names = [column.name for column in index.columns if column.kind is ColumnKind.NUMBER]
     if not names:
         raise OptionError("bench: the table has no column of numbers; fit a recipe first (datapipe fit) and time that by hand")
-    paths = [file.path for file in index.files]
     loader = dp.TableLoader(
-        paths,
+        [file.path for file in index.files],
         args.table_batch_size,
         True,
         columns=names,
@@ -144,19 +146,19 @@ def measure_table(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]
         num_workers=args.num_workers,
         device=args.device,
     )
-    rates: dict[str, list[float]] = {"datapipe": [], "bare read": []}
-    for number in range(args.rounds + 1):
+
+    def shuffled() -> float:
         started = time.perf_counter()
-        num = sum(len(batch) for batch in loader)
-        shuffled_s = time.perf_counter() - started
+        return sum(len(batch) for batch in loader) / (time.perf_counter() - started)
+
+    def bare() -> float:
         started = time.perf_counter()
         reader = GroupReader(names)
         for group in range(index.num_groups):
             reader.read(index.group(group))
-        bare_s = time.perf_counter() - started
-        if number:  # the first round is a warm-up
-            rates["datapipe"].append(num / shuffled_s)
-            rates["bare read"].append(num / bare_s)
+        return len(index) / (time.perf_counter() - started)
+
+    rates = in_turns({"datapipe": shuffled, "bare read": bare}, rounds=args.rounds)
     return {
         "rows": len(index),
         "columns": len(names),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import statistics
 import time
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw
 from torch import nn
 
 import datapipe as dp
-from datapipe.cli.charts import FAINT, INK, OTHERS, OURS, PAPER, font_of, save_png
+from datapipe.cli.bench import in_turns
+from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.demo_script import network as small_network
 from datapipe.cli.torch_baseline import torch_loader
 from datapipe.containers import open_index
@@ -26,9 +27,6 @@ CROP = 160  # pixels
 BATCH_SIZE = 64
 _ROUNDS = 3  # per loader alone, after one to warm up
 _SEED = 0
-_PICTURE = (1200, 460)  # pixels
-_COLORS = {"torch": OTHERS, "datapipe": OURS}
-_NAMES = {"torch": "torch DataLoader, files", "datapipe": "datapipe, shards"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,13 @@ def make_loaders(photos: Path, shards: Path, *, num_workers: int) -> Loaders:
 def rates_alone(loaders: Loaders) -> dict[str, float]:
     """Return median images/s over epochs, in turns, without using the batches."""
     torch.manual_seed(_SEED)
-    rates: dict[str, list[float]] = {name: [] for name in loaders.by_name}
-    for number in range(_ROUNDS + 1):
-        for name, loader in loaders.by_name.items():
-            started = time.perf_counter()
-            num_images = sum(len(labels) for _, labels in loader)
-            if number:
-                rates[name].append(num_images / (time.perf_counter() - started))
+
+    def rate(loader: Any) -> float:
+        started = time.perf_counter()
+        return sum(len(labels) for _, labels in loader) / (time.perf_counter() - started)
+
+    contenders = {name: functools.partial(rate, loader) for name, loader in loaders.by_name.items()}
+    rates = in_turns(contenders, rounds=_ROUNDS)
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
@@ -177,65 +175,11 @@ def as_table(comparison: Comparison) -> str:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Write a PNG with two pairs of bars and two curves. Raises StorageError."""
-    image = Image.new("RGB", (_PICTURE), PAPER)
-    canvas = ImageDraw.Draw(image)
-    _bars(canvas, comparison, (40, 60, 560, 400))
-    _curves(canvas, comparison, (680, 60, 1160, 400))
-    for number, (name, title) in enumerate(_NAMES.items()):
-        left = 40 + 300 * number
-        canvas.rectangle((left, _PICTURE[1] - 34, left + 18, _PICTURE[1] - 16), fill=_COLORS[name])
-        canvas.text((left + 26, _PICTURE[1] - 25), title, fill=INK, font=font_of(17), anchor="lm")
-    save_png(image, path)
-
-
-def _bars(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int, int, int, int]) -> None:
-    left, top, right, _ = box
-    canvas.text((left, top - 34), "images per second", fill=INK, font=font_of(20), anchor="lm")
-    groups = {
-        "loader alone": {name: one.alone for name, one in comparison.outcomes.items()},
-        "training an epoch": {name: one.images_per_s for name, one in comparison.outcomes.items()},
-    }
-    longest = max(value for group in groups.values() for value in group.values())
-    y = top
-    for title, group in groups.items():
-        canvas.text((left, y + 12), title, fill=INK, font=font_of(17), anchor="lm")
-        y += 32
-        for name, value in group.items():
-            length = (right - left - 90) * value / longest
-            canvas.rectangle((left, y, left + length, y + 40), fill=_COLORS[name])
-            label = f"{value:,.0f}"
-            if title != "loader alone":
-                label += f"   {comparison.outcomes[name].waiting:.0%} waiting"
-            inside = length > 260
-            place, anchor, ink = (left + length - 10, "rm", "#FFFFFF") if inside else (left + length + 10, "lm", INK)
-            canvas.text((place, y + 20), label, fill=ink, font=font_of(17), anchor=anchor)
-            y += 50
-        y += 18
-
-
-def _curves(canvas: ImageDraw.ImageDraw, comparison: Comparison, box: tuple[int, int, int, int]) -> None:
-    left, top, right, bottom = box
-    canvas.text((left, top - 34), "training loss over the epoch", fill=INK, font=font_of(20), anchor="lm")
-    curves = {name: _smoothed(one.losses) for name, one in comparison.outcomes.items()}
-    highest = 1.05 * max(comparison.chance_loss, *(max(curve) for curve in curves.values()))
-
-    def place(position: float, loss: float) -> tuple[float, float]:
-        return left + (right - left) * position, bottom - (bottom - top) * loss / highest
-
-    for loss in range(int(highest) + 1):
-        _, y = place(0, loss)
-        canvas.line((left, y, right, y), fill=FAINT)
-        canvas.text((left - 10, y), str(loss), fill=INK, font=font_of(15), anchor="rm")
-    _, y = place(0, comparison.chance_loss)
-    for x in range(left, right, 12):
-        canvas.line((x, y, x + 6, y), fill=INK)
-    canvas.text((right, y - 4), "chance", fill=INK, font=font_of(15), anchor="rb")
-    for name, curve in curves.items():
-        points = [place(number / max(1, len(curve) - 1), loss) for number, loss in enumerate(curve)]
-        canvas.line(points, fill=_COLORS[name], width=3, joint="curve")
-
-
-def _smoothed(losses: list[float]) -> list[float]:
-    """Return means over three steps."""
-    return [sum(losses[max(0, k - 1) : k + 2]) / len(losses[max(0, k - 1) : k + 2]) for k in range(len(losses))]
+    """Write a PNG with a bar for the training with each loader. Raises StorageError."""
+    torch, ours = comparison.outcomes["torch"], comparison.outcomes["datapipe"]
+    bars = [
+        Bar(name, one.images_per_s, one.images_per_s, one.images_per_s) for name, one in (("datapipe", ours), ("torch", torch))
+    ]
+    waiting = f"of that waiting for data: {ours.waiting:.0%} and {torch.waiting:.0%}"
+    losses = f"loss from {ours.first_loss:.2f} to {ours.last_loss:.2f} and {torch.first_loss:.2f} to {torch.last_loss:.2f}"
+    draw_bars(path, bars, title="images per second of training", subtitle=f"{waiting}; {losses}")

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.cli.charts import _BOX, OTHERS, OURS, Bar, draw_bars, draw_histogram, draw_shares
+from datapipe.cli.charts import _BOX, _OTHERS, _OURS, Bar, draw_bars, draw_histogram, draw_shares
 from datapipe.cli.inspect import draw_sizes
 from datapipe.cli.main import main
 from datapipe.cli.train import draw_waiting
@@ -28,21 +28,21 @@ def seen(path: Path, colour: str) -> NDArray[np.bool_]:
 
 def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
     draw_bars(tmp_path / "x.png", [Bar("a", 300, 300, 300), Bar("b", 100, 100, 100)], title="t", subtitle="s")
-    rows = [seen(tmp_path / "x.png", colour)[TOP:BOTTOM].sum(1) for colour in (OURS, OTHERS)]
+    rows = [seen(tmp_path / "x.png", colour)[TOP:BOTTOM].sum(1) for colour in (_OURS, _OTHERS)]
     ours, theirs = (np.median(one[one > 100]) for one in rows)  # without the grey of letters
     assert ours == pytest.approx(3 * theirs, abs=4)
 
 
 def test_columns_are_as_high_as_their_counts(tmp_path: Path) -> None:
     draw_histogram(tmp_path / "x.png", [10, 40, 0, 20], ["0", "1", "2", "3", "4"], title="t", subtitle="s")
-    columns = np.array_split(seen(tmp_path / "x.png", OURS)[:, LEFT:RIGHT], 4, axis=1)
+    columns = np.array_split(seen(tmp_path / "x.png", _OURS)[:, LEFT:RIGHT], 4, axis=1)
     heights = [int(column[:, 20:-20].sum(0).max()) for column in columns]
     assert heights == pytest.approx([(BOTTOM - TOP) * share for share in (0.25, 1, 0, 0.5)], abs=3)
 
 
 def test_shares_are_where_they_belong(tmp_path: Path) -> None:
     draw_shares(tmp_path / "x.png", [(0, 0.5), (10, 0.5)], [5], title="t", subtitle="s")
-    rows = np.flatnonzero(seen(tmp_path / "x.png", OURS)[:, (LEFT + RIGHT) // 2])
+    rows = np.flatnonzero(seen(tmp_path / "x.png", _OURS)[:, (LEFT + RIGHT) // 2])
     assert rows.mean() == pytest.approx((TOP + BOTTOM) / 2, abs=2)
 
 

@@ -31,7 +31,7 @@ def test_whole_way(tmp_path: Path) -> None:
         assert 0 <= one["share_waiting_for_data"] <= 1
         assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
     with Image.open(out / "result.png") as picture:
-        assert picture.size == (1200, 460)
+        assert picture.size == (960, 540)
     assert "not enough steps" in done.stdout  # to diagnose
     for name in ("before", "after"):
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())

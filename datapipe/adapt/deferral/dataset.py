@@ -15,7 +15,7 @@ from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
+from datapipe.adapt.deferral.recorder import Fetch, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
 from datapipe.core.errors import DecodeError
@@ -77,63 +77,61 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def _fetch(self, request: BatchRequest) -> Any:
         calls = self._calls(request)
-        if not self.defers or not pillow_seams.is_available():
+        defers = self.defers and pillow_seams.is_available()
+        self._num_fetches += defers
+        if not defers or (self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY):
             made = [self._plainly(call) for call in calls]
-            leave_report(FetchReport((), len(calls), bad=_bad_among(made)))
-            return _joined(self._settled(made, calls), calls)
-        self._num_fetches += 1
-        if self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY:
-            made = [self._plainly(call) for call in calls]
-            counts = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
-            leave_report(FetchReport((counts,), len(calls), bad=_bad_among(made)))
-            return _joined(self._settled(made, calls), calls)
+            pauses = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
+            leave_report(FetchReport((pauses,) if defers else (), len(calls), bad=_bad_among(made)))
+            return self._settled(made, calls)
         pillow_seams.install()
         torchvision_seams.install()
         if self._engine is None or self._process != os.getpid():
             self._engine, self._process = Engine(), os.getpid()
+        engine = self._engine
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
         fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
         made = []
         try:
             self._make(calls, fetch, mode, made)
         except Exception:
-            self._finish(fetch)  # finish what the user's code kept of samples before the one that failed
+            _finish(engine, fetch)  # finish what the user's code kept of samples before the one that failed
             raise
         blocks: list[Block] = []
         if self.stacks and not calls[0].is_batch:
             may_encode = self.encodes and request.may_be_encoded
-            blocks = blocks_of(made, fetch.tensors, self._engine, request if may_encode else None)
+            blocks = blocks_of(made, fetch.tensors, engine, request if may_encode else None)
         encoded = {key: fetch.tensors.pop(key) for block in blocks for key in block.ids if not block.rows}
-        again = self._finish(fetch, blocks)
+        again = _finish(engine, fetch, blocks)
         if again and encoded:  # the others of such a batch need values
             fetch.tensors, encoded = encoded, {}
-            again = sorted({*again, *self._finish(fetch)})
+            again = sorted({*again, *_finish(engine, fetch)})
         if again:
             for block in blocks:
                 block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         for number in again:
             made[number] = self._plainly(calls[number])
-        has_deferred = self._engine.counts or self._engine.sent
+        has_deferred = engine.counts or engine.sent
         self._num_idle = 0 if has_deferred or not fetch.materialised else self._num_idle + 1
         num = len(request) if isinstance(request.keys, Sized) else 1
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
-        leave_report(FetchReport(self._counts(fetch, len(again)), num, blocks, _bad_among(made), make_again))
-        return _joined(self._settled(made, calls), calls)
+        leave_report(FetchReport(_counts(engine, fetch, len(again)), num, blocks, _bad_among(made), make_again))
+        return self._settled(made, calls)
 
     def _plainly(self, call: _Call) -> Any:
         """The sample without deferral; a `_Bad` for one that raises and is not to."""
         try:
-            return _plainly(call)
+            return call()
         except Exception as exc:
             if self.on_error == "raise":
                 raise
             return _Bad(call.key, exc)
 
-    def _settled(self, made: list[Any], calls: list[_Call]) -> list[Any]:
+    def _settled(self, made: list[Any], calls: list[_Call]) -> Any:
         """The samples without the bad ones, or with others in their places. Raises what the last one raised if none is left."""
         bad = [number for number, sample in enumerate(made) if type(sample) is _Bad]
         if not bad:
-            return made
+            return made[0] if calls and calls[0].is_batch else made
         if self.on_error == "replace":
             for number in bad:
                 made[number] = self._replacement(calls[number], made[number])
@@ -157,8 +155,6 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Append the samples, with stand-ins in them, to `made`."""
         for number, call in enumerate(calls):
             fetch.begin_sample(number)
-            if call.seed is not None:
-                reseed(call.seed)
             try:
                 mode.begin_sample(opens=fetch.has_shared_tensors)
                 try:
@@ -187,58 +183,52 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             del fetch.tensors[number]
         return self._plainly(call)
 
-    def _counts(self, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
-        assert self._engine is not None
-        counts = [OperationCount(verdict.line, verdict.reason, count) for verdict, count in self._engine.taken_counts()]
-        counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
-        if num_again:
-            counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
-        return tuple(counts)
-
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
         if reads_batches(dataset):
             return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
-    def _finish(self, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
-        """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
-        assert self._engine is not None
-        bad: set[int] = set()
-        images: dict[int, Any] = {}  # by the id of their node
-        nodes: list[Any] = []  # which are kept, so that no other comes by such an id
-        for reference in fetch.images:
-            image = reference()
-            deferred = None if image is None else pillow_seams.deferred_of(image)
-            if image is None or deferred is None or deferred.sample in bad:
-                continue
-            try:
-                made = self._engine.image(deferred.node, images)
-            except (DecodeError, OSError, SyntaxError, ValueError):
-                bad.add(deferred.sample)
-                continue
-            image.im = made.im
-            images[id(deferred.node)] = made
-            nodes.append(deferred.node)
-        rows = {number: row for block in blocks for number, row in block.rows.items()}
-        held, fetch.tensors = fetch.tensors, {}
-        while held:
-            number, (tensor, pending) = held.popitem()
-            if sys.getrefcount(tensor) < _HELD_BY_US or pending.sample in bad:
-                continue
-            self._give(tensor, pending, images, bad, rows.get(number))
-        return sorted(bad)
 
-    def _give(
-        self, tensor: torch.Tensor, pending: PendingPixels, images: dict[int, Any], bad: set[int], row: torch.Tensor | None
-    ) -> None:
-        assert self._engine is not None
+def _finish(engine: Engine, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
+    """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
+    bad: set[int] = set()
+    images: dict[int, Any] = {}  # by the id of their node
+    nodes: list[Any] = []  # which are kept, so that no other comes by such an id
+    for reference in fetch.images:
+        image = reference()
+        deferred = None if image is None else pillow_seams.deferred_of(image)
+        if image is None or deferred is None or deferred.sample in bad:
+            continue
         try:
-            values = self._engine.tensor(pending.node, images, row)  # type: ignore[arg-type]
+            made = engine.image(deferred.node, images)
+        except (DecodeError, OSError, SyntaxError, ValueError):
+            bad.add(deferred.sample)
+            continue
+        image.im = made.im
+        images[id(deferred.node)] = made
+        nodes.append(deferred.node)
+    rows = {number: row for block in blocks for number, row in block.rows.items()}
+    held, fetch.tensors = fetch.tensors, {}
+    while held:
+        number, (tensor, pending) = held.popitem()
+        if sys.getrefcount(tensor) < _HELD_BY_US or pending.sample in bad:
+            continue
+        try:
+            values = engine.tensor(pending.node, images, rows.get(number))  # type: ignore[arg-type]
         except (DecodeError, OSError, SyntaxError, ValueError):
             bad.add(pending.sample)
-            return
+            continue
         tensors.give_values(tensor, values)
+    return sorted(bad)
+
+
+def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
+    counts = [OperationCount(verdict.line, verdict.reason, count) for verdict, count in engine.taken_counts()]
+    counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
+    if num_again:
+        counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +254,7 @@ def reads_batches(dataset: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the user's code."""
+    """One call of the user's code, in the random state of its seed, if it has one."""
 
     function: Any
     key: Any
@@ -272,14 +262,9 @@ class _Call:
     is_batch: bool = False
 
     def __call__(self) -> Any:
+        if self.seed is not None:
+            reseed(self.seed)
         return self.function(self.key)
-
-
-def _plainly(call: _Call) -> Any:
-    """Return the sample without deferral."""
-    if call.seed is not None:
-        reseed(call.seed)
-    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +279,3 @@ def _bad_among(made: list[Any]) -> tuple[tuple[str, str], ...]:
     """(sample, reason) of each bad one, as they are told."""
     bad = [sample for sample in made if type(sample) is _Bad]
     return tuple((f"sample {one.key!r}", f"{type(one.reason).__name__}: {one.reason}") for one in bad)
-
-
-def _joined(made: list[Any], calls: list[_Call]) -> Any:
-    return made[0] if calls and calls[0].is_batch else made

@@ -103,15 +103,9 @@ def install() -> None:
 
 
 def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
-    if is_deferred(image):
+    if deferred_of(image) is not None:
         materialise(image)
     return original(image)
-
-
-def is_deferred(image: Image.Image) -> bool:
-    """Return whether the image is a stand-in that has no pixels yet."""
-    there: Any = image._im
-    return type(there) is Deferred
 
 
 def deferred_of(image: Image.Image) -> Deferred | None:
@@ -237,7 +231,7 @@ def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load(self: Image.Image) -> Any:
         fetch = current()
-        if fetch is not None and (self._im is None or is_deferred(self)) and node_of(self, fetch) is not None:
+        if fetch is not None and (self._im is None or deferred_of(self) is not None) and node_of(self, fetch) is not None:
             return DeferredPixels(self)
         return original(self)
 
