@@ -1,23 +1,33 @@
-"""The keys with which a Dataset is read, batch by batch, and the place after each of them."""
+"""The keys with which a Dataset is read, batch by batch, and the place after each of them; a Dataset read by keys of its own."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.deferral.requests import request_of_keys
+from datapipe.backends.images_cpu import BlockWorker
+from datapipe.fetch.local import LocalFiles
+from datapipe.index.concat import AnyIndex
+from datapipe.index.repeats import Repeats
+from datapipe.loader.images.batch_fields import IMAGE, BatchFields
+from datapipe.loader.policy import located
 from datapipe.loader.ranks import is_of_group
 from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.sources import SampledSource
+from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Cursor, Picks, Plan, Rank
 from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import ShuffledOrder
+from datapipe.transforms import Recipe
 
 KeyOf = Callable[[Picks, int], Any]  # from a batch's picks and the seed to the key of the dataset
 
@@ -107,3 +117,70 @@ KeySource = GivenKeys | PickedKeys
 def places_of(picks: Picks, seed: int) -> list[int]:
     """Return the positions of a batch, as keys of a user's dataset, which draws random numbers itself."""
     return picks.positions.tolist()  # type: ignore[no-any-return]
+
+
+class KeyPass:
+    """One pass over the keys: iterated in the consumer's thread, as many batches ahead as torch likes."""
+
+    def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
+        self._keys = keys
+        self.epoch = epoch
+        self.after: deque[Cursor] = deque()  # places after the batches that are requested and not yet delivered
+        self.error: Exception | None = None  # an error of the sampler, raised once the batches before it are delivered
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for keys, cursor in self._keys:
+                self.after.append(cursor)
+                yield keys
+        except Exception as exc:
+            self.error = exc
+
+
+# -- samples that datapipe decodes and cuts, for user's code that ends the chain of transforms ---------------
+
+
+class SampleKey(NamedTuple):
+    """A sample to read, and what its random crop depends on."""
+
+    position: int
+    seed: int
+    epoch: int
+    occurrence: int
+
+
+def keys_of(picks: Picks, seed: int, *, repeats: Repeats | None) -> list[SampleKey]:
+    """Return the keys of a batch."""
+    occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
+    if repeats is not None:
+        occurrences = repeats.occurrences(picks.positions, occurrences)
+    pairs = zip(picks.positions.tolist(), occurrences.tolist(), strict=True)
+    return [SampleKey(position, seed, picks.after.epoch, occurrence) for position, occurrence in pairs]
+
+
+class SampleDataset(torch.utils.data.Dataset[Any]):
+    """(image, label) by `SampleKey`, the image as the whole recipe makes it. Opens its files and decoder in each process."""
+
+    def __init__(self, index: AnyIndex, recipe: Recipe) -> None:
+        self._index = index
+        self.recipe = recipe
+        self._has_label = BatchFields.of(index, None).has_label
+        self._worker: BlockWorker | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleDataset, (self._index, self.recipe)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, key: SampleKey) -> tuple[Any, ...]:
+        """Return a sample. Raises DecodeError, IntegrityError, StorageError, and what the user's transforms raise."""
+        if self._worker is None:
+            self._worker = BlockWorker(self.recipe, LocalFiles())
+        ids = self._index.ids(np.array([key.position], np.int64))
+        entries = self._index.look_up(ids, IMAGE)
+        draws = Draws(key.seed, key.epoch, apart(ids, np.array([key.occurrence], np.int64)))
+        (image,), report = self._worker.load_each(entries, range(1), draws)
+        for bad in report.bad:
+            raise located(bad.reason, self._index, int(ids[0])) from bad.reason
+        return (image, int(entries.labels[0])) if self._has_label else (image,)

@@ -18,7 +18,7 @@ from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decod
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
-from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, places_of
+from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, SampleDataset, keys_of, places_of
 from datapipe.adapt.loaders import (
     TorchDataLoader,
     generator_of,
@@ -29,7 +29,6 @@ from datapipe.adapt.loaders import (
     unwrap_torch_loader,
 )
 from datapipe.adapt.number_rows import NumberRows, picked_rows, rows_of
-from datapipe.adapt.sample_dataset import SampleDataset, keys_of
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen, converted_index

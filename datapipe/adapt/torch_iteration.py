@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
+from datapipe.adapt.keys import KeyPass
 from datapipe.core.errors import LifecycleError
 from datapipe.loader.iteration import Epochs, OneThread
-from datapipe.order.plan import Cursor
 
 
 class TorchIterator(Iterator[Any]):
@@ -84,21 +83,3 @@ class TorchIterator(Iterator[Any]):
     def _num_received(self) -> int | None:
         """Return how many batches have come from torch's workers, failed ones included; None if there are no workers."""
         return getattr(self._batches, "_rcvd_idx", None)
-
-
-class KeyPass:
-    """One pass over the keys: iterated in the consumer's thread, as many batches ahead as torch likes."""
-
-    def __init__(self, keys: Iterator[tuple[Any, Cursor]], epoch: int) -> None:
-        self._keys = keys
-        self.epoch = epoch
-        self.after: deque[Cursor] = deque()  # places after the batches that are requested and not yet delivered
-        self.error: Exception | None = None  # an error of the sampler, raised once the batches before it are delivered
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            for keys, cursor in self._keys:
-                self.after.append(cursor)
-                yield keys
-        except Exception as exc:
-            self.error = exc

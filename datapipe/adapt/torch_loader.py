@@ -19,11 +19,10 @@ from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.explaining import lines_about, lines_about_rows
-from datapipe.adapt.keys import KeySource
+from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
 from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
-from datapipe.adapt.sample_dataset import SampleDataset
-from datapipe.adapt.torch_iteration import KeyPass, TorchIterator
+from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.images.choice import Choice
 from datapipe.loader.iteration import Epochs
