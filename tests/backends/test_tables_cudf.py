@@ -6,6 +6,7 @@ That its batches are right is the suite's (tests/suites/test_table_backend_suite
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from datapipe.backends.tables_cudf.support import problem_for_cudf
 from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of
 from datapipe.containers.tables.files import open_table
+from datapipe.loader.tables.device_parts import DeviceTableParts
 from datapipe.testing.cudf_stand_in import CONTENTS, Functions
 
 NUM = 600
@@ -386,3 +388,28 @@ def test_the_host_waits_for_nothing(table: Path) -> None:
         later = [on_host(fake, batch) for batch in load(table)]
         fake.drain()
         assert sorted(row for read in later for row in read()[:, 0].tolist()) == list(range(NUM))
+
+
+def test_a_batch_that_fails_half_way_leaves_the_device_its_indices(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of its first window are chosen by indices in page-locked memory, which the device has not copied yet."""
+    read, was_gathered = Functions.read_parquet, False
+
+    def damaged(self: Functions, *arguments: Any) -> Any:
+        if was_gathered:
+            raise RuntimeError("CUDF failure at: page.cu:1: bad page")
+        return read(self, *arguments)
+
+    gather = DeviceTableParts.gather
+
+    def noted(*arguments: Any) -> None:
+        nonlocal was_gathered
+        was_gathered = True
+        gather(*arguments)
+
+    monkeypatch.setattr(Functions, "read_parquet", damaged)
+    monkeypatch.setattr(DeviceTableParts, "gather", noted)
+    with fake_gpu(is_lazy=True) as fake:
+        with pytest.raises(dp.DecodeError):
+            next(iter(load(table, batch_size=48)))
+        gc.collect()  # the error's traceback refers to the batch
+        fake.drain()  # fails where an index lies outside of the window

@@ -45,7 +45,7 @@ class DevicePacker:
         self._layout = layout
         self._runtime = runtime
         self._uploads = uploads
-        self._vocabularies: dict[str, tuple[SortedIds, Event, list[object]]] = {}  # by digest
+        self._vocabularies: dict[str, tuple[SortedIds, Event]] = {}  # by digest
         self._lock = threading.Lock()
 
     def features(self, columns: Mapping[str, DeviceValues], group: TableGroup, kept: list[object]) -> list[list[torch.Tensor]]:
@@ -76,16 +76,16 @@ class DevicePacker:
             data = values.data.to(wanted)
             return data if values.valid is None else data.masked_fill(~values.valid, float("nan"))
         if feature.column.kind is ColumnKind.TEXT:
-            return self._of_texts(feature, chain, values, kept).to(wanted)
+            return self._of_texts(feature, chain, values).to(wanted)
         if leads_with_ids:
             return self._ids(chain, values, kept).to(wanted)
-        return self._applied(chain, values, kept).to(wanted)
+        return self._applied(chain, values).to(wanted)
 
-    def _of_texts(self, feature: MatrixColumn, chain: Chain, values: DeviceValues, kept: list[object]) -> torch.Tensor:
+    def _of_texts(self, feature: MatrixColumn, chain: Chain, values: DeviceValues) -> torch.Tensor:
         """Look up the finished value of each distinct text."""
         assert values.texts is not None
         finished = np.ascontiguousarray(chain.bind(values.texts, feature.column)(0, len(values.texts)))
-        return self._uploads.to_device(finished, kept).index_select(0, values.data)
+        return self._uploads.to_device(finished).index_select(0, values.data)
 
     def _ids(self, chain: Chain, values: DeviceValues, kept: list[object]) -> torch.Tensor:
         operation, missing = chain.operations[0], _missing(values)
@@ -102,16 +102,15 @@ class DevicePacker:
         with self._lock:
             found = self._vocabularies.get(vocabulary.digest)
             if found is None:
-                host: list[object] = []
-                keys, ids = (self._uploads.to_device(array, host) for array in vocabulary.table.sorted())
-                found = (SortedIds(keys, ids), self._runtime.record_event(stream), host)
+                keys, ids = (self._uploads.to_device(array) for array in vocabulary.table.sorted())
+                found = (SortedIds(keys, ids), self._runtime.record_event(stream))
                 self._vocabularies[vocabulary.digest] = found
-        table, event, _ = found
+        table, event = found
         self._runtime.wait_event(stream, event)
         kept.append(table)
         return table
 
-    def _applied(self, chain: Chain, values: DeviceValues, kept: list[object]) -> torch.Tensor:
+    def _applied(self, chain: Chain, values: DeviceValues) -> torch.Tensor:
         """Return the values after a chain of elementwise operations; nulls that nothing fills are NaN."""
         data, operations = values.data, chain.operations
         if values.valid is not None and not isinstance(operations[0], FillMissing):
@@ -133,7 +132,7 @@ class DevicePacker:
                 case Clip():
                     data = _clipped(data, operation)
                 case Bucketize():
-                    boundaries = self._uploads.to_device(np.array(operation.boundaries), kept)
+                    boundaries = self._uploads.to_device(np.array(operation.boundaries))
                     data = torch.bucketize(data.to(torch.float64), boundaries, out_int32=True, right=True)
                 case Cast():
                     data = data.to(getattr(torch, operation.dtype))
@@ -180,8 +179,8 @@ class PinnedUploads:
         self._max_free = max_free
         self._pool: SlabPool | None = None
 
-    def to_device(self, values: NDArray[Any], kept: list[object]) -> torch.Tensor:
-        """Return the values on the device, which the current stream copies. `kept` must live until that stream has done so."""
+    def to_device(self, values: NDArray[Any]) -> torch.Tensor:
+        """Return the values on the device, which the current stream copies; the page-locked memory is held until then."""
         nbytes = max(values.nbytes, 1)
         pool = self._pool
         if pool is None or pool.nbytes < nbytes:
@@ -189,5 +188,7 @@ class PinnedUploads:
         slab = pool.lease()
         host = torch.from_numpy(slab[: values.nbytes].view(values.dtype))
         np.copyto(host.numpy(), values)
-        kept.append(host)
-        return self._runtime.copy_in(host)
+        try:
+            return self._runtime.copy_in(host)
+        finally:  # at once: what the caller does with the values may fail, and the copy still come
+            self._runtime.pending.add(self._runtime.record_event(self._runtime.current_stream()), [host])

@@ -34,7 +34,6 @@ class RowBatch:
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory, if it is the host's
     good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
-    kept: list[object] = field(default_factory=list)  # what a device may still read when the batch is made
     lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
 
     def __len__(self) -> int:

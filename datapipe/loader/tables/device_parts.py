@@ -103,13 +103,11 @@ class DeviceTableParts:
 
     def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
         """Overwrite rows of a window with other rows of it."""
-        kept: list[object] = []
         self._join(window)
         with self.runtime.under(self.stream):
-            targets, sources = self.uploads.to_device(rows, kept), self.uploads.to_device(others, kept)
+            targets, sources = self.uploads.to_device(rows), self.uploads.to_device(others)
             for tensor in window.arrays.tensors:
                 tensor.index_copy_(0, targets, tensor.index_select(0, sources))
-        self.runtime.pending.add(self.runtime.record_event(self.stream), kept)
 
     def gather(self, batch: RowBatch, window: LoadedWindow, chosen: slice | NDArray[np.int64], first: int) -> None:
         """Copy some rows of a window to rows of a batch from `first` on."""
@@ -119,29 +117,24 @@ class DeviceTableParts:
                 for source, target in zip(window.arrays.tensors, batch.matrices, strict=True):
                     target[first : first + chosen.stop - chosen.start].copy_(source[chosen])
                 return
-            rows = self.uploads.to_device(chosen, batch.kept)
+            rows = self.uploads.to_device(chosen)
             for source, target in zip(window.arrays.tensors, batch.matrices, strict=True):
                 torch.index_select(source, 0, rows, out=target[first : first + len(chosen)])
 
     def hand_over(self, batch: RowBatch) -> DeviceTransfer:
         """Return the arrival of a batch on the consumer's stream."""
-        runtime, kept = self.runtime, batch.kept
+        runtime = self.runtime
         start_ns = time.perf_counter_ns()
         runtime.pending.reap()
-        try:
-            with runtime.under(self.stream):
-                matrices = batch.matrices
-                if not batch.good.all():
-                    rows = self.uploads.to_device(np.flatnonzero(batch.good), kept)
-                    matrices = [matrix.index_select(0, rows) for matrix in matrices]
-                result = named_batch(
-                    self.layout, self.options, batch, matrices, to_tensor=lambda array: self.uploads.to_device(array, kept)
-                )
-                if self.options.batch_transform is not None:
-                    result = self.options.batch_transform(result)
-        finally:  # also after an error, since copies may be in progress
-            event = runtime.record_event(self.stream)
-            runtime.pending.add(event, kept)
+        with runtime.under(self.stream):
+            matrices = batch.matrices
+            if not batch.good.all():
+                rows = self.uploads.to_device(np.flatnonzero(batch.good))
+                matrices = [matrix.index_select(0, rows) for matrix in matrices]
+            result = named_batch(self.layout, self.options, batch, matrices, to_tensor=self.uploads.to_device)
+            if self.options.batch_transform is not None:
+                result = self.options.batch_transform(result)
+        event = runtime.record_event(self.stream)
         tensors = [tensor for tensor in tensors_of(result) if tensor.device == runtime.device]
         observe(self.observer, Stage.COPY, batch.span.step, start_ns, len(batch))
         return DeviceTransfer(result, tensors, event, runtime)
