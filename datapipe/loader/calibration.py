@@ -53,21 +53,21 @@ class Calibration:
 
 
 def measure(batches: Iterator[Any]) -> float:
-    """Return images per second in the steady state."""
+    """Return images per second in the steady state. Waits for the device on which the images are."""
     for _ in range(_WARMUP_BATCHES):
-        next(batches)
-    _synchronise()
+        device = next(batches)[0].device
+    _synchronise(device)
     started, num_images, num_batches = time.perf_counter(), 0, 0
     while num_batches < _MEASURED_BATCHES or time.perf_counter() - started < _MEASURED_S:
         num_images += len(next(batches)[0])
         num_batches += 1
-    _synchronise()
+    _synchronise(device)
     return num_images / (time.perf_counter() - started)
 
 
-def _synchronise() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":  # which need not be the current one
+        torch.cuda.synchronize(device)
 
 
 def _settings(dali: Dali | None) -> dict[str, Any] | None:

@@ -260,6 +260,22 @@ def test_the_rate_is_that_of_what_comes_after_the_warm_up() -> None:
     assert measure((torch.zeros(size),) for size in sizes) > 1000
 
 
+class _OnTheFourthGpu:
+    device = torch.device("cuda", 3)
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_a_measurement_waits_for_the_gpu_on_which_the_images_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current one may be another, on which waiting would also create a context."""
+    monkeypatch.setattr("datapipe.loader.calibration._MEASURED_S", 0.0)
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    measure(itertools.repeat((_OnTheFourthGpu(),)))
+    assert waited == [torch.device("cuda", 3)] * 2
+
+
 def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates load the loader's own data, by its transform; here on the CPU."""
     monkeypatch.setattr("datapipe.loader.images.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
