@@ -295,7 +295,9 @@ def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:
 def test_how_busy_nvml_calls_the_gpu_is_a_mean_of_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake: none of this has met NVML itself on a machine without a GPU."""
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.utilization", lambda: said.pop())
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", lambda number: True, raising=False)
+    monkeypatch.setattr("torch.cuda.utilization", lambda number: said.pop())
     said, done = [40, 80, 60, 100], threading.Event()
 
     def read() -> float | None:
@@ -311,3 +313,17 @@ def test_how_busy_nvml_calls_the_gpu_is_a_mean_of_what_it_says(monkeypatch: pyte
     silent = BusySampler(lambda: None, period_s=0.001)
     silent.stop()
     assert silent.mean() is None
+
+
+def test_the_gpus_of_a_process_are_those_with_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread that asks the current device is the first GPU, whichever one the training thread has set."""
+    contexts: list[int] = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", contexts.__contains__, raising=False)
+    monkeypatch.setattr("torch.cuda.utilization", {0: 100, 1: 20, 2: 60, 3: 0}.__getitem__)
+    assert read_busy() is None
+    contexts.append(2)
+    assert read_busy() == pytest.approx(0.6)
+    contexts.append(1)
+    assert read_busy() == pytest.approx(0.4)

@@ -89,9 +89,14 @@ class BusySampler:
 
 
 def read_busy() -> float | None:
-    """Return this process's GPU utilisation, 0 to 1; None without a CUDA context. Raises if NVML is not available."""
+    """Return the mean utilisation of this process's GPUs, 0 to 1; None without a CUDA context. Raises if NVML is not available.
+
+    Its GPUs are those with a context: the current device is no answer, as it is 0 in every thread that has not set another.
+    """
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    return torch.cuda.utilization() / 100
+    has_context: Any = vars(torch._C)["_cuda_hasPrimaryContext"]
+    used = [number for number in range(torch.cuda.device_count()) if has_context(number)]
+    return sum(map(torch.cuda.utilization, used)) / (100 * len(used)) if used else None
