@@ -14,7 +14,7 @@ import torch
 import datapipe as dp
 from benchmarks.table_contenders import DENSE, IDS
 from datapipe.backends.device_runtime import cuda_runtime
-from datapipe.backends.tables_cudf.library import library
+from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
 from datapipe.backends.tables_cudf.reader import DTYPES, CudaStream
 
 CUDF, ARROW, BY_HAND, RESIDENT = "ours, cuDF", "ours, Arrow", "cuDF by hand", "resident"
@@ -45,7 +45,7 @@ def by_hand(folder: Path, batch_size: int, device: str) -> Iterator[Batch]:
     """
     cudf, runtime = library(), cuda_runtime(torch.device(device))
     stream = cudf.stream(CudaStream(runtime.current_stream()))
-    memory = cudf.async_memory()
+    memory = stream_ordered_memory(cudf, runtime.device)
     files = sorted(folder.glob("*.parquet"))
     groups = [(str(path), number) for path in files for number in range(pq.ParquetFile(path).num_row_groups)]
     names = [*DENSE, *IDS, "label"]

@@ -155,6 +155,10 @@ class Stream:
         return 0, self.address
 
 
+class CudaMemoryResource:
+    """Allocates by cudaMalloc. Freeing waits for the device."""
+
+
 class CudaAsyncMemoryResource:
     """Allocates in the order of a stream."""
 
@@ -173,6 +177,13 @@ class Functions:
 
     def __init__(self, device: Memory) -> None:
         self._device = device
+        self._resources: dict[int, object] = {}
+
+    def get_per_device_resource(self, device: int) -> object:
+        return self._resources.setdefault(device, CudaMemoryResource())
+
+    def set_per_device_resource(self, device: int, mr: object) -> None:
+        self._resources[device] = mr
 
     def read_parquet(
         self,
@@ -182,6 +193,8 @@ class Functions:
         parquet_metadatas: object = None,
     ) -> TableWithMetadata:
         assert stream is not None, "a read on the default stream"
+        resources = self._resources.values() or [CudaMemoryResource()]
+        assert not any(type(one) is CudaMemoryResource for one in resources), "temporary memory by cudaMalloc"
         try:
             parts = [
                 pq.ParquetFile(path, pre_buffer=False).read_row_groups(groups, columns=options.columns, use_threads=False)
@@ -238,10 +251,12 @@ CONTENTS: dict[str, tuple[Any, ...]] = {
     "pylibcudf.types": (DataType, TypeId),
     "pylibcudf.unary": (Functions.is_valid,),
     "rmm": (),
-    "rmm.mr": (CudaAsyncMemoryResource,),
+    "rmm.mr": (
+        CudaAsyncMemoryResource, CudaMemoryResource, Functions.get_per_device_resource, Functions.set_per_device_resource,
+    ),
     "rmm.pylibrmm": (),
     "rmm.pylibrmm.stream": (Stream,),
-}
+}  # fmt: skip
 
 
 def modules(device: Memory) -> dict[str, types.ModuleType]:

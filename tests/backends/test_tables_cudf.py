@@ -24,7 +24,7 @@ from fake_device import FakeDevice
 import datapipe as dp
 from datapipe.backends.tables_cudf import reader
 from datapipe.backends.tables_cudf.hashing import SortedIds, bucket_of, keys_of_numbers
-from datapipe.backends.tables_cudf.library import Library, library
+from datapipe.backends.tables_cudf.library import Library, library, stream_ordered_memory
 from datapipe.backends.tables_cudf.support import problem_for_cudf
 from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of
@@ -82,15 +82,14 @@ MADE_BY_CUDF = ("Column", "DataType", "TableWithMetadata", "ParquetReaderOptions
 
 @pytest.mark.parametrize(("module", "member"), FUNCTIONS, ids=lambda value: getattr(value, "__name__", value))
 def test_functions_take_what_the_real_ones_take(module: str, member: Any) -> None:
-    (node,) = [one for one in stub_of(module).body if isinstance(one, ast.FunctionDef) and one.name == member.__name__]
+    stub = resources_stub() if module == "rmm.mr" else stub_of(module)
+    (node,) = [one for one in stub.body if isinstance(one, ast.FunctionDef) and one.name == member.__name__]
     assert own_parameters(member) == parameters_of(node)
 
 
 @pytest.mark.parametrize(("module", "kind"), CLASSES, ids=lambda value: getattr(value, "__name__", value))
 def test_classes_have_methods_of_the_real_ones(module: str, kind: type) -> None:
-    if module == "rmm.mr":
-        module = "rmm.pylibrmm.memory_resource"
-    stub = stub_of(module) if module != "rmm.pylibrmm.memory_resource" else resources_stub()
+    stub = resources_stub() if module == "rmm.mr" else stub_of(module)
     (node,) = [one for one in stub.body if isinstance(one, ast.ClassDef) and one.name == kind.__name__]
     real = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
     methods = {name: value for name, value in vars(kind).items() if inspect.isfunction(value) or isinstance(value, staticmethod)}
@@ -125,6 +124,18 @@ def test_a_cudf_that_does_not_load_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("datapipe.backends.tables_cudf.library.version_of", lambda name: "26.10")
     with pytest.raises(dp.DependencyError, match="cuDF is installed twice, for CUDA 12 and 13"):
         library()
+
+
+def test_the_device_gets_a_resource_that_frees_without_waiting_unless_the_script_has_set_one() -> None:
+    device = torch.device("cuda", 3)
+    with fake_gpu():
+        found = library()
+        made = stream_ordered_memory(found, device)
+        assert type(made) is found.async_memory
+        assert found.memory_of(3) is made
+        assert stream_ordered_memory(found, device) is made
+        found.set_memory(3, "a pool")
+        assert stream_ordered_memory(found, device) == "a pool"
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------

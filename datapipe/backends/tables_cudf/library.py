@@ -26,6 +26,9 @@ class Library:
     table: Any  # pylibcudf.table.Table
     stream: Any  # rmm.pylibrmm.stream.Stream
     async_memory: Any  # rmm.mr.CudaAsyncMemoryResource
+    plain_memory: Any  # rmm.mr.CudaMemoryResource
+    memory_of: Any  # rmm.mr.get_per_device_resource
+    set_memory: Any  # rmm.mr.set_per_device_resource
 
 
 @functools.cache
@@ -42,7 +45,7 @@ def library() -> Library:
         from pylibcudf.table import Table
         from pylibcudf.transform import encode
         from pylibcudf.unary import is_valid
-        from rmm.mr import CudaAsyncMemoryResource
+        from rmm.mr import CudaAsyncMemoryResource, CudaMemoryResource, get_per_device_resource, set_per_device_resource
         from rmm.pylibrmm.stream import Stream
     except ModuleNotFoundError as exc:
         if not found:
@@ -54,4 +57,29 @@ def library() -> Library:
         raise DependencyError(
             f"{found[0]} is built for another CUDA than this torch ({torch.version.cuda}); pip uninstall it, then {remedy}"
         )
-    return Library(read_parquet, ParquetReaderOptions, SourceInfo, is_valid, encode, Table, Stream, CudaAsyncMemoryResource)
+    return Library(
+        read_parquet=read_parquet,
+        reader_options=ParquetReaderOptions,
+        source_info=SourceInfo,
+        is_valid=is_valid,
+        encode=encode,
+        table=Table,
+        stream=Stream,
+        async_memory=CudaAsyncMemoryResource,
+        plain_memory=CudaMemoryResource,
+        memory_of=get_per_device_resource,
+        set_memory=set_per_device_resource,
+    )
+
+
+def stream_ordered_memory(library: Library, device: torch.device) -> Any:
+    """Return RMM's resource of the current device, after replacing RMM's initial one by one that allocates in a stream's order.
+
+    libcudf allocates temporary memory from it, whichever resource a call names for its result (NVIDIA/cudf#20780). The initial
+    one is cudaMalloc, whose cudaFree waits for all work on the device, the training's too. What the script has set stays.
+    """
+    memory = library.memory_of(device.index)
+    if type(memory) is library.plain_memory:
+        memory = library.async_memory()
+        library.set_memory(device.index, memory)
+    return memory

@@ -7,7 +7,7 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.slabs import SlabPool
-from datapipe.backends.tables_cudf.library import library
+from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
 from datapipe.backends.tables_cudf.packing import DevicePacker, PinnedUploads
 from datapipe.backends.tables_cudf.reader import CudfReader
 from datapipe.columns.layout import MatrixLayout
@@ -75,8 +75,8 @@ def device_parts(
     found, runtime = library(), cuda_runtime(device)
     uploads = PinnedUploads(runtime, max_free=options.depth + 2)
     stream = runtime.new_stream()
-    with runtime.under(stream):  # the resource is the current device's
-        memory = found.async_memory()
+    with runtime.under(stream):
+        memory = stream_ordered_memory(found, runtime.device)
     return DeviceTableParts(
         index=index,
         layout=layout,
