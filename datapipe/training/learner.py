@@ -116,18 +116,18 @@ def scale_gradients(parameters: Iterable[torch.Tensor], nominal: float, num_real
     """Turn gradients of `sum of losses / nominal` into those of the mean over `num_real` samples, in place.
 
     That is exact for short batches, masked samples, the rest of an epoch, and ranks whose numbers of samples differ. Under DDP,
-    which averages over ranks, pass the mean over ranks as `num_real`. If the two are equal nothing changes. A tensor is not read
-    on the host. With no samples the gradients, which are 0, stay unchanged.
+    which averages over ranks, pass the mean over ranks as `num_real`. If the two are equal nothing changes. The host never waits
+    for the device. With no samples the gradients, which are 0, stay unchanged.
     """
-    if not isinstance(num_real, torch.Tensor):
-        if num_real == nominal:
-            return
-        num_real = torch.tensor(float(num_real))
-    factor = nominal / num_real.clamp(min=1e-9)
-    factor = torch.where(num_real > 0, factor, torch.ones_like(factor))
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if gradients:
+    if not gradients:
+        return
+    if isinstance(num_real, torch.Tensor):
+        factor = nominal / num_real.clamp(min=1e-9)
+        factor = torch.where(num_real > 0, factor, torch.ones_like(factor))
         torch._foreach_mul_(gradients, factor.to(gradients[0].device, torch.float32))
+    elif num_real not in (nominal, 0):
+        torch._foreach_mul_(gradients, nominal / num_real)
 
 
 class Learner:
@@ -203,8 +203,9 @@ class Learner:
         """Return the mean number of samples of this step per rank."""
         if self._ranks.world_size == 1:
             return self._num_real
-        num = torch.as_tensor(self._num_real, dtype=torch.float64, device=self.device)
-        return self._ranks.add(num.reshape(1).clone())[0] / self._ranks.world_size
+        # Added to what the device fills itself: a number that is made a tensor there is copied, which the host waits for.
+        num = torch.zeros(1, dtype=torch.float64, device=self.device) + self._num_real
+        return self._ranks.add(num)[0] / self._ranks.world_size
 
 
 def _check_head(outputs: Any, labels: torch.Tensor) -> None:

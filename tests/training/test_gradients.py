@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from datapipe.core.errors import OptionError
 from datapipe.training import Learner, ends_step, make_model, recompute_blocks
 from datapipe.training.learner import LabelledBatch, cross_entropy, labelled_batch
 from datapipe.training.options import Precision
+from datapipe.training.process_group import ProcessGroup
 
 CPU = torch.device("cpu")
 
@@ -93,6 +95,35 @@ def test_no_sample_at_all_leaves_the_weights_alone() -> None:
     images, labels = samples(4)
     none = torch.zeros(4, dtype=torch.bool)
     assert all(not grad.any() for grad in gradients(make_model("cnn", 4), [LabelledBatch(images, labels, none)], nominal=4))
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the names of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("num", [4, 3])
+def test_a_step_takes_no_number_to_the_device(num: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waits for the GPU, with all that is queued there, when it copies a tensor made of numbers."""
+    monkeypatch.setattr(ProcessGroup, "add", lambda self, values: values.mul_(self.world_size))
+    model = make_model("cnn", 4)
+    optimizer = NoStep(model.parameters())
+    learner = Learner(model, optimizer, nominal=4)
+    learner._ranks = ProcessGroup(0, world_size)
+    images, labels = samples(num)
+    learner.learn(LabelledBatch(images, labels, None), ends_step=True)
+    with _Operations() as operations:
+        learner.step()
+    assert not operations.names & {"lift_fresh", "_local_scalar_dense"}
+    close(optimizer.seen, reference(model, images, labels))
 
 
 def test_soft_labels_and_smoothing() -> None:
