@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,12 @@ from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.applying import with_applied
 from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
 from datapipe.diagnostics.attach.settings import Settings
-from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
+from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import Document, as_json
-from datapipe.diagnostics.fail_if import Condition
 from datapipe.diagnostics.judge.analysis import analyze
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 from datapipe.diagnostics.measure.recorded import read_processes
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
@@ -41,6 +43,50 @@ _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 _APPLIED_STEPS = 300  # limit of the run with the remedy
+
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_UNITS = {"starvation": {"%": 0.01}, "step": {"s": 1.0, "ms": 1e-3, "us": 1e-6}, "wait": {"s": 1.0, "ms": 1e-3, "us": 1e-6}}
+_FORM = re.compile(r"\s*([a-z]+)\s*(>=|<=|>|<)\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[a-z]+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of `--fail-if` on the slowest rank's steady steps, that must not hold.
+
+    `name`: "starvation" (waiting for data, as a share of the step), "step" (its mean length) or "wait" (for data, per step).
+    """
+
+    name: str
+    sign: str
+    limit: float  # a share, or seconds
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Parse `NAME SIGN NUMBER UNIT`. Raises OptionError for anything else."""
+        match = _FORM.fullmatch(text)
+        if match is None or match[1] not in _UNITS or match[4] not in _UNITS[match[1]]:
+            raise OptionError(
+                f"--fail-if {text!r} is not NAME SIGN NUMBER UNIT with starvation (%), step or wait (s, ms, us) and one of "
+                "> >= < <=; such as 'starvation>10%' or 'step>120ms'"
+            )
+        name, sign, number, unit = match.groups()
+        return cls(name, sign, float(number) * _UNITS[name][unit], text.strip())
+
+    def violation(self, verdict: Verdict) -> str | None:
+        """Return why the diagnosis fails; None if it does not. A value that was not measured fails."""
+        figures = verdict.figures
+        share = None if figures.starvation is None else figures.starvation.value
+        value = {"starvation": share, "step": figures.step_s, "wait": figures.data_s}[self.name]
+        if value is None or verdict.kind in (VerdictKind.NOT_MEASURED, VerdictKind.NOT_ENOUGH):
+            return f"--fail-if {self.text}: {self.name} was not measured ({verdict.kind.value}: {verdict.reason})"
+        if not _OPERATORS[self.sign](value, self.limit):
+            return None
+        shown = f"{value:.1%}" if self.name == "starvation" else f"{value * 1e3:.2f} ms"
+        return f"--fail-if {self.text}: {self.name} is {shown}"
 
 
 def run(args: argparse.Namespace) -> int:

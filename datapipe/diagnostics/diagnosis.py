@@ -1,37 +1,26 @@
-"""Diagnose a run: judge and explain its measurements in one document."""
+"""Diagnose a run: judge and explain its measurements in one document, and add what a remedy gained when it was applied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from datapipe.diagnostics.account import account_of, savings_of
 from datapipe.diagnostics.attach.settings import Applied
-from datapipe.diagnostics.diagnosis_steps import spans_of, steps_of
-from datapipe.diagnostics.document import (
-    Document,
-    LeftOut,
-    LoaderRow,
-    Outlook,
-    RankResult,
-    Remedies,
-    RunTime,
-    Saving,
-)
+from datapipe.diagnostics.details import details_of
+from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
+from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.figures import figures_of
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge_ranks
 from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.timeline import STEP, Context
-from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.predict.candidates import Candidates, argument_of, candidates_for, place_of
+from datapipe.diagnostics.measure.timeline import STEP
+from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, place_of
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.needs import needs_of, situation_of
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Prediction, Ranking, rank_remedies
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies
 from datapipe.diagnostics.trials.trying import Trials
 
 
@@ -52,6 +41,8 @@ class Diagnosis:
     document: Document
     applied: dict[str, Applied] = field(default_factory=dict)  # the predicted remedies that need no edit of the script
 
+
+_OF_WORKERS = "num_workers="
 
 Try = Callable[[Analysis], Trials]
 
@@ -77,7 +68,6 @@ def diagnose(
     if found:
         place, verdict = judge_ranks([one.verdict for one in found], [one.process.rank for one in found])
         worst = found[place]
-    notes = [*troubles, *(f"rank {one.process.rank}: {text}" for one in found for text in one.process.troubles)]
     remedies, why, candidates = _remedies(worst, try_out)
     document = Document(
         command=command.argv,
@@ -86,31 +76,20 @@ def diagnose(
         duration_s=command.duration_s,
         clock="cuda" if verdict.is_device else "host",
         verdict=verdict,
-        ranks=tuple(_rank_result(one) for one in found),
+        ranks=tuple(
+            RankResult(rank=one.process.rank, pid=one.process.pid, verdict=one.verdict, num_steps=one.process.num_training_steps)
+            for one in found
+        ),
         attribution=worst.attribution if worst else None,
         why_no_attribution=worst.why_no_attribution if worst else verdict.reason,
         remedies=remedies,
         why_no_remedies=why,
         left_out=tuple(LeftOut(name=name, reason=reason) for name, reason in candidates.left_out.items()),
-        troubles=(*notes, *_context_troubles(found)),
+        troubles=(*troubles, *_troubles(found)),
     )
     if worst is not None:
-        document = msgspec.structs.replace(document, **_of_slowest(worst))
+        document = msgspec.structs.replace(document, **details_of(worst))
     return Diagnosis(document, candidates.applied)
-
-
-def _of_slowest(worst: Analysis) -> dict[str, Any]:
-    """Return the parts of the document that are only about the slowest rank."""
-    process = worst.process
-    return {
-        "loaders": tuple(_loader_row(facts, worst) for facts in process.loaders.values()),
-        "run": _run_time(worst),
-        "regimes": worst.regimes if len(worst.regimes) > 1 else (),
-        "steps": steps_of(worst),
-        "spans": tuple(spans_of(worst)),
-        "syncs": dict(process.context.syncs),
-        "environment": dict(process.environment),
-    }
 
 
 def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
@@ -171,61 +150,73 @@ def _outlook(prediction: Prediction, *, needs_edit: bool | None = None, changes_
     )
 
 
-def guide_of(how: Instruction) -> dict[str, Any]:
-    """Return an instruction as the fields of a `document.Guided`."""
-    return {"how": how.sentence(), "code": how.code, "where": how.where, "note": how.note or None}
-
-
-def _run_time(found: Analysis) -> RunTime | None:
-    """Return the account of the slowest rank's run, and what keeping workers would save."""
-    account = account_of(found.recorded)
-    if account is None:
-        return None
-    production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
-    saved = savings_of(found.recorded, account, float(np.mean(production)) * 1e-9 if production else None)
-    savings = (_saving(found.process.loaders[loader], saved_s, account.wall_s) for loader, saved_s in saved)
-    return RunTime(wall_s=account.wall_s, parts=account.parts(), loaders=account.loaders, savings=tuple(savings))
-
-
-def _saving(facts: LoaderFacts, saved_s: float, wall_s: float) -> Saving:
-    name = "persistent_workers=True"
-    how = argument_of(facts, name, "workers are started again for each pass")
-    return Saving(name=name, **guide_of(how), saved_s=saved_s, gain=saved_s / wall_s)
-
-
-def _rank_result(found: Analysis) -> RankResult:
-    process = found.process
-    return RankResult(rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps)
-
-
-def _loader_row(facts: LoaderFacts, found: Analysis) -> LoaderRow:
-    steps = found.recorded.steps[found.recorded.steps["loader"] == facts.key]
-    training = ~steps["is_evaluation"]
-    return LoaderRow(
-        id=facts.key,
-        where=None if facts.site is None else place_of(facts.site),
-        kind=facts.kind,
-        dataset=None if facts.dataset is None else facts.dataset.rpartition(".")[2],
-        num_workers=facts.num_workers,
-        prefetch_factor=facts.prefetch_factor,
-        batch_size=facts.batch_size,
-        pin_memory=facts.pin_memory,
-        is_evaluation=bool(len(steps)) and not training.any(),
-        is_judged=found.loader is not None and found.loader.key == facts.key,
-        num_steps=len(steps),
-    )
-
-
-def _context_troubles(found: Sequence[Analysis]) -> list[str]:
-    notes = []
+def _troubles(found: Sequence[Analysis]) -> Iterator[str]:
+    """Yield what went wrong in the ranks' measurement, and then what they did not measure."""
     for one in found:
-        context: Context = one.process.context
-        if context.num_elsewhere:
-            what = f"{context.num_elsewhere} batches were taken by other threads than the first and were not measured"
-            notes.append(f"rank {one.process.rank}: {what}")
-    return notes
+        yield from (f"rank {one.process.rank}: {text}" for text in one.process.troubles)
+    for one in found:
+        if num := one.process.context.num_elsewhere:
+            yield f"rank {one.process.rank}: {num} batches were taken by other threads than the first and were not measured"
 
 
 def _unmeasured() -> Verdict:
     reason = "no loader of torch.utils.data, datapipe or accelerate was iterated, or a signal ended the run first"
     return Verdict(VerdictKind.NOT_MEASURED, None, reason, figures_of(np.zeros(0, STEP)))
+
+
+def with_applied(document: Document, chosen: Outlook, found: Sequence[Analysis], *, exit_code: int) -> Document:
+    """Return the document with the outcome of applying `chosen`. `found`: the ranks of that run; empty without a loader."""
+    reason = None if exit_code == 0 else f"the script ended with status {exit_code}"
+    measured_s, starvation, troubles = None, None, list[str]()
+    if found:
+        figures = found[judge_ranks([one.verdict for one in found])[0]].of_loader
+        measured_s = figures.step_s if figures.is_settled else None
+        starvation = figures.starvation
+        reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")
+        troubles = [f"with {chosen.name}: {text}" for one in found for text in one.process.troubles]
+    else:
+        reason = reason or "no loader was iterated"
+    applied = AppliedRemedy(
+        remedy=chosen.name,
+        predicted_step_s=chosen.step_s.value,
+        low_s=chosen.step_s.low,
+        high_s=chosen.step_s.high,
+        measured_step_s=measured_s,
+        starvation=starvation,
+        reason=reason,
+    )
+    remedies = document.remedies
+    if remedies is not None and measured_s is not None and exit_code == 0:
+        remedies = ranked_again(remedies, chosen.name, measured_s)
+    return msgspec.structs.replace(document, applied=applied, remedies=remedies, troubles=(*document.troubles, *troubles))
+
+
+def ranked_again(remedies: Remedies, name: str, measured_s: float) -> Remedies:
+    """Return the remedies after the one of this name has made a step of `measured_s`.
+
+    Without a gain it is not recommended any more; neither are other numbers of workers, if it was one: they are predicted alike.
+    """
+    now_s = remedies.measured_step_s
+    if now_s is None:
+        return remedies
+    gained = 1 - measured_s / now_s
+    kept, refuted = list[Outlook](), list[Outlook]()
+    for one in remedies.predictions:
+        if one.name == name:
+            seen = msgspec.structs.replace(one, step_s=_exactly(measured_s), gain=_exactly(gained))
+            if gained >= WORTH_IT:
+                kept.append(seen)
+            else:
+                refuted.append(msgspec.structs.replace(seen, refuted="it gained nothing when it was applied"))
+        elif gained < WORTH_IT and name.startswith(_OF_WORKERS) and one.name.startswith(_OF_WORKERS):
+            refuted.append(msgspec.structs.replace(one, refuted=f"{name} gained nothing when it was applied"))
+        else:
+            kept.append(one)
+    kept.sort(key=lambda one: one.step_s.value)
+    best = next((one.name for one in kept if not one.changes_results), NO_REMEDY)
+    kept.sort(key=lambda one: one.name != best)
+    return msgspec.structs.replace(remedies, best=best, predictions=tuple(kept), within_noise=(*refuted, *remedies.within_noise))
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value, value, value)

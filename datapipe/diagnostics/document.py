@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from datapipe.core.errors import FormatError
-from datapipe.diagnostics.account import LoaderTime
 from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.steady import Regime
@@ -39,6 +38,11 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
     def instruction(self) -> Instruction:
         """The instruction to carry out."""
         return Instruction(self.code, self.where, self.note or (self.how if not self.code else ""))
+
+
+def guide_of(how: Instruction) -> dict[str, Any]:
+    """Return an instruction as the fields of a `Guided`."""
+    return {"how": how.sentence(), "code": how.code, "where": how.where, "note": how.note or None}
 
 
 class Outlook(Guided, frozen=True, kw_only=True):
@@ -77,6 +81,21 @@ class Saving(Guided, frozen=True, kw_only=True):
 
     saved_s: Number
     gain: Number  # as a share of the run
+
+
+class LoaderTime(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a run spent with one loader, in seconds."""
+
+    id: int  # the loader's number
+    is_evaluation: bool
+    num_passes: int
+    first_wait_s: float  # in the first next() of its passes: starting workers, making the first batch
+    wait_s: float  # in all other next() calls
+    work_s: float  # in the steps between
+
+    @property
+    def total_s(self) -> float:
+        return self.first_wait_s + self.wait_s + self.work_s
 
 
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.attach.settings import Applied
-from datapipe.diagnostics.diagnosis import guide_of
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
-from datapipe.diagnostics.document import as_json, read_document
+from datapipe.diagnostics.document import as_json, guide_of, read_document
 from datapipe.diagnostics.judge.figures import figures_of
 from datapipe.diagnostics.judge.verdict import judge, judge_ranks
 from datapipe.diagnostics.measure.timeline import STEP, Steps

@@ -42,8 +42,8 @@ def run(**facts: object) -> Process:
 def test_the_parts_add_up_to_the_run() -> None:
     found = account_of(run())
     assert found is not None
-    assert sum(found.parts().values()) == pytest.approx(found.wall_s)
-    assert found.parts() == pytest.approx(
+    assert sum(found.parts.values()) == pytest.approx(found.wall_s)
+    assert found.parts == pytest.approx(
         {
             "start-up": 2.0,
             "first batches": EPOCHS * FIRST_S,
@@ -61,7 +61,9 @@ def test_keeping_workers_saves_the_start_of_every_later_pass() -> None:
     started = run()
     account = account_of(started)
     assert account is not None
-    assert savings_of(started, account, 0.1) == [(0, pytest.approx((EPOCHS - 1) * (FIRST_S - 0.1)))]
+    (saving,) = savings_of(started, account, 0.1)
+    assert saving.saved_s == pytest.approx((EPOCHS - 1) * (FIRST_S - 0.1))
+    assert saving.gain == pytest.approx(saving.saved_s / account.wall_s)
     assert savings_of(run(persistent_workers=True), account, 0.1) == []
     assert savings_of(started, account, 1.6) == [], "a first batch that takes so long is no start of workers"
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, process
 
-from datapipe.diagnostics.applying import ranked_again, with_applied
-from datapipe.diagnostics.diagnosis import diagnose
+from datapipe.diagnostics.diagnosis import diagnose, ranked_again, with_applied
 from datapipe.diagnostics.document import Document, Outlook, Remedies
 from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.predict.contention import contention_of

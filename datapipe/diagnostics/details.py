@@ -1,33 +1,68 @@
-"""Steps and spans as columns and rows for reports, thinned to what a page can show."""
+"""The parts of a document that are about the slowest rank alone: loaders, its run, and steps, as far as a page shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage
-from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, Span, StepColumns
+from datapipe.diagnostics.account import run_time
+from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, LoaderRow, Span, StepColumns
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.judge.breakdown import Breakdown
+from datapipe.diagnostics.judge.steady import step_times
+from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.predict.candidates import place_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 
-def steps_of(found: Analysis) -> StepColumns:
+def details_of(found: Analysis) -> dict[str, Any]:
+    """Return these parts, by the names of `Document`'s fields."""
+    process = found.process
+    return {
+        "loaders": tuple(_loader_row(facts, found) for facts in process.loaders.values()),
+        "run": run_time(found),
+        "regimes": found.regimes if len(found.regimes) > 1 else (),
+        "steps": _steps_of(found),
+        "spans": tuple(_spans_of(found)),
+        "syncs": dict(process.context.syncs),
+        "environment": dict(process.environment),
+    }
+
+
+def _loader_row(facts: LoaderFacts, found: Analysis) -> LoaderRow:
+    steps = found.recorded.steps[found.recorded.steps["loader"] == facts.key]
+    training = ~steps["is_evaluation"]
+    return LoaderRow(
+        id=facts.key,
+        where=None if facts.site is None else place_of(facts.site),
+        kind=facts.kind,
+        dataset=None if facts.dataset is None else facts.dataset.rpartition(".")[2],
+        num_workers=facts.num_workers,
+        prefetch_factor=facts.prefetch_factor,
+        batch_size=facts.batch_size,
+        pin_memory=facts.pin_memory,
+        is_evaluation=bool(len(steps)) and not training.any(),
+        is_judged=found.loader is not None and found.loader.key == facts.key,
+        num_steps=len(steps),
+    )
+
+
+def _steps_of(found: Analysis) -> StepColumns:
     """Return at most MAX_STEPS of the steps, thinned evenly; seconds since `origin_ns`."""
     steps = found.process.steps
     kept = np.linspace(0, max(0, len(steps) - 1), min(len(steps), MAX_STEPS))
     rows = np.unique(kept.round().astype(np.int64))
     steps, steady = steps[rows], found.steady[rows]
-    on_device = steps["gap_s"] + np.nan_to_num(steps["copy_s"]) + steps["work_s"]
-    step_s = np.where(np.isnan(on_device), steps["host_wait_s"] + steps["host_work_s"], on_device)
     phase = np.where(steady, "steady", "warm-up").astype(object)
     phase[steps["is_first"]] = "edge"
     phase[steps["is_evaluation"]] = "evaluation"
     return StepColumns(
-        start_s=tuple(((steps["start_ns"] - origin_ns(found)) * 1e-9).tolist()),
-        step_s=_known(step_s),
+        start_s=tuple(((steps["start_ns"] - _origin_ns(found)) * 1e-9).tolist()),
+        step_s=_known(step_times(steps)),
         gap_s=_known(steps["gap_s"]),
         host_wait_s=_known(steps["host_wait_s"]),
         phase=tuple(phase.tolist()),
@@ -35,12 +70,12 @@ def steps_of(found: Analysis) -> StepColumns:
     )
 
 
-def spans_of(found: Analysis) -> list[Span]:
+def _spans_of(found: Analysis) -> list[Span]:
     """Return the work on the latest steady batches: at most MAX_SPANS rows.
 
     Within a torch worker's time in the dataset only the amounts are known: the parts are placed one after the other.
     """
-    origin = origin_ns(found)
+    origin = _origin_ns(found)
     rows = list(_torch_spans(found)) if found.profiles else list(_own_spans(found))
     kept = sorted(rows, key=lambda row: row[3])[-MAX_SPANS:]
     return [
@@ -49,7 +84,7 @@ def spans_of(found: Analysis) -> list[Span]:
     ]
 
 
-def origin_ns(found: Analysis) -> int:
+def _origin_ns(found: Analysis) -> int:
     """Return the start of the first step."""
     steps = found.process.steps
     return int(steps["start_ns"].min()) if len(steps) else 0
