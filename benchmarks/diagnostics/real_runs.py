@@ -17,9 +17,9 @@ from benchmarks.diagnostics.runs import Run, finish, loop, loop_over
 from datapipe.core.environment import num_usable_cores
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.attach.startup import attach_here
-from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket, watch
+from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
 from datapipe.diagnostics.measure.recorded import process_of
-from datapipe.diagnostics.measure.watching import Watch
+from datapipe.diagnostics.measure.watching import Hooks, Watch
 
 NUM_BATCHES = 150
 

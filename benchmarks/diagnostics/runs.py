@@ -15,10 +15,11 @@ from benchmarks.diagnostics.virtual_device import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import VirtualLoader
 from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
 from datapipe.diagnostics.judge.breakdown import READ, Stage
-from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket, watch
+from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
 from datapipe.diagnostics.measure.clock import Clock
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import Context, Steps
+from datapipe.diagnostics.measure.watching import Hooks
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 

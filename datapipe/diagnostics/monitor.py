@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.attach.session import Session
-from datapipe.diagnostics.measure.watching import MeterHooks, Watch
+from datapipe.diagnostics.measure.watching import Hooks, Watch
 
 if TYPE_CHECKING:
     from datapipe.diagnostics.attach.recording import Recording
@@ -148,7 +148,7 @@ class _Shared:
             if not self._num_open and loaders.current_session() is self.session:
                 loaders.set_session(None)
 
-    def _open_watch(self, hooks: MeterHooks) -> Watch:
+    def _open_watch(self, hooks: Hooks) -> Watch:
         from datapipe.diagnostics.attach.recording import Recording, open_bracket
 
         self.bracket = open_bracket(hooks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.startup import attach_here
-from datapipe.diagnostics.measure.watching import LoaderFacts, MeterHooks, Watch
+from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 
@@ -81,7 +81,7 @@ def attached(meter: Any = None) -> Iterator[Calls]:
     """Attach this process to a new `Calls`; `meter`: another one for the brackets."""
     calls = Calls()
 
-    def open_watch(hooks: MeterHooks) -> Watch:
+    def open_watch(hooks: Hooks) -> Watch:
         return Watch(meter or calls, calls)
 
     with attach_here(open_watch):

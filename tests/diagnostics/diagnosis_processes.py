@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.diagnostics.virtual_device import VirtualWorld
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.diagnosis import Command
-from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket
+from datapipe.diagnostics.measure.bracket import ThreadBracket
 from datapipe.diagnostics.measure.recorded import Process, process_of
-from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage
 
 FACTS = LoaderFacts(

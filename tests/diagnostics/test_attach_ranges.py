@@ -14,7 +14,7 @@ from attach_watch import Calls, attached
 from torch.utils.data import DataLoader
 
 from datapipe.cli.main import main
-from datapipe.diagnostics.attach.step_hooks import RangedMeter
+from datapipe.diagnostics.attach.step_hooks import HookedMeter
 from datapipe.diagnostics.torch_stages.install import restore_probe
 from datapipe.diagnostics.torch_stages.probe import CollateProbe
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, recorder
@@ -44,7 +44,7 @@ def test_ranges_are_put_around_what_is_measured(monkeypatch: pytest.MonkeyPatch)
     ranges = FakeRecorder()
     monkeypatch.setattr("datapipe.diagnostics.torch_stages.ranges._recorder", ranges)
     calls = Calls()
-    with attached(RangedMeter(calls, ranges)):
+    with attached(HookedMeter(calls, recorder=ranges)):
         for _ in DataLoader(data.Numbers(data.Chain(data.Add(1)), num=1)):
             ranges.log.append("the step")
         with pytest.raises(ZeroDivisionError), torch.no_grad():

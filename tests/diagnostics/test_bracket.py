@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from benchmarks.diagnostics.virtual_device import VirtualWorld
-from datapipe.diagnostics.measure.bracket import Hooks, ThreadBracket, watch
+from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
 from datapipe.diagnostics.measure.clock import HostClock, Mark
 from datapipe.diagnostics.measure.cuda_clock import CudaClock, open_clock
+from datapipe.diagnostics.measure.watching import Hooks
 
 ALL = Hooks(syncs=True, copies=True, updates=True)
 

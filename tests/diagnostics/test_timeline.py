@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.measure.timeline import STEP, Timeline, steps_as_columns, totals_as_dict
+from datapipe.diagnostics.measure.timeline import STEP, Timeline, steps_as_columns
 
 
 def step(**fields: Any) -> dict[str, Any]:
@@ -53,8 +53,3 @@ def test_not_measured_is_null() -> None:
     assert columns["host_wait_s"] == [0.5]
     names = ("gap_s", "work_s", "copy_s", "sync_s", "num_ready", "num_updates", "is_ahead")
     assert [columns[name] for name in names] == [[None]] * 7
-    totals = totals_as_dict(timeline.training)
-    assert totals["gap_s"] is None
-    assert totals["host_wait_s"] == 0.5
-    timeline.add(step(gap_s=0.0, work_s=1.0))
-    assert totals_as_dict(timeline.training)["gap_s"] == 0.0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from datapipe.diagnostics.measure.watching import Meter, MeterHooks
+from datapipe.diagnostics.measure.watching import Hooks, Meter
 from datapipe.diagnostics.torch_stages.patching import forget_us
 
 _SYNCING_METHODS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
@@ -32,7 +32,7 @@ _find_meter: FindMeter = lambda: None  # noqa: E731
 _has_update_hook = False
 
 
-def install(find_meter: FindMeter) -> MeterHooks:
+def install(find_meter: FindMeter) -> Hooks:
     """Notify the meter that `find_meter` returns, from now on. torch must be imported."""
     global _find_meter, _has_update_hook
     _find_meter = find_meter
@@ -50,7 +50,7 @@ def install(find_meter: FindMeter) -> MeterHooks:
             if hasattr(owner, name):
                 label = f"{place.replace('.streams', '')}.{name}"
                 setattr(owner, name, _once(getattr(owner, name), functools.partial(_timed_sync, name=label)))
-    return MeterHooks(syncs=has_device, copies=has_device, updates=True)
+    return Hooks(syncs=has_device, copies=has_device, updates=True)
 
 
 def replace_methods(tensor: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns, rank_here, read_busy, surroundings
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.settings import RESULTS, Settings, settings_from
-from datapipe.diagnostics.attach.step_hooks import ProfilerWindow, RangedMeter, Tap, TappedMeter, until
-from datapipe.diagnostics.measure.watching import LoaderFacts, Meter, MeterHooks, Watch
+from datapipe.diagnostics.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
+from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # numpy, too, is imported only when there is something to mea
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
-SCHEMA = 2
 _WAITS = 0.03  # share of the loop's time below which a wait for data is none that a remedy would be looked for
 _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
@@ -170,97 +169,71 @@ class Recording:
 
     def to_json(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, Any]:
         """Return JSON-safe values. `loader`: only that one; `since_ns`: only later steps and batches; `latest`: at most this."""
-        from datapipe.diagnostics.measure.recorded import context_as_dict
-        from datapipe.diagnostics.measure.timeline import steps_as_columns, totals_as_dict
-
-        timeline = self._bracket.timeline
-        steps = timeline.steps(latest)
-        steps = steps[(steps["start_ns"] >= since_ns) & ((steps["loader"] == loader) | (loader is None))]
+        steps = self._bracket.timeline.columns(loader=loader, since_ns=since_ns, latest=latest)
         with self._lock:
             last = slice(-latest if latest else None, None)
             profiles = [one for key, kept in self._profiles.items() if loader in (None, key) for one in list(kept)[last]]
             events = [(key, event) for key, event in list(self._events)[last] if loader in (None, key)]
             return {
-                "schema": SCHEMA,
                 "process": {
                     "pid": os.getpid(),
                     "rank": self._rank,
-                    "argv": sys.argv,
                     "started_ns": since_ns or process_started_ns(),
                     "ended_ns": self._ended_ns or time.perf_counter_ns(),
                 },
                 "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
-                "context": context_as_dict(self._bracket.context()),
-                "loaders": [facts.to_json() for facts in self._loaders if loader in (None, facts.key)],
+                "context": asdict(self._bracket.context()),
+                "loaders": [asdict(facts) for facts in self._loaders if loader in (None, facts.key)],
                 "sources": {str(key): source for key, source in self._sources.items()},
-                "steps": steps_as_columns(steps),
-                "training": totals_as_dict(timeline.training),
-                "evaluation": totals_as_dict(timeline.evaluation),
-                "profiles": [profile.to_json() for profile in profiles if profile.asked_ns >= since_ns],
+                "steps": steps,
+                "profiles": [asdict(profile) for profile in profiles if profile.asked_ns >= since_ns],
                 "stages": [_event_as_dict(key, event) for key, event in events if event.start_ns >= since_ns],
                 "troubles": list(self._troubles),
             }
 
 
-def open_recording(hooks: MeterHooks) -> Watch:
+def open_recording(hooks: Hooks) -> Watch:
     """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
-    import datapipe.diagnostics.measure.recorded  # noqa: F401  # for snapshots, which may happen while the name is the script's
-
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
-    directory = Path(os.environ[RESULTS])
     recording = Recording(
         bracket,
-        directory,
+        Path(os.environ[RESULTS]),
         keeps_samples=settings.keeps_samples,
         tries_dataset_s=settings.tries_dataset_s,
         busy=busy,
         snapshot_s=settings.snapshot_s,
     )
-    meter = _ranged(bracket) if settings.nvtx else bracket
-    return Watch(_tapped(meter, recording, settings), recording, recording.look_at)
+    return Watch(_hooked(bracket, recording, settings), recording, recording.look_at)
 
 
-def open_bracket(hooks: MeterHooks) -> ThreadBracket:
+def open_bracket(hooks: Hooks) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
-    from datapipe.diagnostics.measure.bracket import Hooks as Watched
     from datapipe.diagnostics.measure.bracket import ThreadBracket
     from datapipe.diagnostics.measure.cuda_clock import open_clock
 
-    return ThreadBracket(open_clock(), hooks=Watched(syncs=hooks.syncs, copies=hooks.copies, updates=hooks.updates))
+    return ThreadBracket(open_clock(), hooks=hooks)
 
 
-def _ranged(meter: Meter) -> Meter:
-    """Add NVTX ranges, also in workers, if this process has them."""
-    try:
-        recorder = open_recorder()
-    except Exception as exc:
-        complain("NVTX ranges are not available", exc)
-        return meter
-    set_recorder(recorder)
-    return RangedMeter(meter, recorder)
-
-
-def _tapped(meter: Meter, recording: Recording, settings: Settings) -> Meter:
+def _hooked(meter: Meter, recording: Recording, settings: Settings) -> Meter:
+    """Add what the settings ask for: NVTX ranges, also in workers, a profile, a limit of the steps."""
     taps: list[Tap] = []
     if settings.profile is not None and rank_here() in (None, 0):
         recording.window = ProfilerWindow(Path(settings.profile))
         taps.append(recording.window)
-    if settings.max_steps is not None:
-        taps.append(until(settings.max_steps, recording.finish))
-    if settings.ends_after is not None:
-        taps.append(until(settings.ends_after, recording.finish))
-    return TappedMeter(meter, taps, ends_after=settings.ends_after) if taps else meter
+    taps += [until(most, recording.finish) for most in (settings.max_steps, settings.ends_after) if most is not None]
+    recorder = None
+    if settings.nvtx:
+        try:
+            recorder = open_recorder()
+        except Exception as exc:
+            complain("NVTX ranges are not available", exc)
+        set_recorder(recorder)
+    if not taps and recorder is None:
+        return meter
+    return HookedMeter(meter, taps=taps, ends_after=settings.ends_after, recorder=recorder)
 
 
 def _event_as_dict(loader: int, event: StageEvent) -> dict[str, Any]:
-    return {
-        "loader": loader,
-        "stage": event.stage.value,
-        "step": event.step,
-        "start_ns": event.start_ns,
-        "duration_ns": event.duration_ns,
-        "num_samples": event.num_samples,
-        "nbytes": event.nbytes,
-    }
+    return {"loader": loader, **{name: getattr(event, name) for name in StageEvent.__slots__}, "stage": event.stage.value}

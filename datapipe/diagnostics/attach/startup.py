@@ -19,7 +19,7 @@ from datapipe.diagnostics.attach.ours import complain, has_stepped_aside
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.attach.settings import WATCH, Applied, settings_from
 from datapipe.diagnostics.attach.sites import site_of
-from datapipe.diagnostics.measure.watching import MeterHooks, OpenWatch, Watch
+from datapipe.diagnostics.measure.watching import Hooks, OpenWatch, Watch
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def _named(name: str) -> OpenWatch:
     """Return module:function, imported when it is needed."""
     module, _, function = name.partition(":")
 
-    def open_watch(hooks: MeterHooks) -> Watch:
+    def open_watch(hooks: Hooks) -> Watch:
         opened: Watch = getattr(importlib.import_module(module), function)(hooks)
         return opened
 

@@ -1,4 +1,4 @@
-"""Meters that wrap another one: NVTX ranges around steps, and actions at given training steps."""
+"""A meter that wraps another one: NVTX ranges around steps, and actions at given training steps."""
 
 from __future__ import annotations
 
@@ -11,81 +11,6 @@ from datapipe.core.atomic import refuse_to_replace
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.measure.watching import Meter, MeteredPass
 from datapipe.diagnostics.torch_stages.ranges import Recorder
-
-
-class PassingMeter:
-    """A meter that passes its observations to an inner meter."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self.note_sync, self.note_update = meter.note_sync, meter.note_update
-        self.begin_copy, self.end_copy = meter.begin_copy, meter.end_copy
-
-
-class PassingPass:
-    """A pass of a `PassingMeter`."""
-
-    __slots__ = ("_inner",)
-
-    def __init__(self, inner: MeteredPass) -> None:
-        self._inner = inner
-
-    @property
-    def is_evaluation(self) -> bool:
-        return self._inner.is_evaluation
-
-    @is_evaluation.setter
-    def is_evaluation(self, value: bool) -> None:
-        self._inner.is_evaluation = value
-
-    def stop(self) -> None:
-        self._inner.stop()
-
-
-class RangedMeter(PassingMeter):
-    """A meter that records its steps as ranges."""
-
-    def __init__(self, meter: Meter, recorder: Recorder) -> None:
-        super().__init__(meter)
-        self._recorder = recorder
-
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> RangedPass:
-        return RangedPass(self._meter.open_pass(loader=loader, is_evaluation=is_evaluation), self._recorder)
-
-
-class RangedPass(PassingPass):
-    """A pass of a `RangedMeter`. Steps may overlap the script's own ranges, such as one around an epoch."""
-
-    __slots__ = ("_is_inside", "_recorder", "_step")
-
-    def __init__(self, inner: MeteredPass, recorder: Recorder) -> None:
-        super().__init__(inner)
-        self._recorder = recorder
-        self._is_inside = False  # in next()
-        self._step: list[Any] = []  # the range of the step in progress, if any
-
-    def begin(self, num_ready: int | None = None) -> None:
-        self._leave()
-        self._inner.begin(num_ready)
-        self._recorder.push("next()")
-        self._is_inside = True
-
-    def end(self) -> None:
-        self._leave()
-        self._inner.end()
-        self._step.append(self._recorder.start("evaluation step" if self.is_evaluation else "training step"))
-
-    def stop(self) -> None:
-        self._leave()
-        super().stop()
-
-    def _leave(self) -> None:
-        if self._is_inside:
-            self._is_inside = False
-            self._recorder.pop()
-        while self._step:
-            self._recorder.end(self._step.pop())
-
 
 Tap = Callable[[int], bool]  # called before every step with the number of training steps so far; returns True to measure this one
 
@@ -143,45 +68,76 @@ class ProfilerWindow:
             self._profiler.export_chrome_trace(str(self._path))
 
 
-class TappedMeter(PassingMeter):
-    """A meter that calls taps before each step, and may end the script when it requests a batch too many.
+class HookedMeter:
+    """A meter that passes its observations to an inner meter, with taps before its steps and NVTX ranges around them.
 
-    `ends_after`: the number of training steps before that; a script that finishes them by itself runs to its own end.
+    `ends_after`: the number of training steps after which the script is ended, when it requests a batch too many; a script that
+    finishes them by itself runs to its own end. `recorder`: of the ranges; None: there are none.
     """
 
-    def __init__(self, meter: Meter, taps: Sequence[Tap], *, ends_after: int | None = None) -> None:
-        super().__init__(meter)
-        self.taps = taps
-        self.ends_after = ends_after
+    def __init__(
+        self, meter: Meter, *, taps: Sequence[Tap] = (), ends_after: int | None = None, recorder: Recorder | None = None
+    ) -> None:
+        self._meter = meter
+        self.note_sync, self.note_update = meter.note_sync, meter.note_update
+        self.begin_copy, self.end_copy = meter.begin_copy, meter.end_copy
+        self.taps, self.ends_after, self.recorder = taps, ends_after, recorder
         self.num_done = 0  # training steps begun
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> TappedPass:
-        return TappedPass(self, self._meter.open_pass(loader=loader, is_evaluation=is_evaluation))
+    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> HookedPass:
+        return HookedPass(self, self._meter.open_pass(loader=loader, is_evaluation=is_evaluation))
 
 
-class TappedPass(PassingPass):
-    """A pass of a `TappedMeter`."""
+class HookedPass:
+    """A pass of a `HookedMeter`. The range of a step may overlap the script's own ranges, such as one around an epoch."""
 
-    __slots__ = ("_is_measured", "_meter")
+    __slots__ = ("_inner", "_is_inside", "_is_measured", "_meter", "_step")
 
-    def __init__(self, meter: TappedMeter, inner: MeteredPass) -> None:
-        super().__init__(inner)
-        self._meter = meter
+    def __init__(self, meter: HookedMeter, inner: MeteredPass) -> None:
+        self._meter, self._inner = meter, inner
         self._is_measured = False  # the step in progress
+        self._is_inside = False  # in the range of next()
+        self._step: list[Any] = []  # the range of the step in progress, if any
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self._inner.is_evaluation
+
+    @is_evaluation.setter
+    def is_evaluation(self, value: bool) -> None:
+        self._inner.is_evaluation = value
 
     def begin(self, num_ready: int | None = None) -> None:
         answers = [tap(self._meter.num_done) for tap in self._meter.taps]  # every tap is called
-        is_wanted = all(answers)
-        self._meter.num_done += not self._inner.is_evaluation
-        if is_wanted:
+        self._meter.num_done += not self.is_evaluation
+        was_measured, self._is_measured = self._is_measured, all(answers)
+        if self._is_measured:
+            self._leave()
             self._inner.begin(num_ready)
-        elif self._is_measured:
-            self._inner.stop()
-        self._is_measured = is_wanted
+            if self._meter.recorder is not None:
+                self._meter.recorder.push("next()")
+                self._is_inside = True
+        elif was_measured:
+            self.stop()
 
     def end(self) -> None:
         if self._is_measured:
+            self._leave()
             self._inner.end()
+            if self._meter.recorder is not None:
+                self._step.append(self._meter.recorder.start("evaluation step" if self.is_evaluation else "training step"))
         most = self._meter.ends_after
-        if most is not None and self._meter.num_done + self._inner.is_evaluation > most:
+        if most is not None and self._meter.num_done + self.is_evaluation > most:
             raise SystemExit(0)
+
+    def stop(self) -> None:
+        self._leave()
+        self._inner.stop()
+
+    def _leave(self) -> None:
+        recorder = self._meter.recorder
+        if recorder is not None and self._is_inside:
+            self._is_inside = False
+            recorder.pop()
+        while recorder is not None and self._step:
+            recorder.end(self._step.pop())

@@ -10,26 +10,17 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from datapipe.diagnostics.measure.clock import Clock, Mark
 from datapipe.diagnostics.measure.timeline import Context, Syncs, Timeline
+from datapipe.diagnostics.measure.watching import Hooks
 
 T = TypeVar("T")
 
 _NAN = float("nan")
 _MAX_PENDING = 1024  # steps whose device times are outstanding; with more, no marks are made until the device has caught up
 _MAX_READ = 4  # steps read back per begin: each begin adds one, so it catches up, and no begin takes long
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """The additional events that are observed. Those that are not are reported as not measured."""
-
-    syncs: bool = False  # `note_sync` is called for every wait for the device
-    copies: bool = False  # `begin_copy` and `end_copy` surround every copy from the host to the device
-    updates: bool = False  # `note_update` is called for every step of an optimiser
 
 
 class _Open:

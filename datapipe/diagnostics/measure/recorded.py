@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.measure.timeline import Context, Steps, Syncs, steps_from_columns
+from msgspec import convert
+
+from datapipe.core.observe import StageEvent
+from datapipe.diagnostics.measure.timeline import Context, Steps, steps_from_columns
 from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
+from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +76,18 @@ def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
 
 def process_of(found: Mapping[str, Any]) -> Process:
     """Return the process from the result of `Recording.to_json`."""
-    context = found["context"]
+    process = found["process"]
     return Process(
-        rank=found["process"]["rank"] or 0,
-        pid=found["process"]["pid"],
-        loaders={facts["key"]: LoaderFacts(**facts) for facts in found["loaders"]},
+        rank=process["rank"] or 0,
+        pid=process["pid"],
+        loaders={facts.key: facts for facts in convert(found["loaders"], list[LoaderFacts])},
         steps=steps_from_columns(found["steps"]),
-        context=Context(**{**context, "syncs": {name: Syncs(**sums) for name, sums in context["syncs"].items()}}),
-        profiles=tuple(map(_profile, found["profiles"])),
-        events=tuple(map(_event, found["stages"])),
+        context=convert(found["context"], Context),
+        profiles=convert(found["profiles"], tuple[BatchProfile, ...]),
+        events=tuple((one["loader"], convert(one, StageEvent)) for one in found["stages"]),
         troubles=tuple(found["troubles"]),
         environment=found["environment"],
-        sources={int(key): TrialSource(**source) for key, source in found["sources"].items()},
-        started_ns=found["process"].get("started_ns"),
-        ended_ns=found["process"].get("ended_ns"),
+        sources=convert(found["sources"], dict[int, TrialSource], str_keys=True),
+        started_ns=process.get("started_ns"),
+        ended_ns=process.get("ended_ns"),
     )
-
-
-def context_as_dict(context: Context) -> dict[str, Any]:
-    """Return JSON-safe values."""
-    return dataclasses.asdict(context)
-
-
-def _profile(found: dict[str, Any]) -> BatchProfile:
-    made = found["made"]
-    transforms = made["transforms"]
-    making = {
-        **made,
-        "iterator": tuple(made["iterator"]),
-        "transforms": None if transforms is None else tuple(TransformTime(**one) for one in transforms),
-        "counters": Counters(**made["counters"]),
-    }
-    moved, pinned = found["moved"], found["pinned"]
-    return BatchProfile(
-        **{
-            **found,
-            "made": Making(**making),
-            "moved": None if moved is None else Passage(**moved),
-            "pinned": None if pinned is None else Pinning(**pinned),
-        }
-    )
-
-
-def _event(found: dict[str, Any]) -> tuple[int, StageEvent]:
-    rest = {name: value for name, value in found.items() if name not in ("loader", "stage")}
-    return found["loader"], StageEvent(stage=Stage(found["stage"]), **rest)

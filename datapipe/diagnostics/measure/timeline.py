@@ -10,7 +10,6 @@ Steps are rows of a structured array. Times are float64 seconds, and NaN means *
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -122,6 +121,11 @@ class Timeline:
         kept = np.roll(rows, -(num % len(rows))) if num > len(rows) else rows[:num].copy()
         return kept if latest is None else kept[max(0, len(kept) - latest) :]
 
+    def columns(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, list[Any]]:
+        """Return steps as `steps_as_columns` does. `loader`: only its; `since_ns`: only later; `latest`: at most so many."""
+        steps = self.steps(latest)
+        return steps_as_columns(steps[(steps["start_ns"] >= since_ns) & ((steps["loader"] == loader) | (loader is None))])
+
 
 _NAMES: tuple[str, ...] = tuple(STEP.names or ())
 
@@ -146,11 +150,3 @@ def steps_from_columns(columns: Mapping[str, list[Any]]) -> Steps:
         missing: Any = math.nan if steps[name].dtype.kind == "f" else -1
         steps[name] = [missing if value is None else value for value in columns[name]]
     return steps
-
-
-def totals_as_dict(totals: Totals) -> dict[str, Any]:
-    """Return JSON-safe values; the device's sums are None if no step was measured on it."""
-    values = dataclasses.asdict(totals)
-    if not totals.num_on_device:
-        values |= {"gap_s": None, "copy_s": None, "work_s": None}
-    return values

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from datapipe.core.observe import StageEvent
@@ -65,11 +64,7 @@ class LoaderFacts:
     is_iterable: bool | None  # an IterableDataset
     looks_inside: bool  # batches come with profiles, or stage events
     # the user's code, as file:line and its name, by what it does: "dataset", "sampler", "collate", "transform NAME"
-    places: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-safe values."""
-        return dataclasses.asdict(self)
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -101,12 +96,12 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class MeterHooks:
-    """The events reported besides `begin` and `end`; other methods of a meter are never called."""
+class Hooks:
+    """The events that a meter is told of besides `begin` and `end`. All others are reported as not measured."""
 
-    syncs: bool = False
-    copies: bool = False
-    updates: bool = False
+    syncs: bool = False  # `note_sync`, for every wait for the device
+    copies: bool = False  # `begin_copy` and `end_copy`, around every copy from the host to the device
+    updates: bool = False  # `note_update`, for every step of an optimiser
 
 
-OpenWatch = Callable[[MeterHooks], Watch]  # called in the measured process, when it first iterates a loader
+OpenWatch = Callable[[Hooks], Watch]  # called in the measured process, when it first iterates a loader

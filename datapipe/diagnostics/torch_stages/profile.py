@@ -9,7 +9,6 @@ asked ............................................. taken            the consume
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,10 +104,6 @@ class BatchProfile:
     moved: Passage | None  # None: it was made by the consumer
     pinned: Pinning | None  # None: not pinned
     freed_ns: int | None = None  # time to free the batch before the last, within this next(); None: it was not held for that
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-safe values."""
-        return dataclasses.asdict(self)
 
 
 _MAX_ARRIVALS = 8192  # beyond that, the oldest belong to abandoned passes
