@@ -158,8 +158,7 @@ def _cpu_s() -> float:
 
 
 def _run(names: list[str], num_steps: int, *, is_attached: bool) -> dict[str, list[float]]:
-    from datapipe.diagnostics.attach.command import RECORDING
-    from datapipe.diagnostics.attach.settings import child_environment
+    from datapipe.diagnostics.attach.launching import RECORDING, child_environment
 
     command = [sys.executable, "-m", "benchmarks.attach_cost", "--once", "; ".join(names), "--steps", str(num_steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.diagnostics.cells import Cell
+from benchmarks.diagnostics.cells import COLOR, Cell
 from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
-from benchmarks.diagnostics.stages import blamed_stage, in_short, planted_stage
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.breakdown import Stage
+from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
+from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind, judge_ranks
 from datapipe.diagnostics.predict.remedies import Remedy
 
 _ABOUT_DATA = (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 _ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05
 _AS_GOOD = 1.05  # a remedy is the right one if its step is at most this times the best one's
+_PLANTED: dict[str, Stage] = {
+    "read": READ,
+    "rank": READ,
+    "sync": READ,
+    "lock": READ,
+    "bandwidth": READ,
+    "worker": READ,
+    "decode": DECODE,
+    "augment": ("transform", COLOR),
+    "collate": COLLATE,
+    "transfer": TRANSFER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +110,34 @@ def find(cell: Cell, runs: Sequence[Run]) -> Finding:
         tail_step_s=run.tail_step_s(),
         slow_rank=slow_rank,
         forecast=forecast(cell, examined[0]),
-        planted=planted_stage(cell, run.waited_s),
-        blamed=blamed_stage(examined[slow_rank].attribution),
+        planted=_planted_stage(cell, run.waited_s),
+        blamed=_blamed_stage(examined[slow_rank].attribution),
     )
+
+
+def _planted_stage(cell: Cell, waited_s: Mapping[Stage, float]) -> Stage | None:
+    """Where the time goes that the device waits; None where that is no planted fault's: no stall in the loader, or one
+    that takes less than all else that making a batch takes.
+
+    `waited_s`: the caller's waiting by what the awaited worker did, as the loader itself knows. Where that was mostly
+    waiting for a core, and not computing on one, cores are what is missing.
+    """
+    stage = _PLANTED.get(cell.place)
+    if stage is None or not cell.is_mostly_stall:
+        return None
+    if stage == TRANSFER and not cell.num_workers:  # nothing is moved: the caller's part is its own
+        return SAMPLER
+    return CORES if waited_s.get(CORES, 0.0) > waited_s.get(stage, 0.0) else stage
+
+
+def _blamed_stage(found: Fault | None) -> Stage | None:
+    """None: no stage was."""
+    return None if found is None or found.fault is None else (found.fault, found.detail)
+
+
+def _in_short(stage: Stage | None) -> str:
+    """A stage's kind, with the transform's name."""
+    return "nothing" if stage is None else " ".join(filter(None, stage))
 
 
 def apply_all(finding: Finding, apply: Callable[[Remedy, Cell], Run]) -> list[Applied]:
@@ -155,7 +193,7 @@ def sum_up(findings: Sequence[Finding], applied: Sequence[Applied]) -> dict[str,
             "unsettled": unsettled,
             "measured": [_told(f) for f in findings if f.is_measured_right is False],
             "judged": [_told(f) for f in findings if not f.is_judged_right],
-            "stage": [f"{f.cell.name}: {in_short(f.blamed)}" for f in findings if f.is_staged and f.blamed != f.planted],
+            "stage": [f"{f.cell.name}: {_in_short(f.blamed)}" for f in findings if f.is_staged and f.blamed != f.planted],
             "top_remedy": [name for name, is_right in tops.items() if not is_right],
             "predicted, by more than 20%": [
                 f"{one.cell.name}: {one.remedy} {one.predicted_s * 1e3:.1f} ms, was {one.true_s * 1e3:.1f}"
@@ -178,8 +216,8 @@ def as_rows(applied: Sequence[Applied]) -> list[dict[str, Any]]:
 def confusion(findings: Sequence[Finding]) -> dict[str, dict[str, int]]:
     """Planted stage -> blamed stage -> cells."""
     counts: dict[str, Counter[str]] = {}
-    for one in sorted((one for one in findings if one.is_staged), key=lambda one: in_short(one.planted)):
-        counts.setdefault(in_short(one.planted), Counter())[in_short(one.blamed)] += 1
+    for one in sorted((one for one in findings if one.is_staged), key=lambda one: _in_short(one.planted)):
+        counts.setdefault(_in_short(one.planted), Counter())[_in_short(one.blamed)] += 1
     return {planted: dict(blamed) for planted, blamed in counts.items()}
 
 

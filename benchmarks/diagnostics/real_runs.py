@@ -11,7 +11,7 @@ from queue import Queue
 from typing import Any
 
 from benchmarks.diagnostics.cells import Cell, costs_of
-from benchmarks.diagnostics.fifo_device import FifoDevice
+from benchmarks.diagnostics.devices import FifoDevice
 from benchmarks.diagnostics.real_loader import RealLoader
 from benchmarks.diagnostics.runs import Run, finish, loop, loop_over
 from datapipe.core.environment import num_usable_cores

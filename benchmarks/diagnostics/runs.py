@@ -10,18 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.diagnostics.cells import DEVICE_S, LAUNCH_S, Cell, costs_of
-from benchmarks.diagnostics.device_log import Busy, DeviceLog
-from benchmarks.diagnostics.virtual_device import VirtualWorld
-from benchmarks.diagnostics.virtual_loader import VirtualLoader
-from benchmarks.diagnostics.virtual_profiles import facts_of, profiles_of
+from benchmarks.diagnostics.devices import Busy, DeviceLog, VirtualWorld
+from benchmarks.diagnostics.virtual_loader import VirtualLoader, Work
 from datapipe.diagnostics.judge.breakdown import READ, Stage
 from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
 from datapipe.diagnostics.measure.clock import Clock
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import Context, Steps
-from datapipe.diagnostics.measure.watching import Hooks
+from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts
 from datapipe.diagnostics.predict.replay import Delivery, Setup
-from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, TransformTime
 
 NUM_BATCHES = 600  # of a virtual run
 _NUM_TRIED = 200  # batches of a trial
@@ -123,7 +121,7 @@ def finish(
     process = Process(
         rank=0,
         pid=0,
-        loaders={0: facts_of(num_workers)},
+        loaders={0: _facts_of(num_workers)},
         steps=bracket.timeline.steps(),
         context=bracket.context(),
         profiles=profiles,
@@ -167,7 +165,7 @@ def run_ranks(
         meet(worlds)
     runs = []
     for world, loader, bracket in zip(worlds, loaders, brackets, strict=True):
-        profiles = profiles_of(loader) if looks_inside else ()
+        profiles = _profiles_of(loader) if looks_inside else ()
         run = finish(world, loader, bracket, num_workers=loader.num_workers, profiles=profiles)
         runs.append(replace(run, waited_s=loader.profile.waited_s))
     return runs
@@ -196,3 +194,71 @@ def meet(worlds: Iterable[VirtualWorld]) -> None:
         if world.free_at < last:
             world.log.add(world.free_at, last, "collective")
             world.free_at = last
+
+
+def _facts_of(num_workers: int) -> LoaderFacts:
+    """A loader of torch's, the only one."""
+    return LoaderFacts(
+        key=0,
+        kind="torch.utils.data.dataloader.DataLoader",
+        site=None,
+        dataset=None,
+        batch_size=None,
+        num_workers=num_workers,
+        prefetch_factor=None,
+        pin_memory=False,
+        persistent_workers=False,
+        in_order=True,
+        start_method=None,
+        is_iterable=False,
+        looks_inside=True,
+    )
+
+
+def _profiles_of(loader: VirtualLoader) -> tuple[BatchProfile, ...]:
+    """What the probes in torch's workers would have seen of each batch that was returned; collating is the last of its work."""
+    return tuple(
+        _profile(place, loader.made_by[number] if loader.num_workers else None, window, loader.profile.work[number])
+        for place, (number, window) in enumerate(zip(loader.numbers, loader.windows, strict=True))
+    )
+
+
+def _profile(number: int, worker: int | None, window: tuple[float, float], work: list[Work]) -> BatchProfile:
+    asked_ns, taken_ns = map(_ns, window)
+    made = _making(worker, work)
+    opened_ns = max(asked_ns, made.ready_ns)
+    moved = None if worker is None else Passage(made.ready_ns, made.ready_ns, opened_ns, taken_ns)
+    return BatchProfile(0, 0, number, asked_ns, taken_ns, made, moved, pinned=None)
+
+
+def _making(worker: int | None, work: list[Work]) -> Making:
+    dataset, collating = work[:-1], work[-1]
+    transforms = [one for one in dataset if one.stage[0] == "transform"]
+    took_s = sum(one.end_s - one.start_s for one in work if one.cpu_s)
+    cpu_ns, collate_cpu_ns = _cpu_ns(dataset), _ns(collating.cpu_s)
+    return Making(
+        iterator=(0, 0),
+        pid=0 if worker is None else 1 + worker,
+        worker=worker,
+        num_samples=None,
+        nbytes=None,
+        start_ns=_ns(work[0].start_s),
+        collate_start_ns=_ns(collating.start_s),
+        ready_ns=_ns(collating.end_s),
+        dataset_cpu_ns=cpu_ns,
+        collate_cpu_ns=collate_cpu_ns,
+        process_cpu_ns=None if worker is None else cpu_ns + collate_cpu_ns,
+        transforms=tuple(
+            TransformTime(one.stage[1] or "", _ns(one.end_s - one.start_s), _ns(one.cpu_s), num_timed=1) for one in transforms
+        ),
+        transform_ns=_ns(sum(one.end_s - one.start_s for one in transforms)),
+        counters=Counters(None, None, None, max(0, _ns(took_s) - cpu_ns - collate_cpu_ns)),
+    )
+
+
+def _cpu_ns(work: Iterable[Work]) -> int:
+    return _ns(sum(one.cpu_s for one in work))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

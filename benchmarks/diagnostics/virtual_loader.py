@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 

@@ -25,8 +25,7 @@ from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
-from datapipe.diagnostics.attach.settings import Settings
+from datapipe.diagnostics.attach.launching import CommandResult, Settings, run_command, run_script
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.judge.analysis import analyze

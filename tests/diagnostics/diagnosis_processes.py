@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.diagnosis import Command
 from datapipe.diagnostics.measure.bracket import ThreadBracket

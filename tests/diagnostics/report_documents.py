@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from datapipe.diagnostics.attach.settings import Applied
+from datapipe.diagnostics.attach.launching import Applied
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, guide_of, read_document
 from datapipe.diagnostics.judge.figures import figures_of

@@ -17,8 +17,8 @@ from attach_watch import Calls, attached
 from torch.utils.data import DataLoader, dataloader
 
 from datapipe.diagnostics.attach import cuda_hooks
+from datapipe.diagnostics.attach.launching import child_environment
 from datapipe.diagnostics.attach.machine import BusySampler, rank_here, read_busy, surroundings
-from datapipe.diagnostics.attach.settings import child_environment
 from datapipe.diagnostics.torch_stages import install as seam
 from datapipe.diagnostics.torch_stages.patching import after_import
 from datapipe.diagnostics.torch_stages.timing import ThreadCounters, between, thread_counters

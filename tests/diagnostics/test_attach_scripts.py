@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from datapipe.core.errors import MissingDataError, OptionError
-from datapipe.diagnostics.attach.command import CommandResult, run_command, run_script
-from datapipe.diagnostics.attach.settings import child_environment
+from datapipe.diagnostics.attach.launching import CommandResult, child_environment, run_command, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -265,7 +264,7 @@ def test_signals_are_passed_on(scripts: Scripts) -> None:
         """,
     )
     code = (
-        "import sys; from pathlib import Path\nfrom datapipe.diagnostics.attach.command import run_script\n"
+        "import sys; from pathlib import Path\nfrom datapipe.diagnostics.attach.launching import run_script\n"
         f"sys.exit(run_script(['script.py'], Path({str(scripts.results)!r})).exit_code)"
     )
     process = subprocess.Popen(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
 from datapipe.diagnostics.measure.clock import HostClock, Mark
 from datapipe.diagnostics.measure.cuda_clock import CudaClock, open_clock

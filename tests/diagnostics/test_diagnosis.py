@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
-from datapipe.diagnostics.attach.settings import Applied, Settings, settings_from
+from datapipe.diagnostics.attach.launching import Applied, Settings, settings_from
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
 from datapipe.diagnostics.judge.analysis import Analysis, analyze

@@ -14,7 +14,7 @@ from fixtures import timed
 from torch.utils.data import DataLoader
 
 import datapipe as dp
-from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.document import as_json, read_document
 from datapipe.training import ClockBracket, starvation

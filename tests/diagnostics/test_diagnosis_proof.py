@@ -12,7 +12,7 @@ from fixtures import timed
 
 from benchmarks.diagnostics.__main__ import apply_virtually, freeze
 from benchmarks.diagnostics.cells import JITTERS, PLACES, STALLS_MS, Cell, matrix
-from benchmarks.diagnostics.device_log import DeviceLog
+from benchmarks.diagnostics.devices import DeviceLog
 from benchmarks.diagnostics.outcomes import Finding, apply_all, find, sum_up
 from benchmarks.diagnostics.real_runs import real_cells, run_control, run_real
 from benchmarks.diagnostics.runs import run_ranks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.diagnostics import runs
-from benchmarks.diagnostics.virtual_device import VirtualWorld
+from benchmarks.diagnostics.devices import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import BatchCost, VirtualLoader
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.measure.bracket import ThreadBracket

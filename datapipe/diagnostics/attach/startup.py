@@ -15,9 +15,9 @@ from typing import Any
 
 from datapipe.core.errors import LifecycleError
 from datapipe.diagnostics.attach import loaders, ours
+from datapipe.diagnostics.attach.launching import WATCH, Applied, settings_from
 from datapipe.diagnostics.attach.ours import complain, has_stepped_aside
 from datapipe.diagnostics.attach.session import Session
-from datapipe.diagnostics.attach.settings import WATCH, Applied, settings_from
 from datapipe.diagnostics.attach.sites import site_of
 from datapipe.diagnostics.measure.watching import Hooks, OpenWatch, Watch
 

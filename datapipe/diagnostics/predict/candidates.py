@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.attach.settings import Applied
+from datapipe.diagnostics.attach.launching import Applied
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.predict.contention import Contention, contention_of

@@ -9,16 +9,55 @@ import base64
 import functools
 import hashlib
 import shlex
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from datapipe.diagnostics.document import Document, Readable, read_document
+from datapipe.diagnostics.document import Document, LoaderRow, RankResult, Readable, read_document
+from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import drawings, words
-from datapipe.diagnostics.report.tables import LOADER_NAMES, RANK_NAMES, figure_rows, in_words, loader_rows, rank_rows
+
+_WITHIN = "\u2003"  # wide spaces, for parts of the row above
+# The figures of a verdict in words. Seconds, shares, counts.
+_SECONDS = {
+    "step_s": "A step, from one request for a batch to the next",
+    "data_s": _WITHIN + "of it waiting for data, copies included",
+    "gap_s": 2 * _WITHIN + "of that in next()",
+    "copy_s": 2 * _WITHIN + "of that in copies from the host that the loop requests",
+    "exposed_by_sync_s": 2 * _WITHIN + "of that, at most, exposed by the loop's waiting for the GPU",
+    "fetch_s": _WITHIN + "idle in next() although the batch was ready: the host's time",
+    "host_wait_s": "The host in next()",
+    "hidden_s": _WITHIN + "of it hidden behind the GPU's work",
+}
+_SHARES = {
+    "sync_share": "Steps in which the loop waited for the GPU",
+    "idle_share": "Steps in which the GPU had run out of work before a batch was requested",
+    "ahead_share": "Steps in which the host was a whole step ahead of the GPU",
+    "ready_share": "Steps in which the batch was ready when requested",
+}
+_COUNTS = {
+    "num_steps": "Steady steps behind the figures",
+    "num_first": "Excluded: first steps of passes",
+    "num_unsettled": "Excluded: steps before the loop had settled",
+    "num_evaluation": "Excluded: steps of evaluation",
+    "updates_per_batch": "Optimiser steps per batch",
+}
+_LOADER = {
+    "where": "Where",
+    "kind": "Loader",
+    "dataset": "Dataset",
+    "batch_size": "Batch size",
+    "num_workers": "Workers",
+    "prefetch_factor": "Prefetch",
+    "pin_memory": "Pinned",
+    "num_steps": "Steps",
+}
+_LOADER_NAMES = (*_LOADER.values(), "Use")
+_RANK_NAMES = ("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process")
 
 
 def page(diagnosis: Readable) -> str:
@@ -51,11 +90,11 @@ def _context(read: Document) -> dict[str, Any]:
         "run_parts": _run_parts(read),
         "run_lines": _run_lines(read),
         "chart": drawings.step_chart(read.steps.rows, on_device=read.verdict.is_device) if read.steps else None,
-        "ranks": rank_rows(read.ranks),
-        "loaders": loader_rows(read.loaders),
-        "figures": figure_rows(read.verdict),
+        "ranks": _rank_rows(read.ranks),
+        "loaders": _loader_rows(read.loaders),
+        "figures": _figure_rows(read.verdict),
         "run_facts": _run_facts(read),
-        "environment": [(name, in_words(value)) for name, value in read.environment.items()],
+        "environment": [(name, _in_words(value)) for name, value in read.environment.items()],
     }
 
 
@@ -122,6 +161,61 @@ def _run_facts(read: Document) -> list[tuple[str, str]]:
     ]
 
 
+def _figure_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return every figure of a verdict with its name; unmeasured ones are marked as such."""
+    rows = [("Share of time spent waiting for data", words.percent_range(verdict.starvation))]
+    rows += [(label, words.seconds(getattr(verdict.figures, name))) for name, label in _SECONDS.items()]
+    rows += [(label, words.percent(getattr(verdict.figures, name))) for name, label in _SHARES.items()]
+    rows += [(label, _count(getattr(verdict.figures, name))) for name, label in _COUNTS.items()]
+    return rows
+
+
+def _rank_rows(ranks: Sequence[RankResult]) -> list[list[str]]:
+    """Return the cells of each rank, under _RANK_NAMES."""
+    return [
+        [
+            _in_words(row.rank),
+            row.verdict.kind.value,
+            words.percent_range(row.verdict.starvation),
+            words.seconds(row.verdict.figures.step_s),
+            _in_words(row.num_steps),
+            _in_words(row.pid),
+        ]
+        for row in ranks
+    ]
+
+
+def _loader_rows(loaders: Sequence[LoaderRow]) -> list[list[str]]:
+    """Return the cells of each loader, under _LOADER_NAMES."""
+    return [[*(_in_words(getattr(loader, name)) for name in _LOADER), _use(loader)] for loader in loaders]
+
+
+def _in_words(value: object) -> str:
+    """Return a JSON value as text for people."""
+    match value:
+        case None:
+            return "not known"
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return ", ".join(f"{name} {_in_words(one)}" for name, one in value.items()) or "none"
+        case list() | tuple():
+            return ", ".join(map(_in_words, value)) or "none"
+        case _:
+            return words.plain(value)
+
+
+def _use(loader: LoaderRow) -> str:
+    if loader.is_evaluation is None:
+        return "not known"
+    use = "evaluation" if loader.is_evaluation else "training"
+    return f"{use}, judged" if loader.is_judged else use
+
+
+def _count(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:,g}"
+
+
 @functools.cache
 def _template() -> Template:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_as_text)
@@ -135,8 +229,8 @@ def _template() -> Template:
         "stage_class": drawings.stage_class,
         "nothing": NOTHING,
         "no_remedy": NO_REMEDY,
-        "rank_names": RANK_NAMES,
-        "loader_names": LOADER_NAMES,
+        "rank_names": _RANK_NAMES,
+        "loader_names": _LOADER_NAMES,
     }
     return environment.from_string(_resource("page.html.jinja"))
 
