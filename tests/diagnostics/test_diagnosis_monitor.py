@@ -17,7 +17,7 @@ import datapipe as dp
 from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.document import as_json, read_document
-from datapipe.training import ClockBracket, starvation
+from datapipe.training import ClockBracket, epoch
 
 
 @timed
@@ -108,7 +108,7 @@ def test_under_another_attachment_it_only_hands_on() -> None:
 
 def test_training_takes_the_devices_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     world = VirtualWorld()
-    monkeypatch.setattr(starvation, "open_clock", lambda: world)
+    monkeypatch.setattr(epoch, "open_clock", lambda: world)
     bracket = ClockBracket()
     assert bracket.starvation is None
     for _ in range(30):
