@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
-from datapipe.diagnostics.attach.launching import Applied, Settings, settings_from
+from datapipe.diagnostics.attach.launching import Applied, Settings, child_environment, settings_from
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
@@ -160,7 +161,8 @@ def test_of_two_processes_of_one_rank_the_longer_counts() -> None:
 
 def test_settings_travel_through_the_environment() -> None:
     settings = Settings(max_steps=5, ends_after=6, profile="x", applied=Applied("a:1", num_workers=3))
-    assert settings_from(settings.to_environment()) == settings
+    environment = child_environment({}, Path("results"), open_watch="module:function", settings=settings)
+    assert settings_from(environment) == settings
     assert settings_from({}) == Settings()
 
 
