@@ -287,5 +287,5 @@ class _PoisonedPool(SlabPool):
 
 class _PoisonedFree(deque):  # type: ignore[type-arg]
     def append(self, returned: Any) -> None:
-        returned.slab[:] = POISON
+        returned.held[:] = POISON
         super().append(returned)

@@ -26,15 +26,15 @@ class SlabPool:
     def __init__(self, nbytes: int, *, max_free: int, pinned: bool = False) -> None:
         self.nbytes = nbytes
         self._pinned = pinned
-        self._free: deque[_Return] = deque(maxlen=max_free)  # append and pop are atomic: leases end in any thread
+        self._free: deque[LeaseEnd] = deque(maxlen=max_free)  # append and pop are atomic: leases end in any thread
 
     def lease(self) -> NDArray[np.uint8]:
         """Return (nbytes,) uint8, uninitialised; it belongs to the caller until the last view of it dies."""
         try:
-            slab = self._free.pop().slab
+            slab = self._free.pop().held
         except IndexError:
             slab = self._allocate()
-        return np.asarray(_Lease(slab, self._free))
+        return leased(slab, self._free, slab)
 
     @property
     def num_free(self) -> int:
@@ -47,27 +47,32 @@ class SlabPool:
         return np.empty(self.nbytes, np.uint8)
 
 
-class _Lease:
-    """Owns a slab for as long as an array made from it lives.
+def leased(memory: NDArray[np.uint8], ended: deque[LeaseEnd], held: Any) -> NDArray[np.uint8]:
+    """Return a view of `memory` whose lease ends when the last view made of it dies: its end, with `held`, is then in `ended`."""
+    return np.asarray(_Lease(memory, ended, held))
 
-    A weak reference's callback, implemented entirely in C, returns the slab. In a finaliser written in Python, a Ctrl-C
+
+class _Lease:
+    """Owns memory for as long as an array made from it lives.
+
+    A weak reference's callback, implemented entirely in C, notes the end. In a finaliser written in Python, a Ctrl-C
     handled there would be lost, and a training loop drops a batch at every step.
     """
 
-    __slots__ = ("__array_interface__", "__weakref__", "_return")
+    __slots__ = ("__array_interface__", "__weakref__", "_end")
 
-    def __init__(self, slab: NDArray[np.uint8], free: deque[_Return]) -> None:
-        self.__array_interface__: dict[str, Any] = slab.__array_interface__
-        self._return = _Return(self, free.append)
-        self._return.slab = slab
+    def __init__(self, memory: NDArray[np.uint8], ended: deque[LeaseEnd], held: Any) -> None:
+        self.__array_interface__: dict[str, Any] = memory.__array_interface__
+        self._end = LeaseEnd(self, ended.append)
+        self._end.held = held
 
 
-class _Return(weakref.ref["_Lease"]):
-    """A reference to a lease that holds its slab, and returns the slab to the free ones when the lease ends."""
+class LeaseEnd(weakref.ref["_Lease"]):
+    """A reference to a lease that holds what becomes of its memory when it ends."""
 
-    __slots__ = ("slab",)
+    __slots__ = ("held",)
 
-    slab: NDArray[np.uint8]
+    held: Any
 
 
 class BatchMemory:

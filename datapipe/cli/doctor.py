@@ -14,8 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import version_of
 from datapipe.core.printable import say_text
+from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
+from datapipe.fetch.shard_cache.directory import known_cache_directories
+from datapipe.loader.images.caching import size_text
+from datapipe.loader.parsing import default_num_workers
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -37,22 +44,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _empty_shard_caches() -> None:
-    from datapipe.fetch.shard_cache.directory import known_cache_directories
-    from datapipe.loader.images.caching import size_text
-
     for directory in known_cache_directories():
         say_text(f"{directory.path}: {size_text(directory.clear())} freed", file=sys.stderr)
 
 
 def examine() -> dict[str, Any]:
     """Return the facts of this machine, JSON-safe."""
-    import torch
-
-    from datapipe.codecs.decode import default_decoder_name
-    from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
-    from datapipe.fetch.shard_cache.directory import known_cache_directories
-    from datapipe.loader.parsing import default_num_workers
-
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
         "python": sys.version.split()[0],
@@ -101,8 +98,6 @@ def _kept(directory: Path) -> dict[str, Any] | None:
 
 
 def _advise(facts: dict[str, Any]) -> list[str]:
-    from datapipe.loader.images.caching import size_text
-
     advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
         advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
@@ -160,8 +155,6 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
 
 def as_text(facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
-    from datapipe.loader.images.caching import size_text
-
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"
     lines = [
         f"python    {facts['python']} on {facts['platform']}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -68,18 +67,10 @@ class ClockBracket:
         return waited_s / max(waited_s + worked_s, 1e-9) if totals.num_steps else None
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The speed of a pass, for the part that this process trained; None if it trained nothing of it."""
-
-    images_per_s: float | None  # over all ranks
-    starvation: float | None
-
-
 def train_epoch(
     state: TrainingState, *, scheduler: LRScheduler, num_batches: int, bracket: Bracket, logger: RunLogger, stopping: Stopping
-) -> Pace:
-    """Train the rest of the epoch that `state.place` is in.
+) -> float | None:
+    """Train the rest of the epoch that `state.place` is in; return its images per second over all ranks, None for no rest.
 
     Afterwards `state.total` holds the sums of the whole epoch. Raises InterruptedRun, DivergenceError, what the loader raises,
     and StateError for a loader that ends before its length.
@@ -87,7 +78,7 @@ def train_epoch(
     epoch, first = state.place.epoch, state.place.batches_done
     _tell_epoch(state.loader, epoch)
     if first >= num_batches:
-        return Pace(None, None)
+        return None
     options, learner = state.options, state.learner
     started_s = since_s = time.perf_counter()
     num_images = 0
@@ -113,7 +104,7 @@ def train_epoch(
     if state.place.batches_done < num_batches:
         done = state.place.batches_done
         raise StateError(f"the loader ended after {done} batches of epoch {epoch} or soon after; its length says {num_batches}")
-    return Pace(num_images / (time.perf_counter() - started_s), bracket.starvation)
+    return num_images / (time.perf_counter() - started_s)
 
 
 def _interval(state: TrainingState, *, lr: float, bracket: Bracket, since_s: float) -> StepMetrics:

@@ -164,7 +164,7 @@ class _Run:
     def _epoch(self, scheduler: LambdaLR, bracket: Bracket, logger: RunLogger) -> None:
         state, stopping = self._state, self._stopping
         started_s = time.perf_counter()
-        pace = train_epoch(
+        images_per_s = train_epoch(
             state, scheduler=scheduler, num_batches=self._num_batches, bracket=bracket, logger=logger, stopping=stopping
         )
         train, val = means_of(state.total), self._validate()
@@ -177,8 +177,8 @@ class _Run:
             val_loss=None if val is None else val.loss,
             val_accuracy=None if val is None else val.accuracy,
             val_samples=None if val is None else val.num_samples,
-            images_per_s=pace.images_per_s,
-            starvation=pace.starvation,
+            images_per_s=images_per_s,
+            starvation=bracket.starvation,
             seconds=time.perf_counter() - started_s,
         )
         if val is not None:

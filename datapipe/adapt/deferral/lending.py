@@ -14,13 +14,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
-import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from datapipe.backends.slabs import LeaseEnd, leased
 
 MIN_NBYTES = 64 << 10  # what is smaller torch sends by itself
 _MOST_BLOCKS = 16  # of a worker; what is lent beyond them is memory of torch's own
@@ -118,23 +119,15 @@ def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Loan | None:
 # -- in the training process ------------------------------------------------------------------------
 
 
-class _BlockLease:
-    """Owns a block for as long as an array made from it lives."""
+class _LendingWorker(NamedTuple):
+    """A worker whose blocks are mapped here."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_return")
-
-    def __init__(self, worker: _LendingWorker, slot: int, num_forks: int, ended: deque[_BlockReturn]) -> None:
-        whole = worker.blocks[slot]
-        self.__array_interface__: dict[str, Any] = whole[:-_PAGE].__array_interface__
-        # The callback is in C: in a finaliser written in Python, a Ctrl-C handled there would be lost.
-        self._return = back = _BlockReturn(self, ended.append)
-        back.worker, back.slot, back.whole, back.num_forks = worker, slot, whole, num_forks
+    process: int
+    blocks: dict[int, NDArray[np.uint8]]  # by slot
 
 
-class _BlockReturn(weakref.ref["_BlockLease"]):
+class _Ended(NamedTuple):
     """What is to be done once a lease has ended."""
-
-    __slots__ = ("num_forks", "slot", "whole", "worker")
 
     worker: _LendingWorker
     slot: int
@@ -151,19 +144,12 @@ class _BlockReturn(weakref.ref["_BlockLease"]):
         self.whole[-_PAGE] = state
 
 
-class _LendingWorker(NamedTuple):
-    """A worker whose blocks are mapped here."""
-
-    process: int
-    blocks: dict[int, NDArray[np.uint8]]  # by slot
-
-
 class _Borrowed:
     """The blocks of all workers of this process."""
 
     def __init__(self) -> None:
         self.workers: dict[bytes, _LendingWorker] = {}
-        self.ended: deque[_BlockReturn] = deque()
+        self.ended: deque[LeaseEnd] = deque()
         self.num_forks = 0
 
     def receive(self, place: _Place, storage: torch.UntypedStorage | None, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -176,8 +162,9 @@ class _Borrowed:
             worker = self.workers[name] = _LendingWorker(process, {})
         if storage is not None:
             worker.blocks[slot] = _bytes_of(storage)
-        lease = _BlockLease(worker, slot, self.num_forks, self.ended)
-        borrowed = torch.from_numpy(np.asarray(lease)).untyped_storage()
+        whole = worker.blocks[slot]
+        memory = leased(whole[:-_PAGE], self.ended, _Ended(worker, slot, whole, self.num_forks))
+        borrowed = torch.from_numpy(memory).untyped_storage()
         return torch.empty(0, dtype=dtype).set_(borrowed, 0, shape)  # type: ignore[call-overload,no-any-return]
 
     def settle(self) -> None:
@@ -187,7 +174,7 @@ class _Borrowed:
                 done = self.ended.popleft()
             except IndexError:  # another thread took it
                 return
-            done.settle(self.num_forks)
+            done.held.settle(self.num_forks)
 
     def forget_ended_workers(self) -> None:
         alive = {child.pid for child in multiprocessing.active_children()}
