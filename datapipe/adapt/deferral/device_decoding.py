@@ -113,17 +113,8 @@ class DecodingMover:
         runtime: DeviceRuntime | None,
         observer: Observer,
     ) -> None:
-        self._decoder, self._uploader, self._inner, self._runtime, self._observer = decoder, uploader, inner, runtime, observer
-
-    @property
-    def observer(self) -> Observer:
-        return self._observer
-
-    @observer.setter
-    def observer(self, observer: Observer) -> None:
-        self._observer = observer
-        if self._uploader is not None:
-            self._uploader.observer = observer
+        self._decoder, self._uploader, self._inner, self._runtime = decoder, uploader, inner, runtime
+        self.observer = observer  # of uploads
 
     def upload(self, nest: Any, *, step: int = 0, num_samples: int = 0) -> DecodingTransfer:
         """Start to move and to decode a batch. Raises as `Uploader.upload`."""
@@ -135,6 +126,7 @@ class DecodingMover:
     def _moved(self, nest: Any, step: int, num_samples: int) -> HandOver:
         if self._uploader is None:
             return lambda: nest
+        self._uploader.observer = self.observer
         return self._uploader.upload(nest, step=step, num_samples=num_samples).hand_over
 
     def _again(self, step: int) -> Callable[[EncodedRows], HandOver]:

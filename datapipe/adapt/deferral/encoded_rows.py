@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,20 +37,18 @@ class PixelConversion(NamedTuple):
     shift: tuple[float, ...]
 
 
+@dataclass(slots=True, eq=False)
 class EncodedRows:
     """The images in place of a tensor, (n, 3, height, width), of a batch.
 
     It has a `to`, so that what moves batches takes it for one thing and does not look into it.
     """
 
-    def __init__(
-        self, encoded: Sequence[Any], headers: Sequence[ImageHeader], cuts: Cuts, conversion: PixelConversion, request: Any
-    ) -> None:
-        self.encoded = encoded  # bytes, or (k,) uint8 in memory that is lent for as long as it is held
-        self.headers = headers
-        self.cuts = cuts  # all of one window size
-        self.conversion = conversion
-        self.request = request  # for the whole batch, from which it can be made again
+    encoded: Sequence[Any]  # bytes, or (k,) uint8 in memory that is lent for as long as it is held
+    headers: Sequence[ImageHeader]
+    cuts: Cuts  # all of one window size
+    conversion: PixelConversion
+    request: Any  # for the whole batch, from which it can be made again
 
     def __len__(self) -> int:
         return len(self.headers)

@@ -33,15 +33,7 @@ PILLOW_STEPS: dict[str, Callable[..., Any]] = {
     "resize": Image.Image.resize,
     "transpose": Image.Image.transpose,
 }
-_FLIPS_AND_TURNS = {
-    int(Image.Transpose.FLIP_LEFT_RIGHT): False,
-    int(Image.Transpose.FLIP_TOP_BOTTOM): False,
-    int(Image.Transpose.ROTATE_180): False,
-    int(Image.Transpose.ROTATE_90): True,
-    int(Image.Transpose.ROTATE_270): True,
-    int(Image.Transpose.TRANSPOSE): True,
-    int(Image.Transpose.TRANSVERSE): True,
-}
+_TURNS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE)
 _lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -281,9 +273,8 @@ def _resize(image: Image.Image, size: Any, resample: Any = None, box: Any = None
 
 def _transpose(image: Image.Image, method: Any) -> Planned | None:
     try:
-        turn = int(method)
-        turns = _FLIPS_AND_TURNS[turn]
-    except (TypeError, ValueError, KeyError):
+        turn = Image.Transpose(method)
+    except ValueError:
         return None
     width, height = image.size
-    return ("transpose", (Image.Transpose(turn),), image.mode, (height, width) if turns else (width, height), turn)
+    return ("transpose", (turn,), image.mode, (height, width) if turn in _TURNS else (width, height), int(turn))
