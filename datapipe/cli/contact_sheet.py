@@ -35,8 +35,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
 
     Raises StorageError if it cannot be written.
     """
-    positions = np.unique(np.linspace(0, len(index) - 1, min(len(index), num_images)).astype(np.int64))
-    ids = index.ids(positions)
+    ids = spread_ids(index, num_images)
     entries = index.look_up(ids, "image")
     columns = max(1, round(math.sqrt(len(ids) * 1.5)))
     rows = -(-len(ids) // columns)
@@ -63,6 +62,11 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
         caption = _shorten(printable(f"{sample}  {', '.join(names)}"), draw, font)
         draw.text((x, y + _CELL + 1), caption, fill=_INK, font=font)
     save_png(sheet, path)
+
+
+def spread_ids(index: SampleIndex, most: int) -> NDArray[np.int64]:
+    """Return the ids of up to so many samples, evenly spread over the dataset."""
+    return index.ids(np.unique(np.linspace(0, len(index) - 1, min(len(index), most)).astype(np.int64)))
 
 
 def _value(kind: FieldKind, data: bytes) -> NDArray[Any]:

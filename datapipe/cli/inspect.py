@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.cli.charts import draw_histogram
-from datapipe.cli.contact_sheet import draw_sheet
+from datapipe.cli.contact_sheet import draw_sheet, spread_ids
 from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
 from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
@@ -89,8 +89,7 @@ def samples_or_table(path: str) -> SampleIndex | TableIndex:
 
 def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
     """Write a PNG with the bytes of up to `_MEASURED` images. Raises OptionError where the index does not know them."""
-    positions = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
-    nbytes = index.look_up(index.ids(positions), "image").extents.nbytes
+    nbytes = index.look_up(spread_ids(index, _MEASURED), "image").extents.nbytes
     if not len(nbytes) or nbytes.min() < 1:
         raise OptionError(f"--sizes: the index of {where} does not have the bytes of each image; convert it first")
     first, last = int(np.floor(2 * np.log2(nbytes.min()))), int(np.floor(2 * np.log2(nbytes.max()))) + 1
@@ -112,8 +111,7 @@ def _size(nbytes: float) -> str:
 def describe(index: SampleIndex) -> dict[str, Any]:
     """Return the facts of a dataset, JSON-safe."""
     files, num = open_files(index), len(index)
-    num_looked_at = min(num, _LOOKED_AT) if index.has_images else 0
-    ids = index.ids(np.unique(np.linspace(0, num - 1, num_looked_at).astype(np.int64)))
+    ids = spread_ids(index, _LOOKED_AT if index.has_images else 0)
     encodings: Counter[str] = Counter()
     sizes: list[tuple[int, int]] = []
     nbytes: list[int] = []
