@@ -224,7 +224,7 @@ def _finish(engine: Engine, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[
 
 
 def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
-    counts = [OperationCount(verdict.line, verdict.reason, count) for verdict, count in engine.taken_counts()]
+    counts = engine.taken_counts()
     counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
     if num_again:
         counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))

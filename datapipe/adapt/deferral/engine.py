@@ -20,6 +20,7 @@ from datapipe.adapt.deferral.execution import as_tensor, by_engine, by_pillow, f
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
 from datapipe.adapt.deferral.pillow_seams import replay
 from datapipe.adapt.deferral.recorder import recording
+from datapipe.adapt.deferral.reports import OperationCount
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 from datapipe.transforms.protocols import Interpolation
@@ -93,18 +94,16 @@ class Engine:
         with recording(None):
             return self.verdicts.get(signature) or self._judge(signature, source, steps)
 
-    def taken_counts(self) -> list[tuple[ChainVerdict, int]]:
-        """Return how many chains there were of each verdict since the last call, those left to DALI apart."""
+    def taken_counts(self) -> list[OperationCount]:
+        """Return how many chains there were of each kind since the last call, those left to DALI apart."""
         counts, sent, self.counts, self.sent = self.counts, self.sent, Counter(), Counter()
-        found = [(self._told(signature), count) for signature, count in counts.items() if signature in self.verdicts]
-        verdicts = [(self.verdicts[signature], count) for signature, count in sent.items()]
-        return found + [(ChainVerdict(None, f"{verdict.line}, by DALI"), count) for verdict, count in verdicts]
-
-    def _told(self, signature: Hashable) -> ChainVerdict:
-        verdict, why = self.verdicts[signature], self.made_here.get(signature)
-        if why is None or verdict.reason is not None:
-            return verdict
-        return ChainVerdict(None, f"{verdict.line}, not by DALI: {why}")
+        found = []
+        for signature, num in counts.items():
+            verdict, why = self.verdicts.get(signature), self.made_here.get(signature)
+            if verdict is not None:
+                apart = "" if why is None or verdict.reason is not None else f", not by DALI: {why}"
+                found.append(OperationCount(f"{verdict.line}{apart}", verdict.reason, num))
+        return found + [OperationCount(f"{self.verdicts[one].line}, by DALI", None, num) for one, num in sent.items()]
 
     # -- by the engine --------------------------------------------------------------------------
 
@@ -150,36 +149,34 @@ class Engine:
     def _judge(self, signature: Hashable, source: JpegSource, steps: list[Step]) -> ChainVerdict:
         """Execute a chain both ways and record whether the results agree."""
         on_image = [step for step in steps if step.mode != "tensor"]
-        on_tensor = steps[len(on_image) :]
-        front = fold(source, on_image)
-        line = _described(source, steps)
-        if front is None:
-            verdict = ChainVerdict("the engine does not begin with these operations", line)
-        else:
-            begun = on_image[: front.num_steps]
-            first = replay(begun[-1] if begun else source)
-            ours = self._image(source, begun, front)
-            reason = disagreement(ours, first, resampled=front.resampled, colored=False)
-            if reason is None and front.num_steps < len(on_image):
-                ours, exact = by_engine(ours, on_image[front.num_steps :]), by_pillow(first, on_image[front.num_steps :])
-                reason = disagreement(ours, exact, resampled=front.resampled, colored=True)
-            if reason is None and on_tensor:
-                planes = planes_of(ours)
-                if front.num_steps == len(on_image):
-                    planes = self._planes(source, front)
-                    if not torch.equal(planes, planes_of(ours)):
-                        reason = "the engine's planes differ from its pixels"
-                theirs, finished = as_tensor(ours, on_tensor), finish(planes, on_tensor)
-                if reason is None and (not torch.equal(theirs, finished) or theirs.stride() != finished.stride()):
-                    reason = "the conversion to a tensor differs"
-            verdict = ChainVerdict(reason, line)
+        front, line = fold(source, on_image), _described(source, steps)
+        reason: str | None = "the engine does not begin with these operations"
+        if front is not None:
+            reason = self._difference(source, front, on_image, steps[len(on_image) :])
             if reason is not None:
                 warnings.warn(
                     f"datapipe computes {line} with Pillow, without deferring it: {reason} when both ways were compared",
                     stacklevel=2,
                 )
-        self.verdicts[signature] = verdict
+        self.verdicts[signature] = verdict = ChainVerdict(reason, line)
         return verdict
+
+    def _difference(self, source: JpegSource, front: Front, on_image: list[Step], on_tensor: list[Step]) -> str | None:
+        """Return how the results of the two ways differ; None if they agree."""
+        begun, rest = on_image[: front.num_steps], on_image[front.num_steps :]
+        exact, ours = replay(begun[-1] if begun else source), self._image(source, begun, front)
+        reason = disagreement(ours, exact, resampled=front.resampled, colored=False)
+        if reason is None and rest:
+            ours, exact = by_engine(ours, rest), by_pillow(exact, rest)
+            reason = disagreement(ours, exact, resampled=front.resampled, colored=True)
+        if reason is not None or not on_tensor:
+            return reason
+        planes = planes_of(ours) if rest else self._planes(source, front)
+        if not torch.equal(planes, planes_of(ours)):
+            return "the engine's planes differ from its pixels"
+        theirs, finished = as_tensor(ours, on_tensor), finish(planes, on_tensor)
+        agree = torch.equal(theirs, finished) and theirs.stride() == finished.stride()
+        return None if agree else "the conversion to a tensor differs"
 
 
 # -- by Pillow and torchvision ----------------------------------------------------------------------
