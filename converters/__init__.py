@@ -16,14 +16,13 @@ from converters.options import (
     Limit,
     OnError,
     Part,
-    Resize,
     Split,
     parse_nbytes,
     parse_place,
 )
+from converters.options import ResizeRule as Resize
 from converters.report import Advance, Phase, Preview, Report
-from converters.sources.recognise import recognise
-from converters.sources.recognise_stored import Recognition
+from converters.sources.recognise import Recognition, recognise
 
 __all__ = [
     "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",

@@ -16,8 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from converters import finalise
-from converters.admission import (
+from converters.engines import run_shards
+from converters.options import ConvertOptions, Part
+from converters.planning.building import build_plan, list_source
+from converters.planning.listing import first_difference
+from converters.planning.plan import PLAN_NAME, SPOOL_NAME, ConversionPlan, PlannedShard, open_samples, read_plan
+from converters.publishing import finalise
+from converters.publishing.admission import (
     already_ended,
     compare_finished,
     free_nbytes,
@@ -26,16 +31,8 @@ from converters.admission import (
     refuse_changed_options,
     refuse_unreadable,
 )
-from converters.delivery import StoreDelivery
-from converters.engines import run_shards
-from converters.examine import Treatment
-from converters.fence import Fence, begin_run
-from converters.inventory import find_sets, holds_dataset
-from converters.listing_store import first_difference
-from converters.locks import LockGoneError, hold, is_held
-from converters.options import ConvertOptions, Part
-from converters.plan import ConversionPlan, PlannedShard
-from converters.planning import PLAN_NAME, SPOOL_NAME, build_plan, list_source, open_samples, read_plan
+from converters.publishing.delivery import StoreDelivery
+from converters.publishing.inventory import find_sets, holds_dataset
 from converters.report import (
     Advance,
     OnProgress,
@@ -49,6 +46,8 @@ from converters.report import (
     shown_sample,
     warnings_of,
 )
+from converters.runs import Fence, LockGoneError, begin_run, hold, is_held
+from converters.samples.examine import Treatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
@@ -76,7 +75,7 @@ def convert(
     """
     started = time.monotonic()
     destination = options.destination.absolute()
-    options, _ = resolved(options)
+    options = resolved(options)
     source = open_source(options)
     building = destination / BUILDING_NAME
     manifests = already_ended(destination, options)
@@ -107,7 +106,7 @@ def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
     """Return what `convert` would do; writes nothing to the destination."""
-    options, _ = resolved(options)
+    options = resolved(options)
     source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
         plan = _plan(Path(scratch), options, source, on_progress, spool=Path(scratch) / SPOOL_NAME)

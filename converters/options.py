@@ -82,7 +82,7 @@ class FieldChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class ResizeRule:
     """Resizing before storage. `mode` "shorter" or "longer" scales that side to `size`; "exact" gives `size` x `width`."""
 
     mode: str
@@ -95,7 +95,7 @@ class Resize:
             raise OptionError(f"--resize {self} makes images of {least} pixels at least, where the limit is {MAX_PIXELS}")
 
     @classmethod
-    def parse(cls, text: str) -> Resize:
+    def parse(cls, text: str) -> ResizeRule:
         if match := re.fullmatch(r"(shorter|longer):([1-9]\d{0,4})", text):
             return cls(match[1], int(match[2]))
         if match := re.fullmatch(r"exact:([1-9]\d{0,4})x([1-9]\d{0,4})", text):
@@ -225,7 +225,7 @@ class ConvertOptions:
     class_from: ClassFrom | None = None  # None: "folder", or "none" for paired files
     root: Path | None = None  # base of a manifest's relative paths; None: its own folder
     shard_nbytes: int = 256_000_000  # source bytes per shard: a target, not a limit
-    resize: Resize | None = None
+    resize: ResizeRule | None = None
     encode: Encode = Encode("keep")
     dedupe: bool = False  # leave out samples whose image, or whose fields, an earlier one has, byte for byte
     strip_exif: bool = False  # take EXIF, XMP and comments out of images that keep their bytes

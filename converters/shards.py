@@ -12,22 +12,22 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Generator, Iterator
+import traceback
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from converters.examine import Treatment
-from converters.fence import Fence
 from converters.options import OnError
-from converters.plan import PlannedSample, PlannedShard
-from converters.planning import SPOOL_NAME
-from converters.samples import LeftOutSample, Roots, read_samples
+from converters.planning.plan import SPOOL_NAME, PlannedShard
+from converters.runs import Fence
+from converters.samples.examine import Treatment
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
 from converters.writers import Target
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.core import atomic, regular_files
+from datapipe.core import atomic, errors, regular_files
 from datapipe.core.errors import DatapipeError, DecodeError, FormatError, StorageError
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.sidecar import SIDECAR_SUFFIX, write_sidecar
@@ -224,3 +224,33 @@ def storage_error(destination: Path, exc: OSError) -> StorageError:
     where = f" ({exc.filename})" if exc.filename else ""
     what = f"cannot be written: {exc.strerror or exc}{where}"
     return StorageError(f"{destination}: {what}; {remedy} and run the same command again: it resumes")
+
+
+OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
+OnShard = Callable[[PlannedShard], None]
+
+
+def job_to_json(job: ShardJob) -> dict[str, Any]:
+    """Return a job as JSON for a worker."""
+    value: dict[str, Any] = msgspec.to_builtins(job, enc_hook=os.fspath)
+    return value
+
+
+def job_from_json(value: dict[str, Any]) -> ShardJob:
+    """Return the job that `job_to_json` was given."""
+    return msgspec.convert(value, ShardJob, dec_hook=lambda kind, value: kind(value))
+
+
+def error_to_json(exc: BaseException) -> dict[str, Any]:
+    """Return an exception in the form that a worker reports."""
+    if isinstance(exc, DatapipeError):
+        return {"error": type(exc).__name__, "message": str(exc)}
+    return {"error": "", "message": "".join(traceback.format_exception(exc))}
+
+
+def error_from_json(answer: dict[str, Any]) -> Exception:
+    """Return the exception that a worker reported; one that is not ours is a bug and keeps its traceback as text."""
+    if answer["error"]:
+        kind: type[Exception] = getattr(errors, answer["error"])
+        return kind(answer["message"])
+    return RuntimeError(f"a worker failed:\n{answer['message']}")

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from converters.claims import Present, find_present, read_claim, release_claim
 from converters.conversion import convert
-from converters.delivery import StoreDelivery
 from converters.options import ConvertOptions, OnError
+from converters.publishing.claims import Present, find_present, read_claim, release_claim
+from converters.publishing.delivery import StoreDelivery
 from converters.report import OnProgress, Report, ignore_progress
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
@@ -45,7 +45,7 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
         raise OptionError("--part needs a destination on a disk that all parts share; convert there, without it into a store")
     if isinstance(options.source, Location) and _lie_within_each_other(options.source, location):
         raise OptionError(f"{options.source} and {location} lie within each other; choose another destination")
-    options, _ = resolved(options)
+    options = resolved(options)
     staged = user_cache(STAGED) / _name(options, location)
     try:
         with private_directory(staged):

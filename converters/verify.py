@@ -1,6 +1,7 @@
 """Check a converted dataset against its manifest: every byte, and no extra files.
 
-Shards are hashed as a whole; if a hash differs, the checksums of single fields identify the damaged samples.
+Shards are hashed as a whole; if a hash differs, the checksums of single fields identify the damaged samples. Those in an object
+store are fetched one by one, checked as on a disk, and removed again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,16 +20,19 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from converters.publishing.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
 from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.core.printable import counted
-from datapipe.index.manifest import ShardInfo, read_manifest, refuse_unfinished
+from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, refuse_unfinished
+from datapipe.index.remote_set import open_set
 from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
 from datapipe.index.tables import TABLE_NAME
+from datapipe.stores.location import Location
+from datapipe.stores.transfers import download_to
 
 _READ_NBYTES = 4 << 20
 _MAX_NAMED = 20  # damaged samples to name per shard
@@ -244,3 +249,39 @@ def _check_errors(found: FoundSet) -> list[Problem]:
         return [Problem(str(path), "does not parse")]
     num_named = sum(named)
     return [] if num_named == num_skipped else [Problem(str(path), f"names {num_named} bad samples, {num_skipped} were left out")]
+
+
+def verify_remote(
+    location: Location, *, num_workers: int | None = None, on_bytes: Callable[[int], None] = lambda nbytes: None
+) -> VerifyReport:
+    """Check the dataset at `location`; takes room for a shard per worker in the system's temporary directory.
+
+    Raises MissingDataError where there is no dataset, FormatError for a manifest that does not parse, StorageError where the
+    store refuses.
+    """
+    started = time.monotonic()
+    manifest, _ = open_set(location)
+    meter = ByteMeter(on_bytes)
+    problems = run_checks([partial(_check, manifest, location, shard, meter) for shard in manifest.shards], num_workers)
+    return VerifyReport(
+        num_samples=manifest.num_samples,
+        num_shards=len(manifest.shards),
+        nbytes=meter.nbytes,
+        elapsed_s=time.monotonic() - started,
+        problems=tuple(problems),
+    )
+
+
+def _check(manifest: Manifest, location: Location, shard: ShardInfo, meter: ByteMeter) -> list[Problem]:
+    """Check one shard with what belongs to it, in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="datapipe-verify-") as name:
+        directory = Path(name)
+        target = target_of(manifest)
+        companions = [stem_of(shard.name, target) + suffix for suffix in target.companion_suffixes]
+        for wanted in (shard.name, shard.name + SIDECAR_SUFFIX, *companions):
+            try:
+                download_to(directory / wanted, location / wanted)
+            except MissingDataError:
+                (directory / wanted).unlink()  # found missing below
+        found = check_shard(FoundSet("", directory, manifest), shard, meter)
+    return [Problem(one.path.replace(str(directory), str(location), 1), one.what.replace(f"{directory}/", "")) for one in found]

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from converters.engines.local import run_locally
-from converters.engines.messages import OnSamples, OnShard
 from converters.options import ConvertOptions
-from converters.plan import PlannedShard
-from converters.shards import ShardJob
+from converters.planning.plan import PlannedShard
+from converters.shards import OnSamples, OnShard, ShardJob
 from datapipe.core.environment import num_usable_cores
 
 

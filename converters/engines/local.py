@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.engines.messages import OnSamples, OnShard, error_from_json, job_from_json, job_to_json
-from converters.plan import PlannedShard
-from converters.planning import PLAN_NAME, open_samples, read_plan
-from converters.shards import ShardJob, build_shard
+from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
+from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json, job_from_json, job_to_json
 from converters.writers import TARGETS
 from datapipe.core.errors import StorageError
 

@@ -37,7 +37,7 @@ def main() -> None:
         answers.write(json.dumps(value).encode() + b"\n")
 
     from converters.engines.local import worker_main
-    from converters.engines.messages import error_to_json
+    from converters.shards import error_to_json
 
     try:
         worker_main(_jobs(), answer)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from converters.options import ConvertOptions, Place
-from converters.packing import PLAIN
+from converters.sources.packing import PLAIN
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import ScanNotes
@@ -42,7 +42,7 @@ class Origin(NamedTuple):  # made by the million, like samples: a dataclass take
     nbytes: int  # of the field: those of the range, unless `packing` says otherwise
     file_nbytes: int  # ANY_SIZE for a spooled file that was still being written
     mtime_ns: int  # 0 for an object
-    packing: str = PLAIN  # how the bytes of the range become those of the field; see `converters.packing`
+    packing: str = PLAIN  # how the bytes of the range become those of the field; see `converters.sources.packing`
     is_spooled: bool = False  # the file is in the spool; its time is that of the source's file
     etag: str = ""  # that the object must still have; "" for a file, or if the store has none
 

@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from converters.archives import (
+from converters.database import open_scratch
+from converters.options import ClassFrom, ConvertOptions, Place
+from converters.sources import ListedSample, SourceFacts, Workspace, divide
+from converters.sources.archives import (
     ArchiveMember,
     is_archive_name,
+    objects_at,
     refuse_compressed,
     scan_archive,
     split_archive_location,
     split_archive_path,
     stem_of_archive,
 )
-from converters.database import open_scratch
-from converters.options import ClassFrom, ConvertOptions, Place
-from converters.sources import ListedSample, SourceFacts, Workspace, divide
 from converters.sources.class_folders import class_name, refuse_class_map, refuse_field_choices
-from converters.sources.labels import LabelCensus
-from converters.stored_objects import objects_at
+from converters.sources.fields import LabelCensus
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name, is_junk
 from datapipe.core.errors import MissingDataError, OptionError, StorageError

@@ -1,8 +1,8 @@
 """COCO: images with the boxes of an annotation file, and other members of the annotations.
 
 Samples are sorted by the id of their image, as in torchvision's `CocoDetection`. Boxes become `datapipe`'s kind `boxes` (see
-`converters.boxes`); their labels are positions in the list of categories, sorted by id. Any other member of an annotation is
-kept on request as a JSON list, in the order of the boxes.
+`converters.samples.annotations`); their labels are positions in the list of categories, sorted by id. Any other member of an
+annotation is kept on request as a JSON list, in the order of the boxes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from converters.boxes import is_finite
 from converters.database import open_scratch
 from converters.options import ConvertOptions
+from converters.samples.annotations import is_finite
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.archived_files import open_files, refuse_missing_root, root_of
-from converters.sources.fields import Choices, in_order
+from converters.sources.fields import Choices, in_order, place_labels
 from converters.sources.json_stream import array_elements
-from converters.sources.labels import place_labels
 from converters.sources.manifest import refuse_class_from
+from converters.sources.named_files import open_files, refuse_missing_root, root_of
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name

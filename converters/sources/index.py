@@ -19,12 +19,11 @@ import numpy as np
 from crc32c import crc32c
 
 from converters.options import ConvertOptions, Place
-from converters.packing import PLAIN, joined, prefixed, summed_crc32c
 from converters.sources import ANY_SIZE, ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.fields import Choices, in_order
-from converters.sources.labels import LabelCensus
+from converters.sources.fields import Choices, LabelCensus, in_order
 from converters.sources.manifest import refuse_class_from
-from converters.spool import SpoolWriter, spooled
+from converters.sources.packing import PLAIN, joined, prefixed, summed_crc32c
+from converters.sources.spool import SpoolWriter, spooled
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers import open_index

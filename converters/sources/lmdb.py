@@ -16,7 +16,7 @@ from typing import IO
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join
 from converters.sources.class_folders import refuse_class_map, refuse_field_choices
-from converters.sources.labels import LabelCensus
+from converters.sources.fields import LabelCensus
 from converters.sources.lmdb_listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.codecs.probe import encoding_of

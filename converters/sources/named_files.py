@@ -1,12 +1,19 @@
-"""Find files that a list names under the root, or the reason why not."""
+"""Find files that a list names, under a folder or in an archive (`--root val2017.zip`), or the reason why not."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from converters.sources import Origin
+from converters.database import open_scratch
+from converters.sources import Origin, Workspace
+from converters.sources.archives import scan_archive, split_archive_path
+from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import MissingDataError
 from datapipe.core.regular_files import is_within
 
@@ -86,3 +93,103 @@ class NamedFiles:
                 self._folders.clear()
             real = self._folders[folder] = os.path.realpath(folder)
         return real
+
+
+class FileLookup(Protocol):
+    """Looks up files by the names in a list; `NamedFiles` says what its methods return and raise."""
+
+    def find(self, text: str) -> tuple[bytes, Origin | None, str | None]: ...
+
+    def refuse_wrong_root(self) -> None: ...
+
+
+class _ArchivedFiles:
+    """Looks up files of an archive by their names in it, or by those without the folder that all of them lie in."""
+
+    def __init__(self, connection: sqlite3.Connection, where: Path, listed_in: Path, folders: tuple[str, ...]) -> None:
+        self._connection = connection
+        self._where = where
+        self._listed_in = listed_in
+        self._folders = folders  # looked into, in this order
+        self._num_missing = 0
+        self._first_missing = ""
+        self._has_found = False
+
+    def find(self, text: str) -> tuple[bytes, Origin | None, str | None]:
+        try:
+            name = os.path.normpath(os.fsencode(text))
+        except UnicodeEncodeError:
+            return b"", None, f"{text!r} is not a name that a file can have"
+        if b"\0" in name or name.startswith((b"/", b"../")) or name == b"..":
+            return b"", None, f"{text!r} leads out of {self._where}; names in a list are those in the archive"
+        for folder in self._folders:
+            path = os.path.join(os.fsencode(folder), name)
+            row = self._connection.execute("SELECT * FROM files WHERE name = ?", (path,)).fetchone()
+            if row is not None:
+                self._has_found = True
+                _, problem, place, offset, nbytes, file_nbytes, mtime_ns, packing, is_spooled, etag, is_twice = row
+                if is_twice:
+                    problem = problem or "is in the archive twice, by the same name; remove one of them"
+                origin = Origin(place, offset, nbytes, file_nbytes, mtime_ns, packing, bool(is_spooled), etag)
+                return path, None if problem else origin, problem
+        self._num_missing += 1
+        self._first_missing = self._first_missing or text
+        return name, None, "no such file in the archive"
+
+    def refuse_wrong_root(self) -> None:
+        if self._num_missing and not self._has_found:
+            raise MissingDataError(
+                f"{self._listed_in}: none of its {self._num_missing} files is in {self._where}; the first is"
+                f" {self._first_missing!r}; pass the folder in the archive that the names start from, such as"
+                f" --root {self._where}/FOLDER"
+            )
+
+
+def root_of(root: Path) -> Path:
+    """Return what paths are relative to: the folder that holds the archive, or `root` itself."""
+    split = None if root.is_dir() else split_archive_path(root)
+    return root if split is None else split[0].parent
+
+
+@contextmanager
+def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) -> Iterator[FileLookup]:
+    """Open the files under `root`: a folder, an archive, or a folder in an archive.
+
+    Raises MissingDataError if it is none of these, StorageError for an archive that is damaged.
+    """
+    split = None if root.is_dir() else split_archive_path(root)
+    if split is None:
+        yield NamedFiles(root, listed_in)
+        return
+    archive, inner = split
+    with open_scratch(space.scratch, "archived") as connection:
+        connection.execute(
+            "CREATE TABLE files (name BLOB PRIMARY KEY, problem TEXT, path BLOB, offset INTEGER, nbytes INTEGER,"
+            " file_nbytes INTEGER, mtime_ns INTEGER, packing TEXT, is_spooled INTEGER, etag TEXT, is_twice INTEGER) WITHOUT ROWID"
+        )
+        seen = ScanNotes()
+        rows = (
+            (member.name, member.problem, *member.origin, 0)
+            for member in scan_archive(archive.parent, os.fsencode(archive.name), space, seen)
+        )
+        connection.executemany(
+            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET is_twice = 1", rows
+        )
+        notes.problems += seen.problems
+        folders = (os.fsdecode(inner),) if inner else ("", *_only_folder(connection))
+        yield _ArchivedFiles(connection, root, listed_in, folders)
+
+
+def refuse_missing_root(root: Path) -> None:
+    """Raise MissingDataError if `root` is neither a folder nor in an archive."""
+    if not root.is_dir() and split_archive_path(root) is None:
+        raise MissingDataError(f"{root}: no such folder or archive; check --root")
+
+
+def _only_folder(connection: sqlite3.Connection) -> tuple[str, ...]:
+    """Return the folder that all files of the archive lie in, if there is one."""
+    first, last = connection.execute("SELECT min(name), max(name) FROM files").fetchone()
+    if first is None:
+        return ()
+    common = os.path.commonpath([os.path.dirname(b"/" + first), os.path.dirname(b"/" + last)])
+    return (os.fsdecode(common[1:]),) if len(common) > 1 else ()

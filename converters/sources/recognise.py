@@ -10,24 +10,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.archives import is_archive_name, split_archive_path
-from converters.options import ClassFrom, ConvertOptions
+from converters.options import ClassFrom, ConvertOptions, Place
 from converters.sources import NO_FOLDER
+from converters.sources.archives import is_archive_name, split_archive_location, split_archive_path
 from converters.sources.json_stream import array_elements
 from converters.sources.lmdb import DATA_NAME
 from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
-from converters.sources.pair_names import KINDS, role_folders
+from converters.sources.pairs import KINDS, role_folders
 from converters.sources.recognise_archives import archive_of_file, archives_of_folder
-from converters.sources.recognise_stored import Recognition, recognise_stored
 from datapipe.containers import container_of
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
-from datapipe.core.errors import FormatError, OptionError
+from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.stores.location import Location
+from datapipe.stores.objects import list_below, list_names
 
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened
+_MAX_STORED_FOLDERS = 5  # ... of a prefix in a store
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
+_TITLES = {
+    "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
+    "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
+    "dataset": "a converted dataset", "hdf5": "HDF5 files",
+    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files", "lmdb": "LMDB databases of images",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """The form of a source, and the evidence for it."""
+
+    form: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{_TITLES[self.form]} ({self.why}; --from {self.form})"
 
 
 @dataclass(slots=True)
@@ -45,22 +63,19 @@ class _Seen:
     annotations: str = ""  # a JSON file that may be COCO's
 
 
-def resolved(options: ConvertOptions) -> tuple[ConvertOptions, Recognition | None]:
-    """Return the options with the form of their source, and the recognition if they did not name it.
-
-    Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
-    """
-    if options.form != "auto":
-        return options, None
-    taken = recognise(options)
-    return dataclasses.replace(options, form=taken.form), taken
+def resolved(options: ConvertOptions) -> ConvertOptions:
+    """Return the options with the form of their source. Raises as `recognise` does."""
+    return options if options.form != "auto" else dataclasses.replace(options, form=recognise(options).form)
 
 
 def recognise(options: ConvertOptions) -> Recognition:
-    """Return the form of `options.source`. Raises as `resolved` does."""
+    """Return the form of `options.source`.
+
+    Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
+    """
     source = options.source
     if isinstance(source, Location):
-        return recognise_stored(source, options.class_from)
+        return _recognise_stored(source, options.class_from)
     if not source.exists() and glob.has_magic(str(source)):
         return _of_pattern(str(source))
     if source.is_file():
@@ -128,7 +143,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
     roles = role_folders(folders)
     if len(roles) > 1 and class_from in (None, ClassFrom.NONE):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
-        return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source)
+        return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source, "")
     if seen.beside:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
@@ -148,24 +163,26 @@ def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
         raise OptionError(f"{source}: its folder {seen.deep} holds shards: pass that folder, one set of them at a time")
     if not found and folders and not seen.lists and not seen.annotations:
         return Recognition("image-folder", "it has folders")  # empty folders: its errors name what is missing
-    return _only(found, source, seen)
+    files = [*seen.lists, *([seen.annotations] if seen.annotations else [])]
+    if files:
+        return _only(
+            found, source, f"a folder with {files[0]}: pass {source / files[0]} itself, and --root for the folder of its files"
+        )
+    return _only(
+        found,
+        source,
+        "no images, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is",
+    )
 
 
-def _only(found: list[Recognition], source: Path, seen: _Seen | None = None) -> Recognition:
-    """Return the only possible form. Raises OptionError if there are several, or none."""
+def _only(found: list[Recognition], source: Place, otherwise: str) -> Recognition:
+    """Return the only possible form. Raises OptionError if there are several, or, saying `otherwise`, none."""
     if len(found) == 1:
         return found[0]
     if found:
         shown = "; or ".join(f"--from {one.form} ({one.why})" for one in found)
         raise OptionError(f"{source}: may be several things, say which: {shown}")
-    files = [*(seen.lists if seen else ()), *([seen.annotations] if seen and seen.annotations else [])]
-    if files:
-        raise OptionError(
-            f"{source}: a folder with {files[0]}: pass {source / files[0]} itself, and --root for the folder of its files"
-        )
-    raise OptionError(
-        f"{source}: no images, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is"
-    )
+    raise OptionError(f"{source}: {otherwise}")
 
 
 def _without_folders(source: Path, seen: _Seen) -> OptionError:
@@ -240,3 +257,56 @@ def _entries(folder: bytes) -> Iterator[os.DirEntry[bytes]]:
             yield from entries
     except OSError:  # the real scan reports it
         return
+
+
+def _recognise_stored(location: Location, class_from: ClassFrom | None) -> Recognition:
+    """Return the form of the objects that a URL names. Raises OptionError if it may be several forms, or none; StorageError."""
+    name = location.name
+    is_pattern = any(sign in name for sign in "*[{")
+    container = container_of(name)
+    if not is_pattern and split_archive_location(location) is not None:
+        if not is_archive_name(name.encode()):
+            return Recognition("archive", "it is a folder in an archive")
+        why = archive_of_file(location)
+        return Recognition("archive", why) if why else Recognition("tar", f"its name ends with {os.path.splitext(name)[1]}")
+    if container is not None:
+        return Recognition(container, f"its name ends with .{container}" if not is_pattern else "by the names that it matches")
+    names = list_names(location, at_most=_MAX_NAMES)
+    if not names:
+        raise MissingDataError(
+            f"{location}: nothing under this prefix; check the URL, or name objects, as in train-{{000..099}}.tar"
+        )
+    if MANIFEST_NAME in names:
+        return Recognition("dataset", f"it holds {MANIFEST_NAME}")
+    files = [name for name in names if not name.endswith("/") and not is_junk(name.encode())]
+    found: list[Recognition] = []
+    archives = sorted(name.encode() for name in files if is_archive_name(name.encode()))
+    if archives:
+        found += [Recognition(form, why) for form, why in archives_of_folder(location, archives).items()]
+    forms = sorted({container_of(name) or "" for name in files} - {"", "tar"})
+    found += [Recognition(form, f"it holds {form} files") for form in forms]
+    folders = [name for name in names if name.endswith("/") and not is_junk(name.encode())]
+    if any(is_image_name(name.encode()) for name in files) and class_from is ClassFrom.NONE:
+        found.append(Recognition("image-folder", "images in it"))
+    elif not found and folders:
+        found.append(_of_folders(location, folders))
+    return _only(
+        found,
+        location,
+        "no folders of images, tars, archives or Parquet files in it; check the URL, or say --from what it is"
+        " (--class-from none for images without labels)",
+    )
+
+
+def _of_folders(location: Location, folders: list[str]) -> Recognition:
+    """Return the form of files in folders, by the first page of objects in some of them."""
+    for folder in folders[:_MAX_STORED_FOLDERS]:
+        names = [one.name.encode() for one in next(list_below(location / folder.rstrip("/")), [])]
+        if any(map(is_image_name, names)):
+            return Recognition("image-folder", "images in folders")
+        if any(name.lower().endswith(b".npy") for name in names):
+            return Recognition("npy", "it holds .npy files")
+        shards = [name for name in names if name == MANIFEST_NAME.encode() or container_of(os.fsdecode(name))]
+        if shards:
+            raise OptionError(f"{location}: its folder {folder} holds shards: pass that folder, one set of them at a time")
+    return Recognition("image-folder", "it has folders")  # its errors name what is missing

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from converters.inventory import FINISHED_NAME
-from converters.locks import LockGoneError, hold
+from converters.publishing.inventory import FINISHED_NAME
 from converters.report import Advance, OnProgress, Phase, ignore_progress
+from converters.runs import LockGoneError, hold
 from converters.shards import storage_error
+from converters.tables import RowSource
 from converters.tables.options import TableConversion
 from converters.tables.plan import ERRORS_NAME, TablePlan, first_change, make_plan, read_plan
 from converters.tables.row_major import matrices_of, write_rows
-from converters.tables.rows import RowSource
 from converters.tables.sources import open_rows
 from converters.tables.writing import WrittenFile, write_parquet
 from datapipe.core import atomic, regular_files

@@ -16,11 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from converters.options import OnError
-from converters.tables.casting import as_type
-from converters.tables.facts import Facts, facts_of, row_nbytes
+from converters.tables import MAX_SHOWN, BadTableRow, Parsed, RowBlock, RowSource, in_order
 from converters.tables.options import TableConversion
-from converters.tables.rows import MAX_SHOWN, BadTableRow, Parsed, RowBlock, RowSource, in_order
-from converters.tables.schema import check_used, is_left_out, types_of
+from converters.tables.types import Facts, as_type, check_used, facts_of, is_left_out, row_nbytes, types_of
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.order.draws import key64

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from converters.tables import RowBlock, RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
-from converters.tables.rows import RowBlock, RowSource, in_order
 from converters.tables.writing import WrittenFile
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import leaves_of

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from converters.tables.csv_rows import DELIMITERS, CsvSource
-from converters.tables.json_rows import JsonSource
-from converters.tables.rows import BadTableRow, Parsed, RowBlock, RowSource, SourceFile, plain
+from converters.tables import BadTableRow, Parsed, RowBlock, RowSource, SourceFile, plain
+from converters.tables.text_rows import DELIMITERS, CsvSource, JsonSource
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader

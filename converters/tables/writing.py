@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from converters.tables import RowBlock, RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
-from converters.tables.rows import RowBlock, RowSource, in_order
 from datapipe.core import arrow_maps, atomic, regular_files
 from datapipe.core.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation

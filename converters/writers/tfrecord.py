@@ -8,8 +8,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredSample, WrittenShard, sample_key
-from converters.writers.stream import ShardStream
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, ShardStream, StoredSample, WrittenShard, sample_key
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.scanner import scan_frames

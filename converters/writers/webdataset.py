@@ -15,8 +15,16 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
-from converters.writers.stream import ShardStream
+from converters.writers import (
+    IMAGE_FIELD,
+    LABEL_FIELD,
+    ShardStream,
+    StoredField,
+    StoredSample,
+    WrittenShard,
+    sample_key,
+    suffix_of,
+)
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.tar import layout as tar_format
 from datapipe.containers.tar.fields import suffix_of_bytes

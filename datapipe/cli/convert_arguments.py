@@ -46,7 +46,7 @@ finds nothing to do. Several machines share the work with --part 1/4,
 --part 2/4, ... into one destination, or by --engine ray (docs/clusters.md). Sizes take MB, GB, MiB, GiB. With --resize,
 images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG)
 unless --encode says otherwise; shorter:N and longer:N also enlarge, as
-torchvision's Resize does; masks and boxes follow. EXIF orientation is not applied.
+torchvision's ResizeRule does; masks and boxes follow. EXIF orientation is not applied.
 """
 
 
@@ -175,9 +175,9 @@ def _nbytes(text: str) -> Any:
 
 
 def _resize(text: str) -> Any:
-    from converters.options import Resize
+    from converters.options import ResizeRule
 
-    return _parsed(Resize.parse, text)
+    return _parsed(ResizeRule.parse, text)
 
 
 def _encode(text: str) -> Any:

@@ -8,8 +8,7 @@ import json
 import time
 from pathlib import Path
 
-from converters.verify import verify
-from converters.verify_remote import verify_remote
+from converters.verify import verify, verify_remote
 from datapipe.cli.progress import Progress
 from datapipe.columns.recipe import Columns
 from datapipe.containers import open_index

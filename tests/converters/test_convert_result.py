@@ -20,8 +20,8 @@ from PIL import Image
 from trees import ROOT, contents, encoded_image, make_tree, run_cli, run_main
 
 from converters import Check, ConvertOptions, Encode, Part, Resize, Split, convert, preview
-from converters.planning import split_of
-from converters.transcode import resized_size
+from converters.planning.building import split_of
+from converters.samples.images import resized_size
 from datapipe.core.errors import DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
@@ -175,7 +175,7 @@ def test_shards_hold_no_more_samples_than_memory_should(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     """However few bytes they have."""
-    monkeypatch.setattr("converters.planning.MAX_SHARD_SAMPLES", 5)
+    monkeypatch.setattr("converters.planning.building.MAX_SHARD_SAMPLES", 5)
     (tree / "class_0" / "img 0.jpg").write_bytes(encoded_image(0, size=(400, 560)))  # most of the bytes: shares are uneven
     convert(ConvertOptions(tree, tmp_path / "out", to=to, num_workers=1))
     counts = [shard.num_samples for shard in read_manifest(tmp_path / "out").shards]

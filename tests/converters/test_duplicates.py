@@ -67,7 +67,7 @@ def test_resumed_divided_and_split(doubled: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(OptionError, match="dedupe was True, now None"):
         convert(ConvertOptions(doubled, tmp_path / "out", **{**settings, "dedupe": False}))  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr("converters.duplicates.find_duplicates", lambda *args, **kwargs: pytest.fail("hashed again"))
+        patch.setattr("converters.planning.building.find_duplicates", lambda *args, **kwargs: pytest.fail("hashed again"))
         convert(ConvertOptions(doubled, tmp_path / "out", **settings))  # type: ignore[arg-type]
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
     assert len(lines(tmp_path / "out" / "a" / "errors.jsonl")) == 4, "in the first set, as what cannot be listed"
@@ -77,7 +77,7 @@ def test_resumed_divided_and_split(doubled: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_only_what_shares_its_size_is_read(doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from converters import duplicates
+    from converters.planning import duplicates
 
     read: list[bytes] = []
     genuine = duplicates.read_contents
@@ -129,7 +129,7 @@ def test_spooled_values(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_meanwhile(doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from converters import duplicates
+    from converters.planning import duplicates
 
     genuine = duplicates.read_contents
 

@@ -14,7 +14,7 @@ from source_trees import image, npy, put
 from trees import encoded_image, make_tree
 
 from converters import Check, Encode
-from converters.metadata import without_metadata
+from converters.samples.images import without_metadata
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError, OptionError
 

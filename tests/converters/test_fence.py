@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from trees import ROOT, contents, make_tree
 
-from converters import Advance, ConvertOptions, Part, convert, fence
+from converters import Advance, ConvertOptions, Part, convert
 from converters.conversion import _Conversion
 from converters.engines import run_shards
-from converters.fence import Fence, begin_run
+from converters.runs import Fence, begin_run
 from converters.shards import ShardJob
 from datapipe.core.errors import StorageError
 
@@ -54,7 +54,7 @@ def test_the_next_run_waits_for_what_is_being_published(building: Path, monkeypa
     """A process that has compared the token finishes its renames before the token changes."""
     old = begin_run(building, Part())
     code = (
-        "import sys; from pathlib import Path; from converters.fence import Fence\n"
+        "import sys; from pathlib import Path; from converters.runs import Fence\n"
         f"with Fence(Path({os.fspath(old.path)!r}), {old.token!r}).passed():\n"
         "    print('in', flush=True); sys.stdin.readline()"
     )
@@ -62,7 +62,7 @@ def test_the_next_run_waits_for_what_is_being_published(building: Path, monkeypa
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
-        monkeypatch.setattr(fence, "_WAIT_S", 0.1)
+        monkeypatch.setattr("converters.runs._WAIT_S", 0.1)
         with pytest.raises(StorageError, match="has been publishing a shard"):
             begin_run(building, Part())
         old.check()

@@ -15,8 +15,15 @@ from source_trees import image, mask, npy, put
 from trees import encoded_image
 
 from converters import Check, Encode, FieldChoice, Resize
-from converters.boxes import checked_boxes, load_boxes, parse_boxes, scale_boxes, store_boxes
-from converters.masks import mask_size, resize_mask
+from converters.samples.annotations import (
+    checked_boxes,
+    load_boxes,
+    mask_size,
+    parse_boxes,
+    resize_mask,
+    scale_boxes,
+    store_boxes,
+)
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.core.errors import DecodeError
 

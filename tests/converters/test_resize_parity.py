@@ -1,4 +1,4 @@
-"""`--resize` against torchvision's Resize: equal on Pillow's images, one step apart at most on tensors."""
+"""`--resize` against torchvision's ResizeRule: equal on Pillow's images, one step apart at most on tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PIL import Image
 from torchvision_reference import torchvision_v2
 from trees import encoded_image
 
-from converters.options import Encode, Resize
-from converters.transcode import transcode
+from converters.options import Encode, ResizeRule
+from converters.samples.images import transcode
 from datapipe.codecs.probe import probe
 
 functional = torchvision_v2().functional
@@ -21,7 +21,7 @@ functional = torchvision_v2().functional
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (40, 56), (256, 256), (1000, 33)])
 def test_the_pixels_of_torchvision(size: tuple[int, int], how: str) -> None:
     data = encoded_image(3, size=size, form="PNG")
-    resize = Resize.parse(how)
+    resize = ResizeRule.parse(how)
     stored, _ = transcode(data, probe(data), resize=resize, encode=Encode("raw"))
     found = np.load(io.BytesIO(stored)).astype(np.int16)
     image = Image.open(io.BytesIO(data)).convert("RGB")

@@ -22,7 +22,7 @@ from source_trees import image, put
 from trees import ROOT, contents
 
 from converters import ClassFrom, ConvertOptions, OnError, Part, convert, preview, recognise
-from converters.archives import unpacking
+from converters.sources.archives import unpacking
 from datapipe.core.errors import DatapipeError, DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 
@@ -309,7 +309,7 @@ def test_memory_does_not_grow_with_the_number_of_members(tmp_path: Path) -> None
         write_zip(tmp_path / f"{num}.zip", [(f"k/{row:06d}" + "x" * 150 + ".jpg", b"") for row in range(num)])
         script = (
             "from pathlib import Path;"
-            "from converters.archives import scan_archive; from converters.sources import Workspace;"
+            "from converters.sources.archives import scan_archive; from converters.sources import Workspace;"
             "from datapipe.containers.listing import ScanNotes; import tracemalloc; tracemalloc.start();"
             f"n = sum(1 for _ in scan_archive(Path({str(tmp_path)!r}), b'{num}.zip', Workspace(Path(), Path()), ScanNotes()));"
             "print(n, tracemalloc.get_traced_memory()[1])"

@@ -19,7 +19,7 @@ from trees import ROOT, contents
 from converters import Limit, OnError
 from converters.tables.conversion import TABLE_NAME, convert_table, preview_table
 from converters.tables.options import TableConversion
-from converters.tables.schema import read_schema
+from converters.tables.types import read_schema
 from converters.verify import verify
 from datapipe.cli.main import main
 from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
@@ -69,7 +69,7 @@ TYPES = {
 @pytest.mark.parametrize("last", [False, True])
 def test_types_are_found_by_reading_everything(tmp_path: Path, case: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far down the value is that decides: blocks are one row each here."""
-    monkeypatch.setattr("converters.tables.text_blocks.blocks_of.__kwdefaults__", {"block_nbytes": 1})
+    monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 1})
     values, kind, expected = TYPES[case]
     values = values[::-1] if last else values
     source = write(tmp_path / "t.csv", "n,v\n" + "".join(f"{n},{value}\n" for n, value in enumerate(values)))
@@ -129,7 +129,7 @@ def test_forms_of_sources(tmp_path: Path, form: str) -> None:
 
 
 def test_quoted_values_keep_delimiters_and_newlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.tables.text_blocks.blocks_of.__kwdefaults__", {"block_nbytes": 5})
+    monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 5})
     text = '\ufeffa,b\r\n1,"x,\r\ny ""z"""\r\n2,""\r\n\r\n3,\r\n'
     table = converted(write(tmp_path / "t.csv", text), tmp_path / "out", seed=None)
     assert table.to_pydict() == {"a": [1, 2, 3], "b": ['x,\r\ny "z"', "", None]}
@@ -191,7 +191,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path, case: str) -> None:
 
 
 def test_rows_of_bad_rows_count_through_blocks_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.tables.text_blocks.blocks_of.__kwdefaults__", {"block_nbytes": 9})
+    monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 9})
     for name in ("a.csv", "b.csv"):
         write(tmp_path / "in" / name, "n,m\n" + "".join("9\n" if row == 7 else f"{row},0\n" for row in range(20)))
     converted(tmp_path / "in", tmp_path / "out", on_error=OnError.SKIP)
@@ -225,8 +225,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_sources(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.tables.text_blocks._MAX_BLOCK_NBYTES", 1 << 10)
-    monkeypatch.setattr("converters.tables.text_blocks.blocks_of.__kwdefaults__", {"block_nbytes": 512})
+    monkeypatch.setattr("converters.tables.text_rows._MAX_BLOCK_NBYTES", 1 << 10)
+    monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 512})
     make, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
         convert_table(TableConversion(make(tmp_path), tmp_path / "out"))
@@ -261,7 +261,7 @@ def test_a_damaged_row_group_is_left_out_by_name(tmp_path: Path) -> None:
 
 
 def test_any_number_of_threads_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.tables.text_blocks.blocks_of.__kwdefaults__", {"block_nbytes": 400})
+    monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 400})
     monkeypatch.setattr("converters.tables.plan._RUN_NBYTES", 1000)
     pa.csv.write_csv(numbers(800), tmp_path / "t.csv")
     for num in (1, 4):

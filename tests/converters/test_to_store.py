@@ -20,9 +20,10 @@ from fixtures import convert, copies, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto
 
 import datapipe as dp
-from converters import ConvertOptions, OnError, Part, claims, delivery, shards
-from converters.delivery import StoreDelivery
-from converters.plan import ConversionPlan, PlannedShard
+from converters import ConvertOptions, OnError, Part, shards
+from converters.planning.plan import ConversionPlan, PlannedShard
+from converters.publishing import claims, delivery
+from converters.publishing.delivery import StoreDelivery
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
 from datapipe.containers import open_index

@@ -52,7 +52,7 @@ def test_json_that_begins_with_a_mark_of_its_order(tmp_path: Path, to: str) -> N
 
 
 def test_samples_that_are_too_large_for_any_format(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.samples.MAX_SAMPLE_NBYTES", 5_000)
+    monkeypatch.setattr("converters.samples.reading.MAX_SAMPLE_NBYTES", 5_000)
     source = paired(tmp_path / "in", "txt", b"x" * 6_000)
     assert skipping(source, tmp_path / "out", to=to) == {
         "1.jpg": f"{6_000 + len(image(1))} bytes exceed the limit of 5000 for one sample"

@@ -10,8 +10,7 @@ from fixtures import convert, entry_of, flip_bit, make_folder
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
-from converters.verify import Problem, verify
-from converters.verify_remote import verify_remote
+from converters.verify import Problem, verify, verify_remote
 from datapipe.containers import open_index
 from datapipe.stores.location import parse_location
 from datapipe.testing.faulty_store import PlantedFault

@@ -30,7 +30,7 @@ from converters.writers import (
     checked_fields,
     suffix_of,
 )
-from converters.writers.hdf5_layout import ShardFields, lay_out
+from converters.writers.hdf5 import ShardFields, lay_out
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import is_field_name
 from datapipe.containers.hdf5.layout import DATA_START

@@ -19,10 +19,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from converters.engines.messages import OnSamples, OnShard, error_from_json, job_to_json
 from converters.engines.ray import task
-from converters.plan import PlannedShard
-from converters.shards import ShardJob
+from converters.planning.plan import PlannedShard
+from converters.shards import OnSamples, OnShard, ShardJob, error_from_json, job_to_json
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import DependencyError, OptionError, StorageError
 from datapipe.core.printable import get_logger

@@ -85,7 +85,7 @@ def build(
 ) -> Iterator[dict[str, Any]]:
     """Build one shard; yield {"samples": [number, bad ones]} now and then, or in the end {"error": class, "message": text}.
 
-    `job`: as in `converters.engines.messages`. `shard`: the values of a PlannedShard. `expected`: the versions of the command.
+    `job`: as in `converters.shards`. `shard`: the values of a PlannedShard. `expected`: the versions of the command.
     `compared`: ids of the nodes whose versions have been found to be these; others may have joined since.
     """
     import ray
@@ -95,10 +95,8 @@ def build(
         if skew is not None:
             yield {"error": "DependencyError", "message": f"{skew}; install the same versions on every node"}
             return
-    from converters.engines.messages import error_to_json, job_from_json
-    from converters.plan import PlannedShard
-    from converters.planning import PLAN_NAME, open_samples
-    from converters.shards import build_shard
+    from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples
+    from converters.shards import build_shard, error_to_json, job_from_json
     from converters.writers import TARGETS
     from datapipe.core.errors import StorageError
     from datapipe.stores.location import is_url

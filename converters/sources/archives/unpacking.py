@@ -14,7 +14,7 @@ import pyarrow as pa
 from isal import igzip, igzip_lib
 
 from converters.sources import Workspace
-from converters.spool import spooled
+from converters.sources.spool import spooled
 from datapipe.core import regular_files
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
 

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from converters import finalise
-from converters.inventory import find_sets, holds_dataset, strange_files
-from converters.listing_store import ListingSummary
 from converters.options import ConvertOptions, OnError, Place
-from converters.plan import ConversionPlan, PlannedShard
+from converters.planning.listing import ListingSummary
+from converters.planning.plan import ConversionPlan, PlannedShard
+from converters.publishing import finalise
+from converters.publishing.inventory import find_sets, holds_dataset, strange_files
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from converters.database import attached, open_read_only
-from converters.packing import PLAIN
+from converters.samples.examine import missing_fields
 from converters.sources import ListedSample, Origin, Source, SourceFacts, Workspace, join
+from converters.sources.packing import PLAIN
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import OptionError
@@ -205,15 +206,6 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 
 
-def missing_fields(facts_fields: tuple[tuple[str, FieldKind], ...], has: frozenset[str], label: int) -> str | None:
-    """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
-    lacks = [name for name, kind in facts_fields if (name not in has if kind is not FieldKind.LABEL else label < 0)]
-    if not lacks:
-        return None
-    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
-    return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"
-
-
 def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: tuple[str, ...]) -> Unreadable:
     """Count, in one pass, the samples that have a problem or lack a field."""
     required = sum(1 << order.index(field.name) for field in facts.fields if field.name in order)
@@ -224,11 +216,10 @@ def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: 
         f"SELECT path, name, problem, fields, label FROM listing CROSS JOIN directories USING (directory) WHERE {where}"
         f" ORDER BY ordinal LIMIT {_NUM_NAMED}"
     )
-    wanted = tuple((field.name, field.kind) for field in facts.fields)
     first = []
     for path, name, problem, fields, label in rows:
         has = frozenset(field for bit, field in enumerate(order) if fields >> bit & 1)
-        first.append((os.fsdecode(join(path, name)), problem or missing_fields(wanted, has, label) or ""))
+        first.append((os.fsdecode(join(path, name)), problem or missing_fields(facts.fields, has, label) or ""))
     return Unreadable(num, tuple(first))
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from converters.examine import Treatment, encode_value, examine
-from converters.listing_store import missing_fields
-from converters.packing import stored_nbytes, unpack
-from converters.plan import PlannedSample
+from converters.samples.examine import Treatment, encode_value, examine, missing_fields
 from converters.sources import ANY_SIZE, Origin
+from converters.sources.packing import stored_nbytes, unpack
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
@@ -26,6 +24,20 @@ _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk 
 _REQUESTED_AHEAD = 256  # samples whose objects are requested in advance, to hide the latency of a store
 _REQUESTED_NBYTES = 64 << 20
 _PLAN = "the plan of the conversion"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSample:
+    """One slot of a shard."""
+
+    slot: int
+    id: int
+    label: int
+    source: bytes  # its name: a path relative to the source's root
+    problem: str | None  # why it cannot be read, if the listing shows that
+    origins: Mapping[str, Origin]  # by field
+    values: Mapping[str, str]  # by field: text, or JSON text
+    size: tuple[int, int] | None = None  # required (height, width) of its image
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,7 @@ def read_samples(
     `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
     Raises IntegrityError if a file has changed since it was planned.
     """
-    wanted = tuple((field.name, field.kind) for field in fields)
-    kinds = dict(wanted)
+    kinds = {field.name: field.kind for field in fields}
     for opened in _open_ahead(roots, planned):
         contents: dict[str, bytes] = {}
         try:
@@ -91,7 +102,7 @@ def read_samples(
         finally:
             opened.close()
         sample = opened.planned
-        problem = problem or missing_fields(wanted, frozenset((*sample.origins, *sample.values)), sample.label)
+        problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, contents)
             continue

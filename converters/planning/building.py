@@ -8,38 +8,32 @@ either all of it or none.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.database import attached, open_database, open_read_only
-from converters.duplicates import find_duplicates
-from converters.examine import refuse_treatment
-from converters.listing_store import ListingSummary, Unreadable, contents_of, write_listing
+from converters.database import attached, open_database
 from converters.options import ConvertOptions
-from converters.plan import ConversionPlan, Duplicates, PlannedSample, PlannedSet, PlannedShard
-from converters.sources import Source, Workspace, join
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from converters.planning.duplicates import find_duplicates
+from converters.planning.listing import ListingSummary, write_listing
+from converters.planning.plan import SPOOL_NAME, ConversionPlan, Duplicates, PlannedSet, read_plan, record
+from converters.samples.examine import refuse_treatment
+from converters.sources import Source, Workspace
 from datapipe.core import atomic
-from datapipe.core.errors import DatapipeError, IntegrityError, MissingDataError, OptionError
-from datapipe.core.regular_files import path_inside
+from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.stores.location import Location
 
-PLAN_NAME = "plan.db"
-SPOOL_NAME = "spool"
 _SHUFFLE_PURPOSE = 0x73687566  # makes the write order's key different from those of epochs
 _SPLIT_OPERATION = 0x73706C74
 _BATCH = 1 << 14
+_WHOLE = "shard"  # name of shards without a split
 MAX_SHARD_SAMPLES = 1 << 15  # a shard's metadata is in memory while it is written, 1.5 KB per sample
 
 
@@ -64,7 +58,7 @@ def build_plan(
         refuse_treatment(options, facts.fields)
         duplicates = Duplicates()
         if options.dedupe:
-            from converters.samples import Roots
+            from converters.samples.reading import Roots
 
             root = source.root
             root = root if isinstance(root, Location) else root.absolute()
@@ -174,7 +168,7 @@ def _insert_shard(
     connection: sqlite3.Connection, number: int, in_set: int, planned: PlannedSet, start: int, slots: tuple[int, int], nbytes: int
 ) -> None:
     first, end = slots
-    stem = f"{planned.shard_prefix}-{in_set:06d}"
+    stem = f"{planned.name or _WHOLE}-{in_set:06d}"
     row = (number, stem, planned.name, start + first, first, end - first, nbytes)
     connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -186,26 +180,28 @@ def _write_facts(
     summary: ListingSummary,
     duplicates: Duplicates,
 ) -> None:
-    facts = {
-        "options": options.as_typed(),
-        "sets": [[planned.name, planned.num_slots, planned.permutation_key, planned.problems] for planned in sets],
-        "fields": [[field.name, field.kind.value] for field in summary.facts.fields],
-        "field_order": summary.field_order,
-        "classes": summary.facts.classes,
-        "source_digest": summary.digest,
-        "field_nbytes": summary.field_nbytes,
-        "labels": _labels_met(connection, summary.facts.classes),
-        "made_from": None if summary.facts.made_from is None else dict(summary.facts.made_from),
-        "unreadable": [summary.unreadable.num, summary.unreadable.first],
-        "duplicates": [duplicates.num, duplicates.num_relabelled, duplicates.first],
-        "warnings": summary.facts.warnings,
-        "num_ignored": summary.notes.num_ignored,
-        "num_junk": summary.notes.num_junk,
-        "loops": sorted(map(os.fsdecode, summary.notes.loops)),
-        "empty_classes": summary.facts.empty_classes,
-    }
+    num_labels, first_class = _labels_met(connection, summary.facts.classes)
+    plan = ConversionPlan(
+        options=options.as_typed(),
+        sets=tuple(sets),
+        fields=summary.facts.fields,
+        field_order=summary.field_order,
+        classes=summary.facts.classes,
+        source_digest=summary.digest,
+        field_nbytes=summary.field_nbytes,
+        num_labels=num_labels,
+        first_class=first_class,
+        made_from=None if summary.facts.made_from is None else dict(summary.facts.made_from),
+        unreadable=summary.unreadable,
+        duplicates=duplicates,
+        warnings=summary.facts.warnings,
+        num_ignored=summary.notes.num_ignored,
+        num_junk=summary.notes.num_junk,
+        loops=tuple(sorted(map(os.fsdecode, summary.notes.loops))),
+        empty_classes=summary.facts.empty_classes,
+    )
     connection.execute("CREATE TABLE facts (value TEXT)")
-    connection.execute("INSERT INTO facts VALUES (?)", (json.dumps(facts),))
+    connection.execute("INSERT INTO facts VALUES (?)", (record(plan),))
 
 
 def _labels_met(connection: sqlite3.Connection, classes: tuple[str, ...] | None) -> tuple[int, str | None]:
@@ -213,74 +209,3 @@ def _labels_met(connection: sqlite3.Connection, classes: tuple[str, ...] | None)
     num = connection.execute("SELECT count(DISTINCT label) FROM listing WHERE label >= 0").fetchone()[0]
     first = connection.execute("SELECT label FROM listing WHERE label >= 0 ORDER BY ordinal LIMIT 1").fetchone()
     return num, classes[first[0]] if classes is not None and first is not None and first[0] < len(classes) else None
-
-
-def read_plan(path: Path) -> ConversionPlan:
-    """Open a plan that `build_plan` finished. Raises IntegrityError if it is damaged, FormatError for names that lead outside."""
-    try:
-        return _read_plan(path)
-    except DatapipeError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as exc:  # values of unexpected types
-        raise IntegrityError(f"{path}: the plan is damaged ({exc!r:.80}); delete {path.parent} and convert again") from exc
-
-
-def _read_plan(path: Path) -> ConversionPlan:
-    with open_read_only(path) as connection:
-        facts = _read_facts(connection)
-        shards = tuple(PlannedShard(*row) for row in connection.execute("SELECT * FROM shards ORDER BY number"))
-    for name in {*(shard.stem for shard in shards), *filter(None, (shard.set_name for shard in shards))}:
-        path_inside(str(path.parent), name, named_in=path, follows=True)
-    return ConversionPlan(
-        path=path,
-        options=facts["options"],
-        sets=tuple(
-            PlannedSet(name, num_slots, key, tuple((source, reason) for source, reason in problems))
-            for name, num_slots, key, problems in facts["sets"]
-        ),
-        shards=shards,
-        fields=tuple(FieldSpec(name, FieldKind(kind)) for name, kind in facts["fields"]),
-        classes=None if facts["classes"] is None else tuple(facts["classes"]),
-        source_digest=facts["source_digest"],
-        field_nbytes=facts["field_nbytes"],
-        num_labels=facts["labels"][0],
-        first_class=facts["labels"][1],
-        made_from=facts["made_from"],
-        duplicates=_read_duplicates(*facts["duplicates"]),
-        unreadable=Unreadable(facts["unreadable"][0], tuple((source, why) for source, why in facts["unreadable"][1])),
-        warnings=tuple(facts["warnings"]),
-        num_ignored=facts["num_ignored"],
-        num_junk=facts["num_junk"],
-        loops=tuple(facts["loops"]),
-        empty_classes=tuple(facts["empty_classes"]),
-    )
-
-
-def _read_duplicates(num: int, num_relabelled: int, first: list[list[str]]) -> Duplicates:
-    return Duplicates(num, num_relabelled, tuple((source, kept) for source, kept in first))
-
-
-def _read_facts(connection: sqlite3.Connection) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(connection.execute("SELECT value FROM facts").fetchone()[0])
-    return facts
-
-
-@contextlib.contextmanager
-def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[PlannedSample]]]:
-    """Open the plan at `path` and yield a function that lists a shard's samples in write order."""
-    with open_read_only(path) as connection:
-        order = tuple(_read_facts(connection)["field_order"])
-
-        def samples(shard: PlannedShard) -> Iterator[PlannedSample]:
-            rows = connection.execute(
-                "SELECT position - ?, id, label, path, name, problem, listing.nbytes, mtime_ns, fields, details"
-                " FROM slots CROSS JOIN listing USING (ordinal) CROSS JOIN directories USING (directory)"
-                " WHERE position >= ? AND position < ? ORDER BY position",
-                (shard.first_position - shard.first_slot, shard.first_position, shard.first_position + shard.num_slots),
-            )
-            for slot, sample, label, directory, name, problem, *columns in rows:
-                source = join(directory, name)
-                made_of = contents_of(source, tuple(columns), order)
-                yield PlannedSample(slot, sample, label, source, problem, made_of.origins, made_of.values, made_of.size)
-
-        yield samples

@@ -9,11 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from converters.boxes import load_boxes, parse_boxes, scale_boxes, store_boxes
-from converters.masks import mask_size, resize_mask
-from converters.metadata import without_metadata
-from converters.options import Check, ConvertOptions, Encode, Resize
-from converters.transcode import decoder, transcode
+from converters.options import Check, ConvertOptions, Encode, ResizeRule
+from converters.samples.annotations import load_boxes, mask_size, parse_boxes, resize_mask, scale_boxes, store_boxes
+from converters.samples.images import decoder, transcode, without_metadata
 from converters.writers import IMAGE_FIELD, StoredField
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels
@@ -29,7 +27,7 @@ class Treatment:
     """The checks and the storage format of a conversion's samples."""
 
     check: Check
-    resize: Resize | None
+    resize: ResizeRule | None
     encode: Encode
     strips_exif: bool = False
 
@@ -84,6 +82,15 @@ def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
     """Return the field whose size is the sample's: `image`, or the first that is an image."""
     images = [field.name for field in fields if field.kind is FieldKind.IMAGE]
     return IMAGE_FIELD.name if IMAGE_FIELD.name in images else next(iter(images), None)
+
+
+def missing_fields(fields: tuple[FieldSpec, ...], has: frozenset[str], label: int) -> str | None:
+    """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
+    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label < 0)]
+    if not lacks:
+        return None
+    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
+    return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"
 
 
 def encode_value(kind: FieldKind, text: str) -> bytes:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from converters.database import open_read_only
-from converters.duplicates import named_duplicates
-from converters.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.options import OnError
-from converters.plan import ConversionPlan, PlannedSet
+from converters.planning.duplicates import named_duplicates
+from converters.planning.plan import ConversionPlan, PlannedSet
+from converters.publishing.inventory import ERRORS_NAME, FINISHED_NAME, find_sets
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files

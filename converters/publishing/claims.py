@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from converters.admission import MUTABLE_OPTIONS
-from converters.inventory import ERRORS_NAME, FoundSet
-from converters.plan import ConversionPlan
+from converters.planning.plan import ConversionPlan
+from converters.publishing.admission import MUTABLE_OPTIONS
+from converters.publishing.inventory import ERRORS_NAME, FoundSet
 from converters.writers import TARGETS
 from datapipe.core.errors import MissingDataError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document

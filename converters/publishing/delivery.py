@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from converters import finalise
-from converters.claims import Claim, Present, find_present, make_claim, refuse_lost_claim, release_claim
-from converters.inventory import ERRORS_NAME
 from converters.options import OnError
-from converters.plan import ConversionPlan, PlannedShard
+from converters.planning.plan import ConversionPlan, PlannedShard
+from converters.publishing import finalise
+from converters.publishing.claims import Claim, Present, find_present, make_claim, refuse_lost_claim, release_claim
+from converters.publishing.inventory import ERRORS_NAME
 from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from converters.database import attached
-from converters.examine import main_image
-from converters.listing_store import contents_of
-from converters.plan import Duplicates, PlannedSample
-from converters.samples import Roots, read_contents
+from converters.planning.listing import contents_of
+from converters.planning.plan import Duplicates
+from converters.samples.examine import main_image
+from converters.samples.reading import PlannedSample, Roots, read_contents
 from converters.sources import SourceFacts, join
 
 _ROWS_AT_ONCE = 4096

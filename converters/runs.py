@@ -1,8 +1,12 @@
-"""A fence between runs: processes that an earlier run left behind cannot publish what they wrote.
+"""Keep the runs of conversions apart that share a destination, also across machines if the file system supports locks.
 
-A run that dies may leave processes of its own on other machines for a while. Each run therefore writes a token of its own into a
-file of its part, and whoever publishes a shard compares the token first. Publishing holds a shared lock on the file, writing a
-token an exclusive one, so that no process is between the comparison and its last rename when the next run begins.
+The kernel holds the locks (`flock`), so a killed process leaves none behind. Unlike lock libraries, this never creates the
+directory of the lock: a finished destination must not be partly created again.
+
+A run that dies may leave processes of its own on other machines for a while, and a *fence* keeps these from publishing what they
+wrote. Each run writes a token of its own into a file of its part, and whoever publishes a shard compares the token first.
+Publishing holds a shared lock on the file, writing a token an exclusive one, so that no process is between the comparison and its
+last rename when the next run begins.
 """
 
 from __future__ import annotations
@@ -21,6 +25,42 @@ from pathlib import Path
 from converters.options import Part
 from datapipe.core import atomic
 from datapipe.core.errors import StorageError
+
+
+class LockGoneError(Exception):
+    """The lock's directory was removed: its holder has finished the work."""
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock at `path` for the block; yield False at once if another process has it and `wait` is False.
+
+    Raises LockGoneError if the directory does not exist, or no longer exists.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError as exc:
+        raise LockGoneError(str(path)) from exc
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as exc:
+            raise StorageError(f"{path}: cannot be locked ({exc.strerror}); choose a file system with locks") from exc
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise LockGoneError(str(path))
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Return True if some process holds the lock at `path` at this moment."""
+    with hold(path, wait=False) as is_free:
+        return not is_free
+
 
 _SUFFIX = ".fence"
 _WAIT_S = 120.0  # for processes that are publishing: some renames and small files each

@@ -1,0 +1,1 @@
+"""Samples from their bytes in the source to their stored form: read, checked, resized, encoded."""

@@ -1,0 +1,271 @@
+"""Read CSV, TSV and JSON lines: text in blocks of whole rows, which are read in parallel and found again by their place.
+
+Values of CSV come as text; a full scan finds their types. The members of the object in each line of JSON lines are columns;
+members of members are called `a.b`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.json as pj
+
+from converters.tables import MAX_SHOWN, BadTableRow, Parsed, RowBlock, SourceFile, plain
+from datapipe.core.errors import FormatError, IntegrityError
+from datapipe.core.regular_files import open_file
+
+BLOCK_NBYTES = 8 << 20
+_MAX_BLOCK_NBYTES = 1 << 28  # a row that is longer, or a quote that is open for so long, is damage
+_BOM = b"\xef\xbb\xbf"
+_QUOTE, _NEWLINE = ord('"'), ord("\n")
+
+
+def blocks_of(path: str, *, start: int, quotes: bool, block_nbytes: int = BLOCK_NBYTES) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop), the bytes of consecutive blocks of whole rows, from byte `start` on.
+
+    `quotes`: newlines between double quotes end no row. Raises FormatError for a row of more than 256 MB.
+    """
+    with open_file(path) as file:
+        end = os.fstat(file.fileno()).st_size
+        while start < end:
+            size = block_nbytes
+            while True:
+                data = os.pread(file.fileno(), min(size, end - start), start)
+                stop = len(data) if start + len(data) >= end else _last_row_end(data, quotes=quotes)
+                if stop:
+                    break
+                if size >= _MAX_BLOCK_NBYTES:
+                    what = "a quote is not closed" if quotes and b'"' in data else "a row does not end"
+                    raise FormatError(f"{path}: {what} within {size >> 20} MB from byte {start}; repair the file")
+                size *= 2
+            yield start, start + stop
+            start += stop
+
+
+def _last_row_end(data: bytes, *, quotes: bool) -> int:
+    """Return where the last whole row of a block ends; 0 if none does. A block begins outside of quotes."""
+    if not quotes or b'"' not in data:
+        return data.rfind(b"\n") + 1
+    letters = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(letters == _NEWLINE)
+    num_before = np.searchsorted(np.flatnonzero(letters == _QUOTE), ends)
+    outside = ends[num_before % 2 == 0]
+    return int(outside[-1]) + 1 if len(outside) else 0
+
+
+def read_block(path: str, start: int, stop: int) -> bytes:
+    """Return the bytes of a block. Raises IntegrityError if the file has become shorter."""
+    with open_file(path) as file:
+        data = os.pread(file.fileno(), stop - start, start)
+    if len(data) != stop - start:
+        raise IntegrityError(f"{path}: became shorter while it was read; restore it")
+    return data
+
+
+def first_row(path: str) -> tuple[bytes, int]:
+    """Return the first row of a file, without line end and byte order mark, and where the next rows begin."""
+    with open_file(path) as file:
+        line = file.readline(1 << 24)
+    return line.removeprefix(_BOM).rstrip(b"\r\n"), len(line)
+
+
+def bom_nbytes(path: str) -> int:
+    """Return the length of the byte order mark at the beginning of a file, in bytes."""
+    with open_file(path) as file:
+        return len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+class CsvSource:
+    """CSV files, read one after the other; see `RowSource`.
+
+    `names`: of the columns, where files have no header row. Raises FormatError where headers differ or name a column twice.
+    """
+
+    is_text = True
+
+    def __init__(self, files: Sequence[SourceFile], *, delimiter: str, names: Sequence[str] = ()) -> None:
+        self.files = tuple(files)
+        self._delimiter = delimiter
+        self._has_header = not names
+        self._names = [tuple(names) or _header(file.name, delimiter) for file in files]
+        for file, mine in zip(files, self._names, strict=True):
+            if sorted(mine) != sorted(self._names[0]):
+                differing = sorted({*mine} ^ {*self._names[0]})
+                raise FormatError(f"{file.name}: its header and that of {files[0].name} differ in {', '.join(differing)[:120]}")
+
+    def blocks(self) -> Iterator[RowBlock]:
+        for number, file in enumerate(self.files):
+            start = first_row(file.name)[1] if self._has_header else bom_nbytes(file.name)
+            for begin, end in blocks_of(file.name, start=start, quotes=True):
+                yield RowBlock(number, begin, end)
+
+    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
+        names = self._names[block.file]
+        data = read_block(self.files[block.file].name, block.start, block.stop)
+        try:
+            table, bad = self._read(data, names, pa.string())
+        except pa.ArrowInvalid:  # not UTF-8 somewhere
+            table, bad = self._read(data, names, pa.binary())
+            table, bad = _without_bad_letters(table, bad)
+        columns = {name: table.column(name).combine_chunks() for name in self._names[0]}
+        columns = {name: _one(array) for name, array in columns.items()}
+        return Parsed(columns, table.num_rows, tuple(bad))
+
+    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> tuple[pa.Table, list[BadTableRow]]:
+        bad: list[BadTableRow] = []
+
+        def refuse(row: Any) -> str:
+            reason = f"{row.actual_columns} values where the header names {row.expected_columns}"
+            bad.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
+            return "skip"
+
+        table = pc.read_csv(
+            pa.BufferReader(data),
+            read_options=pc.ReadOptions(use_threads=False, column_names=list(names), block_size=len(data) + 1),
+            parse_options=pc.ParseOptions(delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+            convert_options=pc.ConvertOptions(
+                column_types=dict.fromkeys(names, kind),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        return table, bad
+
+
+def _header(path: str, delimiter: str) -> tuple[str, ...]:
+    line, _ = first_row(path)
+    try:
+        (names,) = csv.reader(io.StringIO(line.decode()), delimiter=delimiter)
+    except (ValueError, csv.Error) as exc:
+        raise FormatError(f"{path}: its first row is no header ({exc}); pass --names for a file without one") from exc
+    names = [name.strip() for name in names]
+    doubled = {name for name in names if names.count(name) > 1 or not name}
+    if doubled:
+        raise FormatError(
+            f"{path}: its header names {sorted(doubled)[0]!r} {'twice' if '' not in doubled else 'a column'}; "
+            "repair it, or pass --names for a file without a header"
+        )
+    return tuple(names)
+
+
+def _one(array: Any) -> pa.Array:
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    return array.chunk(0) if array.num_chunks else pa.array([], array.type)
+
+
+def _without_bad_letters(table: pa.Table, bad: list[BadTableRow]) -> tuple[pa.Table, list[BadTableRow]]:
+    """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
+    gone = {one.number for one in bad}
+    kept_numbers = [number for number in range(table.num_rows + len(gone)) if number not in gone]
+    wrong: dict[int, str] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for place, value in enumerate(column.to_pylist()):
+            if value is not None and place not in wrong and not _is_text(value):
+                wrong[place] = f"{name}: not UTF-8"
+    bad = bad + [BadTableRow(kept_numbers[place], reason) for place, reason in wrong.items()]
+    kept = table.filter(pa.array([place not in wrong for place in range(table.num_rows)]))
+    texts = pa.table({name: column.cast(pa.string()) for name, column in zip(kept.column_names, kept.columns, strict=True)})
+    return texts, sorted(bad, key=lambda one: one.number or 0)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class JsonSource:
+    """JSON lines files; see `RowSource`. A member that an object lacks is null."""
+
+    is_text = False
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        self.files = tuple(files)
+
+    def blocks(self) -> Iterator[RowBlock]:
+        for number, file in enumerate(self.files):
+            for begin, end in blocks_of(file.name, start=bom_nbytes(file.name), quotes=False):
+                yield RowBlock(number, begin, end)
+
+    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
+        """See `RowSource`. Raises FormatError for members that are numbers here and texts there, without a type for them."""
+        name = self.files[block.file].name
+        lines = [line for line in read_block(name, block.start, block.stop).split(b"\n") if line.strip()]
+        bad: list[BadTableRow] = []
+        try:
+            table = _read(lines, types)
+        except pa.ArrowInvalid:  # a line that is no JSON, or another type than in other lines
+            good = [(number, line) for number, line in enumerate(lines) if _checked(number, line, types, bad)]
+            lines = [line for _, line in good]
+            try:
+                table = _read(lines, types)
+            except pa.ArrowInvalid as exc:
+                reason = str(exc).splitlines()[0]
+                raise FormatError(
+                    f"{name}: from byte {block.start}: {reason:.160}; name the type of that column in --schema"
+                ) from exc
+        columns = {name: plain(column) for name, column in _flat(table).items()}
+        return Parsed(columns, len(lines), tuple(bad))
+
+
+def _read(lines: Sequence[bytes], types: Mapping[str, pa.DataType]) -> pa.Table:
+    if not lines:
+        return pa.table({})
+    data = b"\n".join(lines) + b"\n"
+    return pj.read_json(
+        pa.BufferReader(data),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=_nested(types), newlines_in_values=False),
+    )
+
+
+def _nested(types: Mapping[str, pa.DataType]) -> pa.Schema | None:
+    """Return the schema whose flattened columns have these types. Numbers are parsed first and cast afterwards."""
+    tree: dict[str, Any] = {}
+    for name, kind in types.items():
+        *above, last = name.split(".")
+        here = tree
+        for part in above:
+            here = here.setdefault(part, {})
+        here[last] = kind
+    return pa.schema(_fields(tree)) if tree else None
+
+
+def _fields(tree: Mapping[str, Any]) -> list[Any]:
+    return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
+
+
+def _flat(table: pa.Table) -> dict[str, Any]:
+    while any(pa.types.is_struct(column.type) for column in table.columns):
+        table = table.flatten()
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: list[BadTableRow]) -> bool:
+    """Return True if a line is an object whose members have the requested types; otherwise add it to `bad`."""
+    try:
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise ValueError(f"{type(value).__name__}, not an object")
+        if types:
+            _read([line], types)
+        return True
+    except (ValueError, RecursionError, pa.ArrowInvalid) as exc:
+        reason = str(exc).splitlines()[0].removesuffix(" in row 0")
+        bad.append(BadTableRow(number, reason[:MAX_SHOWN], line.decode("utf-8", "backslashreplace")[:MAX_SHOWN]))
+        return False
