@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from datapipe.cli.main import main
+from datapipe.testing.synthetic_images import make_image_folder
 
 pytestmark = pytest.mark.slow
 
 
-def test_whole_way(tmp_path: Path) -> None:
+def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """With small pictures: photographs are made by the test below."""
+    monkeypatch.setattr("datapipe.cli.demo.make_image_folder", functools.partial(make_image_folder, scale="small"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the demo sets
     out = tmp_path / "demo"
-    command = [sys.executable, "-c", "import sys; from datapipe.cli.main import main; sys.exit(main(sys.argv[1:]))"]
-    done = subprocess.run(
-        [*command, "demo", "--out", str(out), "--images", "130", "--workers", "1"], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert "130 generated JPEGs" in done.stdout
-    assert "loader alone, images/s" in done.stdout
+    status = main(["demo", "--out", str(out), "--images", "130", "--workers", "1"])
+    said = capfd.readouterr()
+    assert status == 0, said.err
+    assert "130 generated JPEGs" in said.out
+    assert "loader alone, images/s" in said.out
     result = json.loads((out / "result.json").read_text())
     for name in ("torch", "datapipe"):
         one = result["contenders"][name]
@@ -32,17 +33,15 @@ def test_whole_way(tmp_path: Path) -> None:
         assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
     with Image.open(out / "result.png") as picture:
         assert picture.size == (960, 540)
-    assert "not enough steps" in done.stdout  # to diagnose
+    assert "not enough steps" in said.out  # to diagnose
     for name in ("before", "after"):
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
         assert (found["exit_code"], [rank["num_steps"] for rank in found["ranks"]]) == (0, [2])
-        assert str(out / f"diagnosis-{name}" / "diagnosis.html") in done.stdout
+        assert str(out / f"diagnosis-{name}" / "diagnosis.html") in said.out
     assert found["loaders"][0]["kind"] == "datapipe.loader.images.facade.DataLoader"
     # a second run keeps the photographs, and says so if their number differs from the requested one
-    again = subprocess.run([*command, "demo", "--out", str(out), "--images", "131"], capture_output=True, text=True, timeout=240)
-    assert again.returncode == 2
-    assert "holds 130 photographs, not 131" in again.stderr
-    assert "Traceback" not in again.stderr
+    assert main(["demo", "--out", str(out), "--images", "131"]) == 2
+    assert "holds 130 photographs, not 131" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

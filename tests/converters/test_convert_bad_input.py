@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli, run_main
+from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli, run_main, run_process
 
 from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, convert, parse_nbytes
 from converters.options import TARGETS
@@ -514,7 +514,7 @@ def test_parts_cannot_overwrite(tree: Path, tmp_path: Path) -> None:
 
 def test_command_line(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    usage = run_cli("convert", tree, out, "--to", "webdataset", "--resize", "256")
+    usage = run_process("convert", tree, out, "--to", "webdataset", "--resize", "256")
     assert usage.returncode == 2
     assert "shorter:256" in usage.stderr
     dry = run_cli("convert", tree, out, "--to", "webdataset", "--dry-run")
@@ -522,14 +522,14 @@ def test_command_line(tree: Path, tmp_path: Path) -> None:
     assert "would hold 24 samples of 3 classes" in dry.stdout
     assert "free" in dry.stdout
     assert not out.exists()
-    done = run_cli("convert", tree, out, "--to", "webdataset", "--json", "--workers", "1")
+    done = run_process("convert", tree, out, "--to", "webdataset", "--json", "--workers", "1")
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
     assert (value["num_samples"], value["is_finished"]) == (24, True)
     again = run_cli("convert", tree, out, "--to", "webdataset", "--seed", "1")
     assert again.returncode == 2
     assert "pass --overwrite" in again.stderr
-    missing = run_cli("convert", tmp_path / "nothing", tmp_path / "other", "--to", "webdataset")
+    missing = run_process("convert", tmp_path / "nothing", tmp_path / "other", "--to", "webdataset")
     assert missing.returncode == 1
     assert "no such file or directory" in missing.stderr
     assert "example:" in run_cli("convert", "--help").stdout

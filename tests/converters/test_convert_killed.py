@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "flags", "first", "step"),
     [("webdataset", (), 1, 1),  # before every change; the others, most of whose changes are the same, before some
-     ("webdataset", ("split",), 1, 3), ("webdataset", ("overwrite",), 2, 3), ("webdataset", ("twice",), 3, 3),
-     ("hdf5", (), 1, 2), ("hdf5", ("overwrite",), 1, 3), ("parquet", (), 2, 2), ("tfrecord", (), 1, 2),
-     ("webdataset", ("pairs",), 1, 4),
-     ("hdf5", ("hub",), 1, 12)],
+     ("webdataset", ("split",), 1, 4), ("webdataset", ("overwrite",), 2, 4), ("webdataset", ("twice",), 3, 5),
+     ("hdf5", (), 1, 3), ("hdf5", ("overwrite",), 1, 5), ("parquet", (), 2, 3), ("tfrecord", (), 1, 3),
+     ("webdataset", ("pairs",), 1, 5),
+     ("hdf5", ("hub",), 1, 20)],
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )  # fmt: skip
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from test_convert_killed import assert_gone, children
-from trees import ROOT, cli_command, contents, make_tree, run_cli, run_main
+from trees import ROOT, cli_command, contents, make_tree, run_main, run_process
 
 from converters import Advance, ConvertOptions, Encode, OnError, Part, convert
 from datapipe.core.errors import DecodeError, DependencyError, OptionError, StorageError
@@ -238,7 +238,7 @@ def test_a_cluster_of_its_own_ends_with_the_command(source: Path, reference: dic
         process.kill()
     assert started
     assert_gone(started)
-    again = run_cli("convert", source, out, *arguments)
+    again = run_process("convert", source, out, *arguments)
     assert again.returncode == 0, again.stderr
     assert contents(out) == reference
 
@@ -257,7 +257,7 @@ def test_another_cluster_than_that_of_this_process(nodes: TwoNodes, tree: Path, 
 )
 def test_addresses_where_no_cluster_answers(address: str, message: str, tree: Path, tmp_path: Path) -> None:
     """By a process of its own, as this one is connected."""
-    done = run_cli("convert", tree, tmp_path / "out", "--to", "webdataset", "--engine", "ray", "--address", address)
+    done = run_process("convert", tree, tmp_path / "out", "--to", "webdataset", "--engine", "ray", "--address", address)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

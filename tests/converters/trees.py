@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from datapipe.cli.main import main
@@ -49,9 +51,24 @@ def contents(directory: Path) -> dict[str, str]:
     return found
 
 
-def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_process(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """`datapipe ARGUMENTS` in a process of its own."""
     return subprocess.run(cli_command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=ROOT)
+
+
+def run_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """What such a process ends with and prints, from a call in this one, which takes a fraction of the time."""
+    said, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.root, "handlers", [])  # the command brings its own, pytest's would stay in its way
+        patch.setattr(logging.root, "level", logging.WARNING)
+        patch.setattr(sys, "stdout", said)
+        patch.setattr(sys, "stderr", errors)
+        try:
+            status = run_main(*arguments)
+        except SystemExit as exc:
+            status = int(exc.code or 0)
+    return subprocess.CompletedProcess(arguments, status, *(stream.buffer.getvalue().decode() for stream in (said, errors)))
 
 
 def run_main(*arguments: str | Path) -> int:
