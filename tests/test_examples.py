@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,43 +27,43 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "shards"
 
 
-def run_example(*arguments: str, launcher: tuple[str, ...] = ()) -> str:
-    command = [sys.executable, *launcher, str(ROOT / "examples" / "train.py"), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run an example as a script in this process, which has imported torch already; what it printed."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def run_process(*arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_training_stops_and_goes_on(shards: Path, tmp_path: Path) -> None:
+def test_training_stops_and_goes_on(shards: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:
     """80 samples are five steps of 16: two before the stop, three after it, on twice the processes with half the batch."""
     arguments = [str(shards), "--checkpoint", str(tmp_path / "run.pt")]
-    assert "step 2 of 5" in run_example(*arguments, "--batch-size", "16", "--max-steps", "2")
+    assert "step 2 of 5" in run_here("train.py", *arguments, "--batch-size", "16", "--max-steps", "2")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    out = run_example(*arguments, "--batch-size", "8", launcher=launcher)
+    out = run_process(*launcher, str(ROOT / "examples" / "train.py"), *arguments, "--batch-size", "8")
     assert "going on after step 2" in out
     assert "step 5 of 5" in out
-    assert "step 10 of 10" in run_example(*arguments, "--batch-size", "16", "--epochs", "2")
+    assert "step 10 of 10" in run_here("train.py", *arguments, "--batch-size", "16", "--epochs", "2")
 
 
-def test_the_click_models_learn(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "click_through.py"), "--directory", str(tmp_path / "clicks")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--rows", "20000", "--batch-size", "256"], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
+def test_the_click_models_learn(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    clicks = tmp_path / "clicks"
+    words = run_here("click_through.py", "--directory", str(clicks), "--rows", "20000", "--batch-size", "256").split()
     first, last = (float(words[words.index("loss") + 1 + step]) for step in (0, 3))
     assert last < 0.95 * first
-    boosted = [
-        sys.executable,
-        str(ROOT / "examples" / "boosted_clicks.py"),
-        "--table",
-        str(tmp_path / "clicks" / "clicks.parquet"),
-    ]
-    done = subprocess.run([*boosted, "--batch-size", "3000"], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.replace(",", "").split()
+    boosted = [str(ROOT / "examples" / "boosted_clicks.py"), "--table", str(clicks / "clicks.parquet")]
+    words = run_process(*boosted, "--batch-size", "3000").replace(",", "").split()
     assert words[:2] == ["20000", "rows"]
     assert float(words[-1]) < 0.95 * float(words[words.index("loss") + 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import ROOT
-from benchmarks.gpu.delayed_train import MARK
+from benchmarks.gpu.delayed_train import MARK, main
 from benchmarks.gpu.settings import Check
 
 _FIGURES = ("basis", "data_s", "step_s", "host_wait_s", "gap_s", "is_settled", "num_steps")
@@ -23,11 +25,11 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "out")
         diagnose = ["-m", "datapipe", "diagnose", "--out", str(out), "--no-html", "--trials", "0"]
-        command = [sys.executable, *(diagnose if arguments["is_diagnosed"] else []), *module]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith(MARK))
+        if arguments["is_diagnosed"] or not check.is_dry:
+            said = _run([sys.executable, *(diagnose if arguments["is_diagnosed"] else []), *module])
+        else:
+            said = _run_here(module)
+        (line,) = (line for line in said.splitlines() if line.startswith(MARK))
         found: dict[str, Any] = json.loads(line.removeprefix(MARK))
         if arguments["is_diagnosed"]:
             verdict = json.loads((out / "diagnosis.json").read_text())["verdict"]
@@ -35,3 +37,18 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
             found |= {"kind": verdict["kind"], **{name: figures[name] for name in _FIGURES}}
             found["starvation"] = figures["starvation"]
     yield found
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _run_here(module: list[str]) -> str:
+    """Run the script in this job's process, which has imported torch already: for dry runs, whose times say nothing."""
+    sys.argv = module[1:]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        main()
+    return said.getvalue()

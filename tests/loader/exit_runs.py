@@ -1,6 +1,6 @@
-"""Children that end while a daemon thread of theirs iterates a loader: `python exit_runs.py FOLDER KIND NUM`.
+"""Children that end while a daemon thread of theirs iterates a loader: `python exit_runs.py FOLDER NUM KIND ...`.
 
-Forked, so that torch is imported once. The parent prints the exit status of each.
+Forked, so that torch is imported once. The parent prints the exit status of each, a line for each kind.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ def iterate_for_ever(loader: Any, begun: threading.Event) -> None:
 
 
 def main() -> None:
-    folder, kind, num = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    statuses = []
+    folder, num, *kinds = sys.argv[1:]
     _ = dp.DataLoader, dp.from_torch  # imported here, not by each child
-    for number in range(num):
-        child = os.fork()
-        if child == 0:
-            begun = threading.Event()
-            threading.Thread(target=iterate_for_ever, args=(make(folder, kind), begun), daemon=True).start()
-            begun.wait()
-            time.sleep(number % 10 / 200)
-            return
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    print(*statuses)
+    for kind in kinds:
+        statuses = []
+        for number in range(int(num)):
+            child = os.fork()
+            if child == 0:
+                begun = threading.Event()
+                threading.Thread(target=iterate_for_ever, args=(make(folder, kind), begun), daemon=True).start()
+                begun.wait()
+                time.sleep(number % 10 / 200)
+                return
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(*statuses, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,4 +33,6 @@ def epochs(path: str, options: dict[str, Any]) -> list[int] | str:
 if __name__ == "__main__":
     limit = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    dp.DataLoader  # noqa: B018 -- imported here, so that no collection walks over torch
+    gc.freeze()
     print(json.dumps([epochs(path, options) for path, options in json.loads(sys.argv[2])]))
