@@ -13,8 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
-from datapipe.columns.lists import flat_lists, item_of
-from datapipe.columns.values import ColumnValues, nulls_error, values_of
+from datapipe.columns.values import ColumnValues, flat_lists, item_of, nulls_error, values_of
 from datapipe.core.errors import DecodeError, OptionError
 from datapipe.index.tables import TableGroup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,42 +13,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from datapipe.columns import operations as ops
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
-from datapipe.columns.lists import padded
-from datapipe.columns.operations import (
-    FIRST,
-    NULL,
-    UNSEEN,
-    Bucketize,
-    Cast,
-    Categorify,
-    Clip,
-    FillMissing,
-    HashBucket,
-    Log1p,
-    Normalize,
-    Operation,
-    PadList,
-)
-from datapipe.columns.values import ColumnValues, values_of
+from datapipe.columns.operations import FIRST, NULL, UNSEEN, Operation
+from datapipe.columns.values import ColumnValues, padded, values_of
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their values
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """The values of a `Categorify`, in the order of their ids from FIRST on. `digest`: that of the file that holds them."""
+    """The values of a `Categorify`, in the order of their ids from FIRST on. `digest`: a function of these and their order."""
 
     values: pa.Array
     digest: str
     table: IdTable
 
     @classmethod
-    def of(cls, values: pa.Array, digest: str) -> Vocabulary:
-        """Return the vocabulary of these values."""
-        return cls(values, digest, IdTable.of(keys_of_values(values)))
+    def of(cls, values: pa.Array) -> Vocabulary:
+        """Return the vocabulary of these numbers or texts."""
+        keys = keys_of_numbers(values.to_numpy(zero_copy_only=False)) if values.type not in _TEXTS else keys_of_texts(values)
+        digest = hashlib.sha256(f"{values.type} {len(values)}\n".encode())
+        digest.update(keys.astype("<u8").tobytes())
+        return cls(values, digest.hexdigest(), IdTable.of(keys))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -92,20 +82,20 @@ class Chain:
         dtype = _stored_dtype(column, self.operations)
         for operation in self.operations:
             match operation:
-                case Categorify() | HashBucket() | Bucketize():
+                case ops.Categorify() | ops.HashBucket() | ops.Bucketize():
                     dtype = "int32"
-                case Normalize() | Log1p():
+                case ops.Normalize() | ops.Log1p():
                     dtype = dtype if dtype == "float64" else "float32"
-                case Cast():
+                case ops.Cast():
                     dtype = operation.dtype
-                case PadList():
+                case ops.PadList():
                     if not dtype.startswith("float") and not float(operation.value).is_integer():
                         dtype = "float32"
-                case Clip():
+                case ops.Clip():
                     bounds = (bound for bound in (operation.min, operation.max) if bound is not None)
                     if not dtype.startswith("float") and not all(float(bound).is_integer() for bound in bounds):
                         dtype = "float32"
-                case FillMissing():
+                case ops.FillMissing():
                     fill = operation.value if not isinstance(operation.value, str) else self.fitted.fill
                     if not dtype.startswith("float") and (fill is None or not float(fill).is_integer()):
                         dtype = "float32"
@@ -114,52 +104,35 @@ class Chain:
     def bind(self, array: pa.Array, column: TableColumn) -> Block:
         """Return a function that gives blocks of finished values of a row group. Raises OptionError for invalid values."""
         if self.indicator:
-            mask = missing_of(numbers_of(array, column))
+            mask = values_of(array, column).missing
             return lambda start, stop: mask[start:stop]
-        operations = self.operations
-        if isinstance(pad := operations[0] if operations else None, PadList):
-            element = padded(array, column, place=self.element or 0, value=pad.value)
+        first, rest = (self.operations[0], self.operations[1:]) if self.operations else (None, ())
+        if isinstance(first, ops.PadList):
+            values = padded(array, column, place=self.element or 0, value=first.value)
+        elif isinstance(first, (ops.Categorify, ops.HashBucket)):
+            values = ColumnValues(_ids(array, column, first, self.fitted), None)
+        else:
+            values, rest = values_of(array, column), self.operations
+        return lambda start, stop: _applied(values[start:stop], rest, self.fitted, column)
 
-            def block_of_lists(start: int, stop: int) -> NDArray[Any]:
-                valid = None if element.valid is None else element.valid[start:stop]
-                return _applied(ColumnValues(element.data[start:stop], valid), operations[1:], self.fitted, column)
-
-            return block_of_lists
-        if operations and isinstance(operations[0], (Categorify, HashBucket)):
-            ids = _ids(array, column, operations[0], self.fitted)
-            rest = operations[1:]
-            return lambda start, stop: _applied(ColumnValues(ids[start:stop], None), rest, self.fitted, column)
-        values = numbers_of(array, column)
-
-        def block(start: int, stop: int) -> NDArray[Any]:
-            valid = None if values.valid is None else values.valid[start:stop]
-            return _applied(ColumnValues(values.data[start:stop], valid), operations, self.fitted, column)
-
-        return block
-
-    def block_of(self, values: ColumnValues, column: TableColumn) -> NDArray[Any]:
-        """Return some values of the column after the operations."""
+    def apply(self, values: ColumnValues, column: TableColumn) -> NDArray[Any]:
+        """Return some values of the column after the operations, of which none makes ids or takes lists."""
         return _applied(values, self.operations, self.fitted, column)
-
-
-def values_through(values: ColumnValues, operations: Sequence[Operation], column: TableColumn) -> NDArray[Any]:
-    """Return some values of the column after operations that need no fitting."""
-    return _applied(values, tuple(operations), Fitted(), column)
 
 
 def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str:
     first = operations[0] if operations else None
-    if isinstance(first, PadList):
+    if isinstance(first, ops.PadList):
         if column.kind is not ColumnKind.LIST:
             raise OptionError(f"column {column.name!r} is {column.type}, and PadList takes lists of numbers; leave it out")
         return column.dtype
-    if column.kind is ColumnKind.NUMBER or isinstance(first, (Categorify, HashBucket)):
+    if column.kind is ColumnKind.NUMBER or isinstance(first, (ops.Categorify, ops.HashBucket)):
         if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD, ColumnKind.DECIMAL):
             raise OptionError(
                 f"column {column.name!r} is {column.type}, of which {type(first).__name__} cannot make ids; leave it out"
             )
         return column.dtype or "int32"
-    if column.kind is ColumnKind.DECIMAL and isinstance(first, Cast) and first.dtype.startswith("float"):
+    if column.kind is ColumnKind.DECIMAL and isinstance(first, ops.Cast) and first.dtype.startswith("float"):
         return first.dtype
     remedy = "start with Categorify or HashBucket" if column.kind is ColumnKind.TEXT else "start with Cast('float64')"
     if column.kind in (ColumnKind.LIST, ColumnKind.UNREAD):
@@ -168,32 +141,11 @@ def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str
     raise OptionError(f"column {column.name!r} is {column.type}, and {what} does not accept such values; {remedy}")
 
 
-def numbers_of(array: pa.Array, column: TableColumn) -> ColumnValues:
-    """Return the values of a column of numbers or decimals."""
-    if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
-    return values_of(array, column)
-
-
-def missing_of(values: ColumnValues) -> NDArray[np.bool_]:
-    """Return (n,) True where there is no value, or NaN."""
-    missing = np.zeros(len(values.data), np.bool_) if values.valid is None else ~values.valid
-    return missing | np.isnan(values.data) if values.data.dtype.kind == "f" else missing
-
-
-def keys_of_values(values: pa.Array) -> NDArray[np.uint64]:
-    """Return (n,) stable keys of numbers or texts."""
-    kind = values.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return keys_of_texts(values)
-    return keys_of_numbers(values.to_numpy(zero_copy_only=False))
-
-
-def _ids(array: pa.Array, column: TableColumn, operation: Categorify | HashBucket, fitted: Fitted) -> NDArray[np.int32]:
+def _ids(array: pa.Array, column: TableColumn, operation: ops.Categorify | ops.HashBucket, fitted: Fitted) -> NDArray[np.int32]:
     """Return (n,) ids of a row group. Each distinct text is looked up once."""
     if column.kind is not ColumnKind.TEXT:
-        values = numbers_of(array, column)
-        return _looked_up(keys_of_numbers(values.data), missing_of(values), operation, fitted)
+        values = values_of(array, column)
+        return _looked_up(keys_of_numbers(values.data), values.missing, operation, fitted)
     if not pa.types.is_dictionary(array.type):
         array = pc.dictionary_encode(array)
     array.validate(full=True)
@@ -201,7 +153,7 @@ def _ids(array: pa.Array, column: TableColumn, operation: Categorify | HashBucke
     if array.dictionary.null_count:
         none = array.dictionary.is_null().to_numpy(zero_copy_only=False)
     of_values = _looked_up(keys_of_texts(array.dictionary), none, operation, fitted)
-    null = NULL if isinstance(operation, Categorify) else 0
+    null = NULL if isinstance(operation, ops.Categorify) else 0
     codes = array.indices
     if not len(of_values):
         return np.full(len(codes), null, np.int32)
@@ -214,9 +166,9 @@ def _ids(array: pa.Array, column: TableColumn, operation: Categorify | HashBucke
 
 
 def _looked_up(
-    keys: NDArray[np.uint64], missing: NDArray[np.bool_], operation: Categorify | HashBucket, fitted: Fitted
+    keys: NDArray[np.uint64], missing: NDArray[np.bool_], operation: ops.Categorify | ops.HashBucket, fitted: Fitted
 ) -> NDArray[np.int32]:
-    if isinstance(operation, HashBucket):
+    if isinstance(operation, ops.HashBucket):
         ids = (keys % np.uint64(operation.size - 1)).astype(np.int32) + np.int32(1)
         ids[missing] = 0
         return ids
@@ -229,37 +181,35 @@ def _looked_up(
 def _applied(values: ColumnValues, operations: tuple[Operation, ...], fitted: Fitted, column: TableColumn) -> NDArray[Any]:
     """Apply the chain to one block. Nulls that nothing fills become NaN, or a DecodeError if the result is not floating."""
     data, valid = values.data, values.valid
-    if valid is not None and not (operations and isinstance(operations[0], FillMissing)):
+    if valid is not None and not (operations and isinstance(operations[0], ops.FillMissing)):
         if data.dtype.kind != "f":
             data = data.astype(np.float64)
         data = np.where(valid, data, data.dtype.type(np.nan))
     for operation in operations:
         match operation:
-            case FillMissing():
+            case ops.FillMissing():
                 data = _filled(data, valid, fitted.fill if isinstance(operation.value, str) else float(operation.value))
-            case Normalize():
+            case ops.Normalize():
                 data = _floating(data)
                 data = (data - data.dtype.type(fitted.mean)) / data.dtype.type(fitted.std or 1.0)
-            case Log1p():
+            case ops.Log1p():
                 with np.errstate(invalid="ignore", divide="ignore"):
                     data = np.log1p(_floating(data))
-            case Clip():
+            case ops.Clip():
                 data = _clipped(data, operation)
-            case Bucketize():
+            case ops.Bucketize():
                 if data.dtype.kind == "f" and np.isnan(data).any():
                     raise OptionError(f"column {column.name!r} has nulls or NaN, which are in no bucket; put FillMissing first")
                 data = np.searchsorted(np.array(operation.boundaries), data, side="right").astype(np.int32)
-            case Cast():
+            case ops.Cast():
                 data = _cast(data, operation.dtype, column)
     return data
 
 
 def _filled(data: NDArray[Any], valid: NDArray[np.bool_] | None, fill: float | None) -> NDArray[Any]:
     assert fill is not None  # checked when the recipe was opened
-    missing = np.isnan(data) if data.dtype.kind == "f" else None
-    if valid is not None:
-        missing = ~valid if missing is None else missing | ~valid
-    if missing is None or not missing.any():
+    missing = ColumnValues(data, valid).missing
+    if not missing.any():
         return data
     if data.dtype.kind != "f" and not float(fill).is_integer():
         data = data.astype(np.float32)
@@ -270,7 +220,7 @@ def _floating(data: NDArray[Any]) -> NDArray[Any]:
     return data if data.dtype in (np.float32, np.float64) else data.astype(np.float32 if data.dtype.itemsize <= 2 else np.float64)
 
 
-def _clipped(data: NDArray[Any], operation: Clip) -> NDArray[Any]:
+def _clipped(data: NDArray[Any], operation: ops.Clip) -> NDArray[Any]:
     bounds = [bound for bound in (operation.min, operation.max) if bound is not None]
     if data.dtype.kind != "f" and not all(float(bound).is_integer() for bound in bounds):
         data = data.astype(np.float64)

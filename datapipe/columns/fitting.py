@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datapipe.columns.chains import Chain, Fitted, Vocabulary, keys_of_values, missing_of, numbers_of, values_through
+from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
 from datapipe.columns.statistics import Histogram, Moments, ValueCounts
-from datapipe.columns.values import ColumnValues
+from datapipe.columns.values import ColumnValues, values_of
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
@@ -123,18 +122,16 @@ def _before_normalize(operations: Sequence[Operation]) -> tuple[Operation, ...] 
 def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, ...]) -> _Part:
     if isinstance(operations[0], Categorify):
         return _Part(different=_different(array, column))
-    values = numbers_of(array, column)
-    missing = missing_of(values)
-    data = values.data[~missing] if missing.any() else values.data
+    data = values_of(array, column).known
     before = _before_normalize(operations)
     reached = Moments()
     if before is not None:
-        through = [one for one in before if not isinstance(one, FillMissing)]
-        transformed = values_through(ColumnValues(data, None), through, column)
+        through = tuple(one for one in before if not isinstance(one, FillMissing))
+        transformed = Chain(through).apply(ColumnValues(data, None), column)
         reached = Moments.of(transformed[~np.isnan(transformed)] if transformed.dtype.kind == "f" else transformed)
     fill = _fill_of(operations)
     return _Part(
-        num_missing=int(missing.sum()),
+        num_missing=len(array) - len(data),
         stored=Moments.of(data) if fill is not None else Moments(),
         counts=Histogram.counts_of(data) if fill == "median" else None,
         reached=reached,
@@ -144,9 +141,7 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
 def _different(array: pa.Array, column: TableColumn) -> pa.Table:
     """Return the distinct values of a row group and how often each comes; nulls and NaN are left out."""
     if column.kind is not ColumnKind.TEXT:
-        values = numbers_of(array, column)
-        missing = missing_of(values)
-        data = values.data[~missing] if missing.any() else values.data
+        data = values_of(array, column).known
         wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
         different, counts = np.unique(wide, return_counts=True)
         return ValueCounts.of(pa.array(different), counts)
@@ -163,7 +158,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
     first = operations[0]
     if isinstance(first, Categorify):
         values = whole.counts.vocabulary(min_count=first.min_count, max_size=first.max_size)["value"].combine_chunks()
-        return Fitted(vocabulary=vocabulary_of(values))
+        return Fitted(vocabulary=Vocabulary.of(values))
     fill = _fill_of(operations)
     if fill is not None and not whole.stored.num:
         raise OptionError(f"column {column.name!r} has no value, so there is no {fill} with which to fill it; pass a number")
@@ -175,7 +170,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
         return Fitted(fill=value)
     reached = whole.reached
     if whole.num_missing and any(isinstance(one, FillMissing) for one in before):
-        filled = Chain(before, Fitted(fill=value)).block_of(ColumnValues(np.array([np.nan]), None), column)
+        filled = Chain(before, Fitted(fill=value)).apply(ColumnValues(np.array([np.nan]), None), column)
         reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
     if not reached.num:
         raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")
@@ -185,10 +180,3 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
             "put Clip before it, or before Log1p, which makes -1 infinite"
         )
     return Fitted(fill=value, mean=reached.mean, std=reached.std)
-
-
-def vocabulary_of(values: pa.Array) -> Vocabulary:
-    """Return a vocabulary of these values; its digest depends only on the values and their order."""
-    digest = hashlib.sha256(f"{values.type} {len(values)}\n".encode())
-    digest.update(keys_of_values(values).astype("<u8").tobytes())
-    return Vocabulary.of(values, digest.hexdigest())

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from datapipe.columns.chains import Chain
+from datapipe.columns.operations import DTYPES
 from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 LABEL = "label"
 _EXACT_BITS = {"float16": 11, "float32": 24, "float64": 53}  # integers of this many bits are exact
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 Patterns = Sequence[str]
-Columns = Patterns | Mapping[str, Patterns] | None
+ColumnGroups = Patterns | Mapping[str, Patterns] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class MatrixLayout:
 def layout_of(
     index: TableIndex,
     *,
-    columns: Columns,
+    columns: ColumnGroups,
     label: str | Patterns | None,
     dtypes: Mapping[str, str] | str | None,
     chains_of: Callable[[TableColumn], tuple[Chain, ...]] = lambda column: (),

@@ -16,7 +16,7 @@ import numpy as np
 from datapipe.core.errors import OptionError
 
 PADDING, NULL, UNSEEN, FIRST = 0, 1, 2, 3  # ids of a vocabulary: its most frequent value is FIRST
-_CASTS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Cast:
 
     def __post_init__(self) -> None:
         name = str(self.dtype).removeprefix("torch.")
-        if name not in _CASTS:
-            raise OptionError(f"Cast({self.dtype!r:.30}): choose one of {', '.join(_CASTS)}")
+        if name not in DTYPES:
+            raise OptionError(f"Cast({self.dtype!r:.30}): choose one of {', '.join(DTYPES)}")
         object.__setattr__(self, "dtype", name)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from datapipe.columns import operations as ops
 from datapipe.columns.chains import Chain, Fitted, Vocabulary
-from datapipe.columns.fitting import fit_columns, vocabulary_of
+from datapipe.columns.fitting import fit_columns
 from datapipe.columns.operations import KINDS, Operation, checked_chain, needs_fitting
 from datapipe.containers.tables.files import open_table
 from datapipe.core import arrow_maps, regular_files
@@ -242,7 +242,7 @@ def _read_vocabulary(value: Mapping[str, Any], directory: Path) -> Vocabulary:
         raise
     except arrow_maps.DAMAGE as exc:
         raise FormatError(f"{path}: not a vocabulary, or damaged ({exc!s:.100}); fit the recipe again") from exc
-    found = vocabulary_of(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
+    found = Vocabulary.of(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
     if found.digest != digest:
         raise IntegrityError(f"{path}: differs from the vocabulary that the recipe names; fit the recipe again")
     return found

@@ -111,9 +111,7 @@ class ValueCounts:
         """Return all values, each once, with their counts."""
         if len(self.parts) > 1:
             together = pa.concat_tables(self.parts).group_by("value", use_threads=False).aggregate([("count", "sum")])
-            self.parts = [
-                together.rename_columns(["value", "count"]) if together.column_names[0] == "value" else _turned(together)
-            ]
+            self.parts = [together.select(["value", "count_sum"]).rename_columns(["value", "count"])]
         self.num_waiting = self.parts[0].num_rows if self.parts else 0
         return self.parts[0] if self.parts else pa.table({"value": pa.array([], pa.int64()), "count": pa.array([], pa.int64())})
 
@@ -123,7 +121,3 @@ class ValueCounts:
         table = table.filter(pc.greater_equal(table["count"], min_count))
         table = table.take(pc.sort_indices(table, sort_keys=[("count", "descending"), ("value", "ascending")]))
         return table if max_size is None else table.slice(0, max_size)
-
-
-def _turned(table: pa.Table) -> pa.Table:
-    return table.select(["value", "count_sum"]).rename_columns(["value", "count"])

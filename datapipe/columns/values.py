@@ -1,4 +1,4 @@
-"""Convert Arrow's arrays to numpy's.
+"""Convert Arrow's arrays of numbers, and of lists of numbers, to numpy's.
 
 Arrow leaves arbitrary data beneath nulls, so values are never read where the mask says that there is none.
 """
@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from datapipe.core.errors import DecodeError, OptionError
-from datapipe.index.tables import TableColumn, TableGroup
+from datapipe.index.tables import ColumnKind, TableColumn, TableGroup
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -25,16 +26,33 @@ class ColumnValues:
     data: NDArray[Any]
     valid: NDArray[np.bool_] | None
 
+    def __getitem__(self, rows: slice) -> ColumnValues:
+        return ColumnValues(self.data[rows], None if self.valid is None else self.valid[rows])
+
     @property
     def num_nulls(self) -> int:
         return 0 if self.valid is None else int(len(self.valid) - np.count_nonzero(self.valid))
 
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """(n,) True where there is no value, or NaN."""
+        missing = np.zeros(len(self.data), np.bool_) if self.data.dtype.kind != "f" else np.isnan(self.data)
+        return missing if self.valid is None else missing | ~self.valid
+
+    @property
+    def known(self) -> NDArray[Any]:
+        """The values without nulls and NaN."""
+        missing = self.missing
+        return self.data[~missing] if missing.any() else self.data
+
 
 def values_of(array: pa.Array, column: TableColumn) -> ColumnValues:
-    """Return the values of a column of numbers, in its dtype or a narrower one that the matrix widens.
+    """Return the values of a column of numbers, in its dtype or a narrower one that the matrix widens; decimals in float64.
 
     Raises DecodeError for unsigned values beyond int64, and times beyond it in the column's unit.
     """
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
     kind = array.type
     if pa.types.is_dictionary(kind):
         array.validate(full=True)  # checks for codes beyond the dictionary
@@ -99,3 +117,39 @@ def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> Opt
         f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them (dp.Columns.FillMissing), "
         "leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
     )
+
+
+# -- lists ------------------------------------------------------------------------------------------
+
+
+def item_of(column: TableColumn) -> TableColumn:
+    """Return the column that the elements of a column of lists make up."""
+    return TableColumn(column.name, ColumnKind.NUMBER, column.type, column.dtype, column.unit)
+
+
+def flat_lists(array: pa.Array, column: TableColumn) -> tuple[ColumnValues, NDArray[np.int64]]:
+    """Return the elements of all lists, and (n,) their number in each list; 0 if the list is null."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return values_of(array.flatten(), item_of(column)), lengths
+
+
+def padded(array: pa.Array, column: TableColumn, *, place: int, value: float) -> ColumnValues:
+    """Return (n,) the element at a place of each list; `value` if the list is shorter."""
+    flat, lengths = flat_lists(array, column)
+    starts = np.cumsum(lengths) - lengths
+    dtype = flat.data.dtype if float(value).is_integer() or flat.data.dtype.kind == "f" else np.dtype(np.float32)
+    there = lengths > place
+    data = np.full(len(lengths), value, dtype)
+    data[there] = flat.data[starts[there] + place]
+    if flat.valid is None:
+        return ColumnValues(data, None)
+    valid = np.ones(len(lengths), np.bool_)
+    valid[there] = flat.valid[starts[there] + place]
+    return ColumnValues(data, valid)
+
+
+def ragged_rows(lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of all elements of the lists that begin at `starts`, list by list."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from datapipe.columns.layout import Columns, MatrixLayout, layout_of
-from datapipe.columns.recipe import Columns as Recipe
+from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
+from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
 from datapipe.core.checks import callable_or_none, real_number, whole_number
 from datapipe.core.errors import OptionError
@@ -87,10 +87,10 @@ class TableLoader:
         batch_size: int,
         shuffle: bool = False,
         *,
-        columns: Columns = None,
+        columns: ColumnGroups = None,
         label: str | Sequence[str] | None = None,
         dtypes: Mapping[str, Any] | Any = None,
-        transform: Recipe | None = None,
+        transform: Columns | None = None,
         lists: Literal["jagged"] | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
@@ -130,7 +130,7 @@ class TableLoader:
         resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = TableDataset(open_table(source))
-        if transform is not None and not isinstance(transform, Recipe):
+        if transform is not None and not isinstance(transform, Columns):
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
         chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index

@@ -16,7 +16,7 @@ from datapipe.backends.slabs import SlabPool
 from datapipe.backends.table_windows import Lists, LoadedWindow
 from datapipe.backends.tables_arrow import lists_of, pack
 from datapipe.columns.layout import Matrix, MatrixLayout
-from datapipe.columns.lists import ragged_rows
+from datapipe.columns.values import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.observe import Observer, Stage
 from datapipe.index.tables import TableIndex
