@@ -53,7 +53,7 @@ class Engine:
     _decoder: Decoder | None = None
     _planar: torch.Tensor | None = None
 
-    def image(self, node: Node, made: Made | None = None) -> Image.Image:
+    def image(self, node: Node, made: Made) -> Image.Image:
         """Return a recorded image with its pixels. Raises DecodeError and what Pillow raises for bytes that do not decode."""
         with recording(None):
             source, steps, start = _from_made(node, made)
@@ -64,7 +64,7 @@ class Engine:
             verdict = self.verdict_on(signature, source, steps)
             return replay(node) if verdict.reason is not None else self._image(source, steps)
 
-    def tensor(self, step: Step, made: Made | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+    def tensor(self, step: Step, made: Made, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return a recorded tensor with its values, laid out as the original functions would. Raises as `image`.
 
         `out`: contiguous memory of its shape and dtype, to be filled and returned.
@@ -72,7 +72,7 @@ class Engine:
         values = self._tensor(step, made, out)
         return values if out is None or values is out else out.copy_(values)
 
-    def _tensor(self, step: Step, made: Made | None, out: torch.Tensor | None) -> torch.Tensor:
+    def _tensor(self, step: Step, made: Made, out: torch.Tensor | None) -> torch.Tensor:
         with recording(None):
             source, steps, start = _from_made(step, made)
             first = next(number for number, one in enumerate(steps) if one.mode == "tensor")
@@ -190,20 +190,13 @@ def replay_tensor(step: Step) -> torch.Tensor:
         return as_tensor(replay(steps[first].parent), steps[first:])
 
 
-def _from_made(node: Node, made: Made | None) -> tuple[JpegSource, list[Step], Image.Image | None]:
+def _from_made(node: Node, made: Made) -> tuple[JpegSource, list[Step], Image.Image | None]:
     """Return the chain from its source, or from the last of its images that already has pixels."""
-    if made:
-        steps: list[Step] = []
-        at: Node = node
-        while True:
-            if id(at) in made:
-                steps.reverse()
-                return chain_of(at)[0], steps, made[id(at)]
-            if isinstance(at, JpegSource):
-                break
-            steps.append(at)
-            at = at.parent
-    return (*chain_of(node), None)
+    steps: list[Step] = []
+    while isinstance(node, Step) and id(node) not in made:
+        steps.append(node)
+        node = node.parent
+    return chain_of(node)[0], steps[::-1], made.get(id(node))
 
 
 def _described(source: JpegSource, steps: list[Step]) -> str:
