@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 import datapipe as dp
-from datapipe.cli.bench import in_turns
+from datapipe.cli.bench import in_turns, torch_loader
 from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.demo_script import network as small_network
-from datapipe.cli.torch_baseline import torch_loader
 from datapipe.containers import open_index
 from datapipe.training import TrainOptions, fit
 
