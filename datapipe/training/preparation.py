@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import os
 from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import OptionError
+from datapipe.loader.images.choice import resolve_device
 from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import ProcessGroup
@@ -143,11 +143,7 @@ def _class(name: str) -> Any:
 def device_for(loader: Any) -> torch.device:
     """Return the loader's device if it has one; else this rank's GPU, or the CPU if there is none."""
     device = getattr(loader, "device", None)
-    if isinstance(device, torch.device):
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    return device if isinstance(device, torch.device) else resolve_device("auto")()
 
 
 def prepare_model(model: nn.Module, options: TrainOptions, device: torch.device) -> nn.Module:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from datapipe.adapt.loaders import length_of
 from datapipe.core.errors import OptionError
 from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.epoch import Bracket, ClockBracket, train_epoch
@@ -125,7 +126,7 @@ class _Run:
         self._val_loader, self._criterion = val_loader, criterion
         self._num_batches = len(state.loader)
         # Ranks whose validation loaders differ in length would wait for each other's messages forever.
-        self._stops_between = len(set(state.ranks.gather(_length(val_loader)))) == 1
+        self._stops_between = len(set(state.ranks.gather(length_of(val_loader)))) == 1
 
     def __call__(
         self,
@@ -231,19 +232,12 @@ def _facts(state: TrainingState, about: Mapping[str, Any] | None) -> dict[str, A
         },
         "data": {
             "fingerprint": getattr(index, "fingerprint", None),
-            "samples": _length(dataset),
+            "samples": length_of(dataset),
             "batch_size": getattr(loader, "batch_size", None),
-            "batches": _length(loader),
+            "batches": length_of(loader),
             "seed": getattr(loader, "seed", None),
         },
         "world_size": state.ranks.world_size,
         **environment(state.device),
         **dict(about or {}),
     }
-
-
-def _length(value: Any) -> int | None:
-    try:
-        return len(value)
-    except TypeError:
-        return None
