@@ -26,7 +26,6 @@ def add_verify(subparsers: Commands) -> None:
         help="check every byte of a converted dataset",
         description="Check a converted dataset against its manifest: shards, indexes, and every byte.",
         epilog=_VERIFY_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "directory", metavar="DST", help="a converted dataset, on disk or the URL of one in a store, or a directory of its splits"
@@ -58,7 +57,6 @@ def add_fit(subparsers: Commands) -> None:
         help="find the means, medians and vocabularies of a table's columns",
         description="Fit a recipe for the columns of tables: find the means, medians and vocabularies that its operations need.",
         epilog=_FIT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SRC", help="Parquet or Arrow files: a file, a directory or a pattern")
     parser.add_argument("recipe", metavar="RECIPE", type=Path, help="a JSON file that says which operations which columns get")
@@ -157,7 +155,6 @@ def add_demo(subparsers: Commands) -> None:
         "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
         "a training script before and after its loader is replaced.",
         epilog=_DEMO_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
@@ -183,7 +180,6 @@ def add_completion(subparsers: Commands) -> None:
         description="Print the code that completes datapipe's commands, options and files in a shell. Put it where the shell "
         "looks for completions, then start a new shell.",
         epilog=_COMPLETION_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
     parser.set_defaults(run="datapipe.cli.main:run_completion")

@@ -57,7 +57,6 @@ def add_convert(subparsers: Commands) -> None:
         help="repack small files into shards",
         description="Repack images, and what belongs to them, into shards: atomically, resumably, checked.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SRC", help="a folder, a file, or the URL of either; see below")
     parser.add_argument("destination", metavar="DST", help="directory to create, or the URL of a place in an object store")

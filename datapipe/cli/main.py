@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from datapipe import __version__
 from datapipe.cli import arguments, convert_arguments, training_arguments
@@ -38,8 +38,18 @@ COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """An argument parser whose error messages are printable, whatever arguments they quote."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, **options)
+
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps a text of one line, such as a description, and leaves one of several lines as it is, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,6 @@ def add_train(subparsers: Commands) -> None:
         description="Train an image classifier on a converted dataset, shards or an image folder. Checkpoints, metrics.jsonl and "
         "run.json go to --out; after Ctrl-C, SIGTERM or a crash, --resume auto continues exactly where it stopped.",
         epilog=_TRAIN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", help="dataset to train on")
     parser.add_argument("--val", metavar="PATH", help="dataset to validate on after each epoch")
@@ -111,7 +110,6 @@ def add_diagnose(subparsers: Commands) -> None:
         "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first.",
         usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS...",
         epilog=_DIAGNOSE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop measuring after N training steps; the script continues")

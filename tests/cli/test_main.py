@@ -56,6 +56,15 @@ def test_each_command_names_a_function_that_exists(command: str) -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.parametrize("command", _REQUIRED)
+def test_help_wraps_descriptions_and_leaves_examples_as_they_are(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = parse([command, *_REQUIRED[command]]).parser
+    said = parser.format_help()
+    assert max(map(len, said.split("\n\n")[1].splitlines())) <= 80
+    assert "\n" not in parser.epilog.strip() or parser.epilog.strip() in said
+
+
 def test_help_needs_none_of_what_commands_need() -> None:
     code = (
         "import sys\nfrom datapipe.cli.main import build_parser\nbuild_parser().format_help()\n"
