@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+gc.disable()  # until all tests are collected: many objects are made, and none is garbage
+
 # The suite runs in parallel processes on few cores; torch would start a thread per core in each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -43,12 +45,18 @@ def _seeded() -> None:
 
 def pytest_collection_finish() -> None:
     """Take what was imported out of every garbage collection to come; a test that collects would walk all of it."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
 
+# Modules whose tests wait long for other processes: they come first, so that no worker is left alone with them at the end.
+_LONG = ("test_engine_ray.py", "test_gpu_check.py", "test_pages.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, with the reason, where torch sees no device."""
+    """Long tests first. Tests marked `gpu` are skipped, with the reason, where torch sees no device."""
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -100,9 +100,9 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(name: str, source: str, known: set[str], *, is_package: bool) -> Iterator[Import]:
-    """Every import in `source`; `from package import member` counts as the member where that is a module."""
-    for node in ast.walk(ast.parse(source)):
+def imports_of(name: str, source: str | ast.Module, known: set[str], *, is_package: bool) -> Iterator[Import]:
+    """Every import in `source`, as text or parsed; `from package import member` counts as the member where that is a module."""
+    for node in ast.walk(source if isinstance(source, ast.Module) else ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(name, alias.name, node.lineno)
@@ -200,14 +200,14 @@ def test_imports_go_one_way() -> None:
 
 def needed_by_each(sources: dict[str, str]) -> dict[str, set[str]]:
     """Module -> the modules of ours that its code imports, inside functions too, but not those for typing alone."""
-    needed = {}
+    known, needed = set(sources), {}
     for name, source in sources.items():
         tree = ast.parse(source)
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
                 node.body = [ast.Pass()]
-        uses = imports_of(name, ast.unparse(ast.fix_missing_locations(tree)), set(sources), is_package=False)
-        needed[name] = {use.imported for use in uses if use.imported in sources} - {name}
+        uses = imports_of(name, tree, known, is_package=False)
+        needed[name] = {use.imported for use in uses if use.imported in known} - {name}
     return needed
 
 

@@ -184,7 +184,7 @@ def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     kind, patch, sign = BROKEN[rule]
     patch(monkeypatch)
     signs = set()
-    for seed in range(20):
+    for seed in range(8):
         fake = kind(seed)
         if wrong_reads(fake, train(fake, Uploader(fake), seed)):
             signs.add("bytes")

@@ -36,7 +36,7 @@ def test_the_matrix_is_whole() -> None:
 
 @pytest.fixture(scope="module")
 def findings() -> list[Finding]:
-    return [find(cell, run_ranks(cell)) for cell in matrix()[::29]]
+    return [find(cell, run_ranks(cell)) for cell in matrix()[::41]]
 
 
 def test_starvation_verdicts_and_predictions_hold_in_virtual_time(findings: list[Finding], tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_starvation_verdicts_and_predictions_hold_in_virtual_time(findings: list
     assert len(lines) == sum(finding.forecast is not None for finding in findings)
     applied = [one for f in findings if f.forecast for one in apply_all(f, apply_virtually)]
     found = sum_up(findings, applied)
-    assert found["num_measured_right"] + found["num_unsettled"] == found["num_cells"] >= 29
+    assert found["num_measured_right"] + found["num_unsettled"] == found["num_cells"] >= 20
     assert found["num_unsettled"] <= 0.05 * found["num_cells"]
     assert found["num_judged_right"] >= 0.95 * found["num_cells"]
     assert found["num_false_without_stall"] == 0

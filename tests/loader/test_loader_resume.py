@@ -37,6 +37,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 ], ids=str)  # fmt: skip
 def test_resumes_exactly_after_every_step(folder: Path, arguments: dict[str, Any]) -> None:
     """Through JSON into a new loader, over the end of the epoch and into the next."""
+    arguments = {"batch_size": 9} | arguments
     original = make(folder, **arguments)
     steps = len(original)
     expected = copies(original) + copies(original)
