@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join
+from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join, lmdb_listing
 from converters.sources.class_folders import refuse_class_map, refuse_field_choices
 from converters.sources.fields import LabelCensus
 from converters.sources.lmdb_listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
@@ -88,7 +88,8 @@ def _databases(source: Path) -> tuple[Path, list[str]]:
 def _entries(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Yield (key, offset, bytes) of every entry, as a process of its own lists them. Raises FormatError or DependencyError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    command = [sys.executable, "-m", "converters.sources.lmdb_listing", os.fspath(path.absolute())]
+    # As a script: the module is found without importing the rest of the package. -P: what lies next to it shadows nothing.
+    command = [sys.executable, "-P", os.path.abspath(lmdb_listing.__file__), os.fspath(path.absolute())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
