@@ -128,7 +128,9 @@ def test_a_slow_model_is_not_blamed_on_the_loader(diagnose: Diagnose) -> None:
 
 def test_fail_if_and_json_and_compare(diagnose: Diagnose, capfd: pytest.CaptureFixture[str]) -> None:
     source = LOOP + "\ntrain(DataLoader(Numbers(0.003), batch_size=4))\nprint('on stdout')\n"
-    status, found = diagnose(source, "--json", "--no-html", "--profile", "--fail-if", "starvation>10%", "--fail-if", "step>10s")
+    status, found = diagnose(
+        source, "--json", "--no-html", "--profile", "--trials", "0", "--fail-if", "starvation>10%", "--fail-if", "step>10s"
+    )
     assert (status, found["exit_code"]) == (1, 0)
     printed = capfd.readouterr()
     assert json.loads(printed.out) == found
@@ -197,7 +199,7 @@ def test_two_ranks_under_torchrun(diagnose: Diagnose) -> None:
         distributed.destroy_process_group()
     """)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
-    status, found = diagnose(source, command=("--", *launcher))
+    status, found = diagnose(source, "--trials", "0", command=("--", *launcher))
     assert status == 0
     assert [rank["num_steps"] for rank in found["ranks"]] == [40, 40]
     assert (found["verdict"]["kind"], found["verdict"]["rank"]) == ("data-bound", 1)
@@ -291,7 +293,7 @@ def test_a_lightning_fit(diagnose: Diagnose) -> None:
                              enable_checkpointing=False, max_epochs=1)
         trainer.fit(Module(), DataLoader(Numbers(0.008, num=160), batch_size=4, num_workers=1))
     """)
-    status, found = diagnose(source)
+    status, found = diagnose(source, "--trials", "0")
     assert (status, found["verdict"]["kind"], fault_of(found)) == (0, "data-bound", "read")
 
 
@@ -319,7 +321,7 @@ def test_a_transformers_trainer(diagnose: Diagnose) -> None:
                                       dataloader_num_workers=1, learning_rate=1e-9)
         Trainer(model=Model(), args=arguments, train_dataset=Rows(0.008, num=160)).train()
     """)
-    status, found = diagnose(source)
+    status, found = diagnose(source, "--trials", "0")
     assert (status, found["verdict"]["kind"], fault_of(found)) == (0, "data-bound", "read")
 
 
