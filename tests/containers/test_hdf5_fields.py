@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -147,6 +148,15 @@ KINDS = dict.fromkeys(ARRAYS, FieldKind.ARRAY) | {
 }  # fmt: skip
 
 
+@pytest.fixture
+def _indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One field is asked for after the other, of a file that stays the same."""
+    once = functools.cache(index_shard)
+    monkeypatch.setattr("datapipe.containers.hdf5.scanner.index_shard", once)
+    monkeypatch.setitem(globals(), "index_shard", once)
+
+
+@pytest.mark.usefixtures("_indexed_once")
 @pytest.mark.parametrize("options", [{}, {"chunks": (4,), "compression": "gzip"}, {"chunks": (2,)}], ids=str)
 @pytest.mark.parametrize("file_options", [{}, {"libver": "latest"}, {"userblock_size": 512}], ids=str)
 def test_datasets_are_fields(path: Path, options: dict[str, Any], file_options: dict[str, Any]) -> None:

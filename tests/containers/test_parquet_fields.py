@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import logging
 import os
@@ -109,6 +110,15 @@ IN_PIECES = (
 )  # where nothing is packed
 
 
+@pytest.fixture
+def _indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One field is asked for after the other, of a file that stays the same."""
+    once = functools.cache(index_shard)
+    monkeypatch.setattr("datapipe.containers.parquet.scanner.index_shard", once)
+    monkeypatch.setitem(globals(), "index_shard", once)
+
+
+@pytest.mark.usefixtures("_indexed_once")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, PACKED, {"compression": "zstd", "data_page_version": "2.0"}], ids=str)
 def test_columns_are_fields(path: Path, options: dict[str, Any]) -> None:
