@@ -20,7 +20,7 @@ from PIL import Image
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.parity_case import Bound, Pair
 from datapipe import transforms as T
-from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import probe

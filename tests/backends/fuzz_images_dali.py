@@ -17,8 +17,7 @@ if __name__ == "__main__":
 
 from encoded_images import FOR_DALI
 
-from datapipe.backends.images_dali.form import CutForm
-from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.gate import CutForm, can_decode
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import checked_header

@@ -14,7 +14,7 @@ import torch
 
 from datapipe.backends import device_runtime
 from datapipe.backends.device_runtime import CudaRuntime
-from datapipe.backends.images_dali.form import CutForm
+from datapipe.backends.images_dali.gate import CutForm
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.core.errors import BackendError

@@ -11,8 +11,7 @@ import torch
 from fixtures import encode, jpeg, picture
 
 import datapipe as dp
-from datapipe.backends.images_dali.form import CutForm, form_of
-from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.gate import CutForm, can_decode, form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions

@@ -10,7 +10,7 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 from fixtures import encode
 
 from datapipe.backends.images_cpu import BlockReport, BlockWorker, EncodedSample, sizes_of
-from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import checked_header
 from datapipe.fetch.local import LocalFiles

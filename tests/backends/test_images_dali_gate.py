@@ -14,8 +14,7 @@ from encoded_images import BY_HAND, FOR_DALI, HEIGHT, PIXELS, WIDTH, jpeg_with_f
 from fixtures import encode
 
 import datapipe as dp
-from datapipe.backends.images_dali.form import CutForm, form_of
-from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.gate import CutForm, can_decode, form_of
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.decode import open_decoder

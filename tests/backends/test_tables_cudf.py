@@ -23,8 +23,8 @@ from fake_device import FakeDevice
 
 import datapipe as dp
 from datapipe.backends.tables_cudf import reader
-from datapipe.backends.tables_cudf.hashing import SortedIds, bucket_of, keys_of_numbers
 from datapipe.backends.tables_cudf.library import Library, library, stream_ordered_memory
+from datapipe.backends.tables_cudf.packing import SortedIds, bucket_of, keys_of_numbers
 from datapipe.backends.tables_cudf.support import problem_for_cudf
 from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of

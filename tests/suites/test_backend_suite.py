@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import datapipe as dp
 from datapipe.backends.images_cpu import BlockReport, BlockWorker
-from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.decode import DECODER_NAMES

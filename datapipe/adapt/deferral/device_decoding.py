@@ -25,7 +25,7 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.images_cpu import BadRow, BlockWorker
-from datapipe.backends.images_dali.form import CutForm
+from datapipe.backends.images_dali.gate import CutForm
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from datapipe.backends.images_dali.form import CutForm
+from datapipe.backends.images_dali.gate import CutForm
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.core.environment import version_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from datapipe.backends.images_dali.form import CutForm
+from datapipe.backends.images_dali.gate import CutForm
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.errors import OptionError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,15 @@ from numpy.typing import NDArray
 
 from datapipe.backends.device_runtime import DeviceRuntime, Event
 from datapipe.backends.slabs import SlabPool
-from datapipe.backends.tables_cudf.hashing import SortedIds, bucket_of, keys_of_numbers
 from datapipe.backends.tables_cudf.reader import DeviceValues
+from datapipe.columns import operations as ops
 from datapipe.columns.chains import Chain, Vocabulary
+from datapipe.columns.hashing import SEED
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
-from datapipe.columns.operations import (
-    FIRST,
-    MAKES_IDS,
-    NULL,
-    UNSEEN,
-    Bucketize,
-    Cast,
-    Categorify,
-    Clip,
-    FillMissing,
-    HashBucket,
-    Log1p,
-    Normalize,
-)
+from datapipe.columns.operations import FIRST, MAKES_IDS, NULL, UNSEEN
 from datapipe.columns.values import nulls_error
 from datapipe.index.tables import ColumnKind, TableGroup
+from datapipe.order.draws import MIX_1, MIX_2
 
 
 class DevicePacker:
@@ -67,8 +57,8 @@ class DevicePacker:
         if chain is not None and chain.indicator:
             return _missing(values).to(wanted)
         operations = () if chain is None else chain.operations
-        leads_with_ids = bool(operations) and isinstance(operations[0], (Categorify, HashBucket))
-        if values.num_nulls and not leads_with_ids and not (operations and isinstance(operations[0], FillMissing)):
+        leads_with_ids = bool(operations) and isinstance(operations[0], (ops.Categorify, ops.HashBucket))
+        if values.num_nulls and not leads_with_ids and not (operations and isinstance(operations[0], ops.FillMissing)):
             ids = any(isinstance(operation, MAKES_IDS) for operation in operations)
             if ids or not wanted.is_floating_point:
                 raise nulls_error(feature.name, dtype, group, values.num_nulls)
@@ -90,7 +80,7 @@ class DevicePacker:
     def _ids(self, chain: Chain, values: DeviceValues, kept: list[object]) -> torch.Tensor:
         operation, missing = chain.operations[0], _missing(values)
         keys = keys_of_numbers(values.data)
-        if isinstance(operation, HashBucket):
+        if isinstance(operation, ops.HashBucket):
             return (bucket_of(keys, operation.size - 1) + 1).to(torch.int32).masked_fill_(missing, 0)
         assert chain.fitted.vocabulary is not None  # checked when the recipe was opened
         table = self._uploaded(chain.fitted.vocabulary, kept)
@@ -113,28 +103,28 @@ class DevicePacker:
     def _applied(self, chain: Chain, values: DeviceValues) -> torch.Tensor:
         """Return the values after a chain of elementwise operations; nulls that nothing fills are NaN."""
         data, operations = values.data, chain.operations
-        if values.valid is not None and not isinstance(operations[0], FillMissing):
+        if values.valid is not None and not isinstance(operations[0], ops.FillMissing):
             data = data if data.is_floating_point() else data.to(torch.float64)
             data = data.masked_fill(~values.valid, float("nan"))
         for operation in operations:
             match operation:
-                case FillMissing():
+                case ops.FillMissing():
                     fill = chain.fitted.fill if isinstance(operation.value, str) else float(operation.value)
                     assert fill is not None  # checked when the recipe was opened
                     if not data.is_floating_point() and not fill.is_integer():
                         data = data.to(torch.float32)
                     data = data.masked_fill(_missing(values), fill if data.is_floating_point() else int(fill))
-                case Normalize():
+                case ops.Normalize():
                     data = _floating(data)
                     data = (data - (chain.fitted.mean or 0.0)) / (chain.fitted.std or 1.0)
-                case Log1p():
+                case ops.Log1p():
                     data = torch.log1p(_floating(data))
-                case Clip():
+                case ops.Clip():
                     data = _clipped(data, operation)
-                case Bucketize():
+                case ops.Bucketize():
                     boundaries = self._uploads.to_device(np.array(operation.boundaries))
                     data = torch.bucketize(data.to(torch.float64), boundaries, out_int32=True, right=True)
-                case Cast():
+                case ops.Cast():
                     data = data.to(getattr(torch, operation.dtype))
         return data
 
@@ -158,7 +148,7 @@ def _floating(data: torch.Tensor) -> torch.Tensor:
     return data.to(torch.float32 if data.element_size() <= 2 else torch.float64)
 
 
-def _clipped(data: torch.Tensor, operation: Clip) -> torch.Tensor:
+def _clipped(data: torch.Tensor, operation: ops.Clip) -> torch.Tensor:
     bounds = [bound for bound in (operation.min, operation.max) if bound is not None]
     if not data.is_floating_point() and not all(float(bound).is_integer() for bound in bounds):
         data = data.to(torch.float64)
@@ -192,3 +182,52 @@ class PinnedUploads:
             return self._runtime.copy_in(host)
         finally:  # at once: what the caller does with the values may fail, and the copy still come
             self._runtime.pending.add(self._runtime.record_event(self._runtime.current_stream()), [host])
+
+
+# -- the keys and ids of `columns.hashing`; words of 64 bits are int64 tensors, whose products wrap alike
+
+
+def keys_of_numbers(values: torch.Tensor) -> torch.Tensor:
+    """Return (n,) keys, the same as `columns.hashing.keys_of_numbers` gives."""
+    if values.is_floating_point():
+        words = (values.to(torch.float64) + 0.0).view(torch.int64)
+    else:
+        words = values.to(torch.int64)
+    return _mixed(words ^ _signed(int(SEED)))
+
+
+def bucket_of(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """Return (n,) the keys, as unsigned numbers, modulo `size`, which is below 2^31."""
+    return ((_shifted(keys, 1) % size) * 2 + (keys & 1)) % size
+
+
+@dataclass(frozen=True, slots=True)
+class SortedIds:
+    """A vocabulary in the form that a device searches: (n,) int64 keys in ascending order, and (n,) int32 ids."""
+
+    keys: torch.Tensor
+    ids: torch.Tensor
+
+    def find(self, keys: torch.Tensor, *, otherwise: int) -> torch.Tensor:
+        """Return (n,) int32 ids; `otherwise` for keys that are not in the table."""
+        if not len(self.keys):
+            return torch.full(keys.shape, otherwise, dtype=torch.int32, device=keys.device)
+        places = torch.searchsorted(self.keys, keys).clamp_(max=len(self.keys) - 1)
+        found = self.ids.index_select(0, places)
+        return found.masked_fill_(self.keys.index_select(0, places) != keys, otherwise)
+
+
+def _mixed(words: torch.Tensor) -> torch.Tensor:
+    """`order.draws.mix64`."""
+    words = (words ^ _shifted(words, 30)) * _signed(int(MIX_1))
+    words = (words ^ _shifted(words, 27)) * _signed(int(MIX_2))
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift right, filling with zeros."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word

@@ -9,7 +9,7 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.images_cpu import BlockWorker
-from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages

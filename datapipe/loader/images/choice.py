@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from datapipe.backends.device_runtime import checked_device
-from datapipe.backends.images_dali.form import form_of
+from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.environment import positive_environment
