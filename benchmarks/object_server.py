@@ -4,7 +4,7 @@
 
 Prints its port, serves the files of a directory on the loopback interface until standard input ends, then prints the CPU
 seconds that it took and the number of answers. What it takes is taken from the loader on the same cores, so it does as
-little as it can: no faults, no checks of signatures (`datapipe.testing.faulty_store` has faults, and takes three times as long).
+little as it can: no faults, no checks of signatures (`tests/faulty_store.py` has faults, and takes three times as long).
 """
 
 from __future__ import annotations

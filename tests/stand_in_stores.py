@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from datapipe.testing.faulty_store import Directory, FaultyStore, Weather, passed_on
+from faulty_store import Directory, FaultyStore, Weather, passed_on
 
 BUCKET = "bkt"
 _PAUSE_S = 0.05

@@ -11,6 +11,7 @@ from typing import Any
 import obstore
 import pytest
 from archive_trees import ARCHIVE_SOURCES
+from faulty_store import FaultyStore, PlantedFault
 from fixtures import make_folder
 from index_trees import INDEX_SOURCES
 from source_trees import SOURCES as PLAIN_SOURCES
@@ -25,7 +26,6 @@ from datapipe.core.errors import IntegrityError
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.opening import open_store
-from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_moto, pytest.mark.slow]
 

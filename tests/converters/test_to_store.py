@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_store import FaultyStore, PlantedFault
 from fixtures import convert, copies, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto
 
@@ -32,7 +33,6 @@ from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
-from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_moto, pytest.mark.slow]
 

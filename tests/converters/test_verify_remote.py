@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_store import PlantedFault
 from fixtures import convert, entry_of, flip_bit, make_folder
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
@@ -13,7 +14,6 @@ import datapipe as dp
 from converters.verify import Problem, verify, verify_remote
 from datapipe.containers import open_index
 from datapipe.stores.location import parse_location
-from datapipe.testing.faulty_store import PlantedFault
 
 pytestmark = [needs_obstore, pytest.mark.slow]
 PLACE = parse_location(f"s3://{BUCKET}/train")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faulty_store import FaultyStore, PlantedFault
 from fixtures import copies, entry_of, flip_bit, make_folder, same
 from labelled_scenes import FIELDS, convert_scenes
 from stand_in_stores import BUCKET, directory_store, needs_obstore
@@ -21,7 +22,6 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 import datapipe as dp
 from datapipe.containers import open_index
 from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
-from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_obstore, pytest.mark.slow]
 

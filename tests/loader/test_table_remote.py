@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_store import FaultyStore, PlantedFault
 from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 from table_values import table_of, write_table
 
 import datapipe as dp
-from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [pytest.mark.slow, needs_moto]
 URL = f"s3://{BUCKET}/table"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import FaultyStore, PlantedFault
 from fixtures import convert, copies, make_folder, same
 from stand_in_stores import BUCKET, environment, moto_store, needs_moto, upload
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.testing.faulty_store import FaultyStore, PlantedFault
 
 pytestmark = [needs_moto, pytest.mark.slow]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import FaultyStore
 from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 
 import datapipe as dp
 from datapipe.stores.location import parse_location
 from datapipe.stores.objects import read_object
 from datapipe.stores.opening import forget_stores
-from datapipe.testing.faulty_store import FaultyStore
 
 pytestmark = needs_moto
 PLACE = parse_location(f"s3://{BUCKET}/data/x")

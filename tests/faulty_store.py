@@ -1,7 +1,7 @@
 """Serve objects over HTTP with latency, limited bandwidth and faults on request.
 
-It answers from a directory, as a store of static objects would, or passes requests on to another server such as moto. Only
-for tests and benchmarks: it listens on the loopback interface and checks no signature.
+It answers from a directory, as a store of static objects would, or passes requests on to another server such as moto. It
+listens on the loopback interface and checks no signature.
 """
 
 from __future__ import annotations
