@@ -13,12 +13,8 @@ from datapipe.transforms.geometry import (
 )
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
-from datapipe.transforms.pixels.color import ColorJitter
-from datapipe.transforms.pixels.compound import RandomApply, RandomChoice, RandomOrder
-from datapipe.transforms.pixels.dtype import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToDtype
-from datapipe.transforms.pixels.erasing import RandomErasing
-from datapipe.transforms.pixels.mix import CutMix, MixUp
-from datapipe.transforms.pixels.occasional import (
+from datapipe.transforms.pixels.color import (
+    ColorJitter,
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
@@ -27,6 +23,10 @@ from datapipe.transforms.pixels.occasional import (
     RandomPosterize,
     RandomSolarize,
 )
+from datapipe.transforms.pixels.compound import RandomApply, RandomChoice, RandomOrder
+from datapipe.transforms.pixels.dtype import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToDtype
+from datapipe.transforms.pixels.erasing import RandomErasing
+from datapipe.transforms.pixels.mix import CutMix, MixUp
 from datapipe.transforms.recipe import Recipe
 
 __all__ = [

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import datapipe as dp
+from datapipe.columns.fitting import Histogram, Moments
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
-from datapipe.columns.statistics import Histogram, Moments
 from datapipe.core.errors import FormatError, IntegrityError, OptionError
 
 C = dp.Columns

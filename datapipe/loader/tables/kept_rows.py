@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.backends.row_gather import RowGather, StoredMatrix
+from datapipe.backends.tables_arrow import RowGather, StoredMatrix
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError, StorageError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.row_gather import RowGather, StoredMatrix
+from datapipe.backends.tables_arrow import RowGather, StoredMatrix
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.errors import OptionError, StateError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.backends.row_gather import RowGather
+from datapipe.backends.tables_arrow import RowGather
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.loader.object_pool import ObjectPool
 from datapipe.loader.tables.batches import RowBatch

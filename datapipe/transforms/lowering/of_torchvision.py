@@ -21,11 +21,8 @@ from datapipe.transforms.geometry import (
 from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, is_tensor, refuse_pil, refuse_tensor
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
-from datapipe.transforms.pixels.color import ColorJitter
-from datapipe.transforms.pixels.dtype import Normalize, ToDtype
-from datapipe.transforms.pixels.erasing import RandomErasing
-from datapipe.transforms.pixels.mix import CutMix, MixUp
-from datapipe.transforms.pixels.occasional import (
+from datapipe.transforms.pixels.color import (
+    ColorJitter,
     RandomAdjustSharpness,
     RandomAutocontrast,
     RandomEqualize,
@@ -34,6 +31,9 @@ from datapipe.transforms.pixels.occasional import (
     RandomPosterize,
     RandomSolarize,
 )
+from datapipe.transforms.pixels.dtype import Normalize, ToDtype
+from datapipe.transforms.pixels.erasing import RandomErasing
+from datapipe.transforms.pixels.mix import CutMix, MixUp
 
 # -- geometry --------------------------------------------------------------------------------------
 

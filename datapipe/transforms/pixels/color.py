@@ -1,16 +1,20 @@
-"""ColorJitter, drawn per sample."""
+"""Colours and tones: ColorJitter, and single operations that each sample gets with probability `p`.
+
+All but ColorJitter and RandomGrayscale take uint8 images only.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from datapipe.order.draws import Draws
-from datapipe.transforms.options import Range, check_range, is_number, refusal, source_repr
+from datapipe.transforms.options import Range, check_probability, check_range, check_uint8, is_number, refusal, source_repr
 from datapipe.transforms.pixels import adjust
 from datapipe.transforms.pixels.planar import from_planes, groups, on_rows, to_planes, top_value
 from datapipe.transforms.protocols import Locality, Params
@@ -79,6 +83,142 @@ class ColorJitter:
 
     def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
         return dtype
+
+
+class _Occasional:
+    """Shared part of operations that each sample gets with probability `p`."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability(self, self.p))
+
+    __repr__ = source_repr
+
+    def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
+        """Return chosen (n,) bool."""
+        return {"chosen": draws.uniform(operation, 1)[:, 0] < self.p}
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        for rows in groups(images):
+            on_rows(images[rows], np.flatnonzero(params["chosen"][rows]), self._change)
+        return images
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        return check_uint8(self, dtype)
+
+    def _change(self, images: torch.Tensor) -> None:
+        """Apply the operation to all of these (m, 3, h, w) images in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class RandomGrayscale(_Occasional):
+    """Set all three channels to the luma (truncated for uint8) with probability `p`."""
+
+    p: float = 0.1
+
+    locality: ClassVar[Locality] = Locality.POINT
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        return dtype
+
+    def _change(self, images: torch.Tensor) -> None:
+        images.copy_(adjust.gray(to_planes(images), top_value(images.dtype)))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomInvert(_Occasional):
+    """Turn each value v into 255 - v with probability `p`."""
+
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.POINT
+
+    def _change(self, images: torch.Tensor) -> None:
+        images.bitwise_not_()
+
+
+@dataclass(frozen=True, repr=False)
+class RandomPosterize(_Occasional):
+    """Keep only the `bits` (0 to 8) highest bits of each value with probability `p`."""
+
+    bits: int
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.POINT
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 0 <= self.bits <= 8:
+            raise refusal(self, "bits", self.bits, "it must be an int from 0 to 8")
+        super().__post_init__()
+
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.posterize(images, torch.tensor(self.bits))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomSolarize(_Occasional):
+    """Turn each value v of at least `threshold` (0 to 255) into 255 - v with probability `p`."""
+
+    threshold: float
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.POINT
+
+    def __post_init__(self) -> None:
+        if not is_number(self.threshold) or not 0 <= self.threshold <= 255:
+            raise refusal(self, "threshold", self.threshold, "it must be a number from 0 to 255")
+        object.__setattr__(self, "threshold", float(self.threshold))
+        super().__post_init__()
+
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.solarize(images, torch.tensor(self.threshold))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomAutocontrast(_Occasional):
+    """Stretch each channel to 0..255 with probability `p`."""
+
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.IMAGE
+
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.autocontrast(images)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomEqualize(_Occasional):
+    """Equalize each channel's histogram with probability `p`."""
+
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.IMAGE
+
+    def _change(self, images: torch.Tensor) -> None:
+        adjust.equalize(images)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomAdjustSharpness(_Occasional):
+    """Blur (`sharpness_factor` 0 is fully blurred) or sharpen (above 1) with probability `p`; a factor of 1 changes nothing."""
+
+    sharpness_factor: float
+    p: float = 0.5
+
+    locality: ClassVar[Locality] = Locality.PLACE
+
+    def __post_init__(self) -> None:
+        if not is_number(self.sharpness_factor) or self.sharpness_factor < 0:
+            raise refusal(self, "sharpness_factor", self.sharpness_factor, "it must be a number of at least 0")
+        object.__setattr__(self, "sharpness_factor", float(self.sharpness_factor))
+        super().__post_init__()
+
+    def _change(self, images: torch.Tensor) -> None:
+        planes = to_planes(images)
+        adjust.adjust_sharpness(planes, torch.tensor(self.sharpness_factor), 255.0)
+        from_planes(planes, images)
 
 
 def _check_factor(
