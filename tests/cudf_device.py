@@ -10,9 +10,9 @@ import pytest
 import torch
 from fake_device import FakeDevice
 
+from benchmarks.gpu.cudf_stand_in import stand_in
 from datapipe.backends.pytree import map_nest, tensors_of
 from datapipe.backends.tables_cudf.library import library
-from datapipe.testing.cudf_stand_in import stand_in
 
 
 @contextmanager

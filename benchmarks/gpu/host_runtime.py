@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.gpu.cudf_stand_in import stand_in
 from datapipe.backends.device_runtime import KeepAlive
 from datapipe.backends.slabs import SlabPool
 from datapipe.backends.tables_cudf.library import library
 from datapipe.loader.tables.choice import TableChoice
 from datapipe.loader.tables.passes import TablePasses
-from datapipe.testing.cudf_stand_in import stand_in
 
 
 class HostStream:

@@ -1,1 +1,1 @@
-"""Fakes that tests, benchmarks and the demo share."""
+"""Generated data that tests, benchmarks and the demo share."""

@@ -138,12 +138,9 @@ def _clipped(window: Ints, size: Ints) -> tuple[Ints, Ints]:
 
 def _shrunk(cuts: Cuts) -> Cuts:
     """Shrink the region to what the window shows of it, where nothing is resampled."""
-    if _is_resampled(cuts):
-        if not (cuts.size == cuts.region[:, 2:]).all(axis=1).any():
-            return cuts
-        plain = (cuts.size == cuts.region[:, 2:]).all(axis=1, keepdims=True)
-    else:
-        plain = np.ones((len(cuts), 1), np.bool_)
+    plain = (cuts.size == cuts.region[:, 2:]).all(axis=1, keepdims=True)
+    if not plain.any():
+        return cuts
     top_left, bottom_right = _clipped(cuts.window, cuts.size)
     # A window that shows only fill still needs a region: one pixel, which it does not show.
     top_left = np.minimum(top_left, cuts.size - 1)

@@ -22,6 +22,7 @@ from cudf_device import fake_gpu, on_host
 from fake_device import FakeDevice
 
 import datapipe as dp
+from benchmarks.gpu.cudf_stand_in import CONTENTS, Functions
 from datapipe.backends.tables_cudf import reader
 from datapipe.backends.tables_cudf.library import Library, library, stream_ordered_memory
 from datapipe.backends.tables_cudf.packing import SortedIds, bucket_of, keys_of_numbers
@@ -30,7 +31,6 @@ from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of
 from datapipe.containers.tables.files import open_table
 from datapipe.loader.tables.device_parts import DeviceTableParts
-from datapipe.testing.cudf_stand_in import CONTENTS, Functions
 
 NUM = 600
 C = dp.Columns
