@@ -25,6 +25,7 @@ from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.inspect import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.atomic import refuse_to_replace
+from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
 from datapipe.core.printable import say_text
@@ -54,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         refuse_to_replace(args.plot)
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
-        if getattr(args, name) < 1:
-            raise OptionError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
+        whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
         if args.against is not None or args.plot is not None:

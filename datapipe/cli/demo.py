@@ -22,6 +22,7 @@ from converters.verify import verify
 from datapipe.cli.demo_training import TITLES, Comparison, as_result, as_table, draw_comparison, make_loaders, rates_alone, train
 from datapipe.cli.progress import Progress
 from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.checks import whole_number
 from datapipe.core.errors import DatapipeError, IntegrityError, OptionError
 from datapipe.core.printable import counted, say_text
 from datapipe.diagnostics.command import diagnose_command, write_reports
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     num_images = DEFAULT_IMAGES if args.images is None else args.images
     if num_images < 10 * NUM_CLASSES:
         raise OptionError(f"--images is {num_images}; an epoch needs at least {10 * NUM_CLASSES}")
-    if args.workers is not None and args.workers < 1:
-        raise OptionError(f"--workers is {args.workers}; it must be at least 1")
+    if args.workers is not None:
+        whole_number(args.workers, "--workers", least=1)
     tell = Teller(to_stderr=args.json)
     if args.photos is not None:
         _generated(args.photos, num_images, tell)

@@ -17,6 +17,7 @@ from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
 from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
 from datapipe.core.atomic import refuse_to_replace
+from datapipe.core.checks import whole_number
 from datapipe.core.errors import DatapipeError, DecodeError, FormatError, IntegrityError, OptionError
 from datapipe.core.printable import counted, say_text
 from datapipe.fetch.files import open_files
@@ -36,8 +37,7 @@ _BYTES = ("binary", "large_binary", "binary_view")
 
 def run(args: argparse.Namespace) -> int:
     """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_index` raises."""
-    if args.num < 1:
-        raise OptionError(f"--num is {args.num}; it must be at least 1")
+    whole_number(args.num, "--num", least=1)
     for path in (args.grid, args.sizes):
         if path is not None:
             refuse_to_replace(path)

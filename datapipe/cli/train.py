@@ -12,7 +12,7 @@ import torch
 
 from datapipe.cli.charts import draw_shares
 from datapipe.core.atomic import refuse_to_replace
-from datapipe.core.errors import OptionError
+from datapipe.core.checks import whole_number
 from datapipe.core.printable import say, say_text
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.images.choice import resolve_device
@@ -33,9 +33,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         refuse_to_replace(args.plot)
     for name in ("batch_size", "size", "num_classes"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+        if getattr(args, name) is not None:
+            whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
     names = TrainOptions.__dataclass_fields__
     options = TrainOptions(**{name: value for name, value in vars(args).items() if name in names})
     # Under torchrun every rank gets the same "cuda", which means its own GPU.

@@ -106,10 +106,6 @@ class TrainingState:
         self.interval = Sums(device)  # since the last line of metrics
         self.total = torch.zeros(4, dtype=torch.float64)  # of the epoch up to that line, over all ranks
 
-    def begin(self) -> None:
-        """Start a run from the beginning."""
-        seed_generators(self.options.seed, self.ranks.rank)
-
     def save(self) -> None:
         """Write the checkpoint, if the options name a directory. Raises StorageError, DivergenceError."""
         interval = self.interval.over(self.ranks)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from datapipe.adapt.loaders import length_of
 from datapipe.core.errors import OptionError
-from datapipe.training.checkpoint import Place, TrainingState
+from datapipe.training.checkpoint import Place, TrainingState, seed_generators
 from datapipe.training.epoch import Bracket, ClockBracket, train_epoch
 from datapipe.training.evaluation import Best, DivergenceError, Means, check_counts_once, evaluate, means_of
 from datapipe.training.learner import Criterion, Learner, cross_entropy, warmup_cosine
@@ -112,7 +112,7 @@ def _prepared(
     )
     state = TrainingState(learner, loader, options, ranks=ranks, device=device)
     if resumed is None:
-        state.begin()
+        seed_generators(options.seed, ranks.rank)
         return state, []
     notes = [f"note: {note}" for note in state.resume(resumed)]
     return state, [f"resuming from {resumed}: epoch {state.place.epoch + 1}, after step {state.place.step}", *notes]
