@@ -76,6 +76,7 @@ class FakeDevice:
         self.forbidden: list[str] = []
         self.entered: list[str] = []  # names of the threads that said that they work on this device
         self.num_slabs = 0  # allocated so far
+        self.is_current = False  # within `on_device`
         self._random = random.Random(seed)
         self._is_lazy, self._is_fair = is_lazy, is_fair
         self.lock = threading.RLock()
@@ -98,6 +99,14 @@ class FakeDevice:
 
     def enter_thread(self) -> None:
         self.entered.append(threading.current_thread().name)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        self.is_current = True
+        try:
+            yield
+        finally:
+            self.is_current = False
 
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:

@@ -43,6 +43,9 @@ class HostRuntime:
     def enter_thread(self) -> None:
         pass
 
+    def on_device(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def under(self, stream: Any) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 

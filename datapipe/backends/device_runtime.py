@@ -42,6 +42,9 @@ class DeviceRuntime(Protocol):
     def enter_thread(self) -> None:
         """Make this the calling thread's device for the rest of the thread's life."""
 
+    def on_device(self) -> AbstractContextManager[None]:
+        """Make this the calling thread's device within the context."""
+
     def under(self, stream: Stream) -> AbstractContextManager[None]:
         """Make `stream` the calling thread's current stream within the context."""
 
@@ -84,7 +87,7 @@ class KeepAlive:
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
-        self._is_done = runtime.is_done
+        self._runtime = runtime
         self._waiting: deque[tuple[Event, list[object]]] = deque()  # append and pop are atomic
 
     def __len__(self) -> int:
@@ -96,12 +99,21 @@ class KeepAlive:
 
     def reap(self) -> None:
         """Release what is no longer needed; never waits."""
+        over = deque(self._ended())
+        if over:  # freeing RMM's memory ends on the thread's device, where that creates a context, of half a gigabyte
+            with self._runtime.on_device():
+                over.clear()
+
+    def _ended(self) -> Iterator[object]:
+        """Remove the entries whose events have completed, and yield them."""
         for _ in range(len(self._waiting)):
             try:
                 entry = self._waiting.popleft()
             except IndexError:  # another thread examines the others
                 return
-            if not self._is_done(entry[0]):
+            if self._runtime.is_done(entry[0]):
+                yield entry
+            else:
                 self._waiting.append(entry)
 
 
@@ -130,6 +142,11 @@ class CudaRuntime:
         # A thread starts on device 0, and setting device 0 again creates a context there, of half a gigabyte.
         torch.cuda.set_device(self._device)
         tolerate_captures()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        with torch.cuda.device(self._device):
+            yield
 
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:

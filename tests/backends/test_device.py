@@ -118,6 +118,22 @@ def test_an_arrival_may_be_dropped() -> None:
     assert len(fake.pending) == 0
 
 
+def test_what_a_copy_kept_is_released_on_its_device() -> None:
+    """RMM frees memory on the calling thread's device, which need not be this one, and would create a context there."""
+    fake = FakeDevice()
+    released: list[bool] = []
+
+    class Memory:
+        def __del__(self) -> None:
+            released.append(fake.is_current)
+
+    for _ in range(2):
+        fake.pending.add(fake.record_event(fake.default_stream), [Memory()])
+    fake.drain()
+    fake.pending.reap()
+    assert released == [True, True]
+
+
 def test_after_close_nothing_is_taken_and_copies_under_way_end_well() -> None:
     fake = FakeDevice(is_lazy=True)
     uploader = Uploader(fake)
