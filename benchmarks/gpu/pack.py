@@ -50,12 +50,13 @@ MIB = 1 << 20
 
 _DROPPED_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".inl", ".pyx", ".pxd", ".pxi", ".pyi", ".cc")
 _DROPPED_FOLDERS = frozenset(("tests", "test", "include", "src", "docs", "examples", "sboms"))
-_DROPPED_NAMES = ("Acknowledgements.txt",)
+_DROPPED_NAMES = ("Acknowledgements.txt", "RECORD")
 # Parts of packages that nothing here imports or loads, by the beginning of their path.
 _DROPPED = (
     "nvidia/nvimgcodec/tools", "nvidia/nvimgcodec/extensions/libnvjpeg2k", "nvidia/nvimgcodec/extensions/libnvtiff",
     "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "nvidia/libnvcomp/bin",
-    "bin/", "cuda/bindings/_v2", "cuda/bindings/nvml", "cuda/bindings/cufile", "cuda/bindings/cudla",
+    "nvidia/libnvcomp/lib64/libnvcomp_cpu", "libkvikio/share", "bin/",
+    "cuda/bindings/_v2", "cuda/bindings/nvml", "cuda/bindings/cufile", "cuda/bindings/cudla",
 )  # fmt: skip
 _WITH_DEVICE_CODE = 500_000  # bytes; smaller libraries hold none worth the trouble
 _PLATFORMS = (
@@ -159,7 +160,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the payload")
     parser.add_argument("--python", default="3.12", help="Python of the GPU machine")
     parser.add_argument("--arch", type=int, default=90, help="compute capability to keep: 80 for A100, 90 for H100 and H200")
-    parser.add_argument("--limit-mib", type=int, default=58, help="largest payload, MiB of 2^20 bytes")
+    parser.add_argument("--limit-mib", type=int, default=57, help="largest payload, MiB of 2^20 bytes")
     parser.add_argument("--xz", default="-T0 --x86 --lzma2=preset=9e", help="options of xz")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files (1.5 GB)")
     return parser.parse_args()
