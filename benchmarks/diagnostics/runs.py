@@ -209,7 +209,6 @@ def _facts_of(num_workers: int) -> LoaderFacts:
         pin_memory=False,
         persistent_workers=False,
         in_order=True,
-        start_method=None,
         is_iterable=False,
         looks_inside=True,
     )
@@ -248,11 +247,9 @@ def _making(worker: int | None, work: list[Work]) -> Making:
         dataset_cpu_ns=cpu_ns,
         collate_cpu_ns=collate_cpu_ns,
         process_cpu_ns=None if worker is None else cpu_ns + collate_cpu_ns,
-        transforms=tuple(
-            TransformTime(one.stage[1] or "", _ns(one.end_s - one.start_s), _ns(one.cpu_s), num_timed=1) for one in transforms
-        ),
+        transforms=tuple(TransformTime(one.stage[1] or "", _ns(one.end_s - one.start_s), _ns(one.cpu_s)) for one in transforms),
         transform_ns=_ns(sum(one.end_s - one.start_s for one in transforms)),
-        counters=Counters(None, None, None, max(0, _ns(took_s) - cpu_ns - collate_cpu_ns)),
+        counters=Counters(None, None, max(0, _ns(took_s) - cpu_ns - collate_cpu_ns)),
     )
 
 

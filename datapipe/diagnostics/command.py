@@ -116,7 +116,7 @@ def _command(args: argparse.Namespace) -> list[str]:
     command = list(args.command) if args.module is None else ["-m", *args.module, *args.command]
     if command in ([], ["--"], ["-m"]):
         raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
-    if command[0] not in ("--", "-m") and not command[0].startswith("-") and not Path(command[0]).exists():
+    if command[0] not in ("--", "-m") and not Path(command[0]).exists():
         raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
     if command[0] == "--" and shutil.which(command[1]) is None:
         raise MissingDataError(f"{command[1]}: cannot be run; is it installed and on PATH?")

@@ -231,13 +231,6 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     troubles: tuple[str, ...] = ()
 
     @property
-    def slowest_rank(self) -> int | None:
-        """The rank whose verdict counts for all: the one that waits most for data."""
-        if self.verdict.rank is not None or not self.ranks:
-            return self.verdict.rank
-        return max(self.ranks, key=lambda row: row.verdict.figures.data_s or 0.0).rank
-
-    @property
     def is_applied_refuted(self) -> bool:
         """True if the applied remedy gained nothing."""
         outlooks = () if self.remedies is None else self.remedies.within_noise

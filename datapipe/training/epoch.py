@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from datapipe.core.errors import StateError
 from datapipe.diagnostics.measure.bracket import ThreadBracket
-from datapipe.diagnostics.measure.cuda_clock import open_clock
+from datapipe.diagnostics.measure.clock import open_clock
 from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.evaluation import checked, means_of
 from datapipe.training.learner import ends_step, labelled_batch

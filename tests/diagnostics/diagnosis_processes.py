@@ -25,7 +25,6 @@ FACTS = LoaderFacts(
     pin_memory=False,
     persistent_workers=False,
     in_order=True,
-    start_method="fork",
     is_iterable=False,
     looks_inside=True,
 )
@@ -82,7 +81,7 @@ def _profile(
         process_cpu_ns=None,
         transforms=None,
         transform_ns=None,
-        counters=Counters(None, None, None, None),
+        counters=Counters(None, None, None),
     )
     moved = None if worker is None else Passage(ready_ns, ready_ns, ready_ns, ready_ns)
     return BatchProfile(0, 0, step, asked_ns, taken_ns, made, moved, None)

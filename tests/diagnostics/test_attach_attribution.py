@@ -50,9 +50,9 @@ def profile(
         dataset_cpu_ns=round(cpu * MS),
         collate_cpu_ns=round(collate * MS),
         process_cpu_ns=None,
-        transforms=None if transforms is None else tuple(TransformTime(n, round(t * MS), 0, 1) for n, t in transforms.items()),
+        transforms=None if transforms is None else tuple(TransformTime(n, round(t * MS), 0) for n, t in transforms.items()),
         transform_ns=None if transforms is None else round(sum(transforms.values()) * MS),
-        counters=Counters(None, None, None, None if queued is None else round(queued * MS)),
+        counters=Counters(None, None, None if queued is None else round(queued * MS)),
     )
     moved = None if worker is None else Passage(at[2], at[2], at[3], at[3])
     pinned = Pinning(at[3], at[4]) if pin else None

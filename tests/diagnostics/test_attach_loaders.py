@@ -249,8 +249,10 @@ def test_the_bracket_is_a_meter() -> None:
                 list(loader_of())
         gc.collect()
         bracket.finish()
-    assert (bracket.timeline.training.num_steps, bracket.timeline.evaluation.num_steps) == (2 * NUM_BATCHES, 2 * NUM_BATCHES)
-    assert bracket.timeline.training.num_first == 2
+    steps = bracket.timeline.steps()
+    assert bracket.timeline.training.num_steps == (~steps["is_evaluation"]).sum() == 2 * NUM_BATCHES
+    assert steps["is_evaluation"].sum() == 2 * NUM_BATCHES
+    assert (steps["is_first"] & ~steps["is_evaluation"]).sum() == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

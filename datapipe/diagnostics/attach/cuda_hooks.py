@@ -49,7 +49,7 @@ def install(find_meter: FindMeter) -> Hooks:
             owner = _find(place)
             if hasattr(owner, name):
                 label = f"{place.replace('.streams', '')}.{name}"
-                setattr(owner, name, _once(getattr(owner, name), functools.partial(_timed_sync, name=label)))
+                setattr(owner, name, _once(getattr(owner, name), functools.partial(_syncing, name=label, always=True)))
     return Hooks(syncs=has_device, copies=has_device, updates=True)
 
 
@@ -73,22 +73,9 @@ def _once(method: Any, wrap: Callable[[Any], Any]) -> Any:
     return wrapped
 
 
-def _syncing(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start_ns = time.perf_counter_ns()
-        try:
-            result = method(self, *args, **kwargs)
-        except BaseException as exc:
-            forget_us(exc)
-            raise
-        if self.is_cuda:
-            _note_sync(name, start_ns)
-        return result
+def _syncing(function: Callable[..., Any], name: str, *, always: bool = False) -> Callable[..., Any]:
+    """Wrap a function that waits for the device; unless `always`, only where its first argument, a tensor, is on it."""
 
-    return call
-
-
-def _timed_sync(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         start_ns = time.perf_counter_ns()
         try:
@@ -96,7 +83,8 @@ def _timed_sync(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         except BaseException as exc:
             forget_us(exc)
             raise
-        _note_sync(name, start_ns)
+        if always or args[0].is_cuda:
+            _note_sync(name, start_ns)
         return result
 
     return call

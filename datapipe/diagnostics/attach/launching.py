@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from datapipe.core.errors import MissingDataError, OptionError
+from datapipe.core.errors import MissingDataError
 from datapipe.diagnostics.attach.ours import ROOT
 
 SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
@@ -100,19 +100,7 @@ def run_script(
     settings: Settings | None = None,
     stdout: IO[str] | None = None,
 ) -> CommandResult:
-    """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`.
-
-    Raises OptionError if there is nothing to run, MissingDataError if the script does not exist.
-    """
-    if not argv:
-        raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
-    if argv[0] == "-m":
-        if len(argv) < 2:
-            raise OptionError("-m needs the name of a module")
-    elif argv[0].startswith("-"):
-        raise OptionError(f"{argv[0]!r} is neither a script nor -m; options of the script come after it")
-    elif not Path(argv[0]).exists():
-        raise MissingDataError(f"{argv[0]}: no such script; a command other than a Python script goes after --")
+    """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return run_command([sys.executable, *flags, *argv], results, open_watch=open_watch, settings=settings, stdout=stdout)
 

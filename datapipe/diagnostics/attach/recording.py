@@ -211,7 +211,7 @@ def open_recording(hooks: Hooks) -> Watch:
 def open_bracket(hooks: Hooks) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
     from datapipe.diagnostics.measure.bracket import ThreadBracket
-    from datapipe.diagnostics.measure.cuda_clock import open_clock
+    from datapipe.diagnostics.measure.clock import open_clock
 
     return ThreadBracket(open_clock(), hooks=hooks)
 

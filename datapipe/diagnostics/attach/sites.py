@@ -51,7 +51,6 @@ def calling_site() -> str | None:
 
 def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
     """Describe a loader by its attributes, without its length, which may be costly or have side effects."""
-    context = getattr(loader, "multiprocessing_context", None)
     dataset = getattr(loader, "dataset", None)
     return LoaderFacts(
         key=key,
@@ -64,7 +63,6 @@ def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
         pin_memory=_attribute(loader, "pin_memory", bool),
         persistent_workers=_attribute(loader, "persistent_workers", bool),
         in_order=_attribute(loader, "in_order", bool),
-        start_method=_start_method(context) if getattr(loader, "num_workers", 0) else None,
         is_iterable=None if (kind := getattr(loader, "_dataset_kind", None)) is None else kind == 1,
         looks_inside=looks_inside,
         places=_places(loader, dataset),
@@ -110,16 +108,6 @@ def _attribute(loader: Any, name: str, kind: type) -> Any:
 def _batch_size(loader: Any) -> int | None:
     size = _attribute(loader, "batch_size", int)
     return _attribute(getattr(loader, "batch_sampler", None), "batch_size", int) if size is None else int(size)
-
-
-def _start_method(context: Any) -> str | None:
-    if context is None:
-        multiprocessing = sys.modules.get("multiprocessing")
-        context = multiprocessing
-    try:
-        return str(context.get_start_method(allow_none=True) or context.get_all_start_methods()[0])
-    except (AttributeError, TypeError):
-        return str(name) if (name := getattr(context, "_name", None)) else None
 
 
 def _name_of(thing: object) -> str | None:

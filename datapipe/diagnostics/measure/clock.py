@@ -7,10 +7,13 @@ for the device except `Clock.wait`.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any, Protocol, TypeAlias
 
 Mark: TypeAlias = Any  # the clock's own kind: torch.cuda.Event
+
+_MS = 1e-3  # cudaEventElapsedTime counts milliseconds
 
 
 class Clock(Protocol):
@@ -67,3 +70,54 @@ class HostClock:
 
     def release(self, mark: Mark) -> None:
         """Do nothing: there are no marks."""
+
+
+class CudaClock:
+    """A `Clock` by CUDA events on the calling thread's current stream of its current device; torch must be imported.
+
+    Events are taken from a pool, queried but never waited for. Creates no CUDA context: until the script has created one there
+    are no marks. Also none while a graph is captured, since the capture would include the event.
+    """
+
+    def __init__(self) -> None:
+        self._cuda: Any = sys.modules["torch"].cuda
+        self._free: list[Mark] = []
+
+    @property
+    def device(self) -> str | None:
+        return "cuda"
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns()
+
+    def cpu_ns(self) -> int | None:
+        return time.process_time_ns()
+
+    def mark(self) -> Mark | None:
+        if not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
+            return None
+        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream())
+        return event
+
+    def is_past(self, mark: Mark) -> bool:
+        return bool(mark.query())
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        try:
+            return float(start.elapsed_time(end)) * _MS
+        except (RuntimeError, ValueError):  # marks on two devices
+            return float("nan")
+
+    def wait(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def release(self, mark: Mark) -> None:
+        if self._cuda.device_count() == 1:  # an event belongs to the device of its first mark; the next may be on another
+            self._free.append(mark)
+
+
+def open_clock() -> Clock:
+    """Return the clock for this machine: CUDA's if torch is imported and finds a GPU, else the host's."""
+    torch: Any = sys.modules.get("torch")
+    return CudaClock() if torch is not None and torch.cuda.is_available() else HostClock()

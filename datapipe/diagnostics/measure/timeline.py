@@ -42,11 +42,9 @@ Steps: TypeAlias = NDArray[np.void]  # (n,) of STEP, in order
 
 @dataclass(slots=True)
 class Totals:
-    """Exact sums over all steps of one kind, however many are kept."""
+    """Exact sums over all training steps, however many are kept."""
 
     num_steps: int = 0
-    num_updates: int = 0  # of the observed ones
-    num_first: int = 0
     first_wait_s: float = 0.0  # host, in the first next() of passes
     host_wait_s: float = 0.0  # host, all others
     host_work_s: float = 0.0
@@ -57,9 +55,7 @@ class Totals:
 
     def add(self, step: dict[str, Any]) -> None:
         self.num_steps += 1
-        self.num_updates += max(0, step["num_updates"])
         if step["is_first"]:
-            self.num_first += 1
             self.first_wait_s += step["host_wait_s"]
         else:
             self.host_wait_s += step["host_wait_s"]
@@ -96,7 +92,6 @@ class Timeline:
 
     def __init__(self, capacity: int = 65_536) -> None:
         self.training = Totals()
-        self.evaluation = Totals()
         self._rows = np.zeros(min(capacity, 1024), STEP)
         self._capacity = capacity
         self._num = 0
@@ -107,7 +102,8 @@ class Timeline:
 
     def add(self, step: dict[str, Any]) -> None:
         """Add a step: every field of STEP by name."""
-        (self.evaluation if step["is_evaluation"] else self.training).add(step)
+        if not step["is_evaluation"]:
+            self.training.add(step)
         if self._num == len(self._rows) < self._capacity:
             grown = np.zeros(min(2 * len(self._rows), self._capacity), STEP)
             grown[: self._num] = self._rows

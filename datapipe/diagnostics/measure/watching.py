@@ -60,7 +60,6 @@ class LoaderFacts:
     pin_memory: bool | None
     persistent_workers: bool | None
     in_order: bool | None
-    start_method: str | None  # of its workers
     is_iterable: bool | None  # an IterableDataset
     looks_inside: bool  # batches come with profiles, or stage events
     # the user's code, as file:line and its name, by what it does: "dataset", "sampler", "collate", "transform NAME"

@@ -70,7 +70,7 @@ def trace(diagnosis: Readable) -> dict[str, Any]:
 
 
 def _names(read: Document) -> Iterator[Event]:
-    rank = "" if read.slowest_rank is None else f" of rank {read.slowest_rank}"
+    rank = "" if read.verdict.rank is None else f" of rank {read.verdict.rank}"
     if read.steps:
         yield _metadata("process_name", _LOOP, 0, f"training{rank}")
         for thread, name in ((_STEPS, "steps"), (_WAITS, "loop in next()"), (_GAPS, "GPU waits for data")):

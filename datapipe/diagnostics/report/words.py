@@ -100,7 +100,7 @@ def headline(diagnosis: Document) -> str:
     spent = f"{share.value:.1%} of the time" if share is not None else "for a time that was not measured"
     notes = [] if verdict.is_device else ["host clock"]
     if len(diagnosis.ranks) > 1:
-        notes.append(f"rank {diagnosis.slowest_rank}, the slowest of {len(diagnosis.ranks)}")
+        notes.append(f"rank {diagnosis.verdict.rank}, the slowest of {len(diagnosis.ranks)}")
     note = f" ({', '.join(notes)})" if notes else ""
     match verdict.kind:
         case VerdictKind.DATA_BOUND:
@@ -143,9 +143,7 @@ def detail(diagnosis: Document) -> str:
 
 def stage_name(stage: StageOfWait) -> str:
     """Return the name of a stage, such as "transform RandomResizedCrop" or "decode"."""
-    if stage.detail is None or stage.detail.startswith(stage.name):
-        return short(stage.detail or stage.name)
-    return short(f"{stage.name} {stage.detail}")
+    return short(stage.detail or stage.name)
 
 
 def meaning(stage: str) -> str | None:

@@ -26,7 +26,6 @@ class TransformTime:
     name: str  # its class, or function
     wall_ns: int  # of all calls, extrapolated from the timed ones, like `cpu_ns`
     cpu_ns: int
-    num_timed: int
 
     __reduce__ = _by_position
 
@@ -37,7 +36,6 @@ class Counters:
 
     read_nbytes: int | None  # by read() and similar calls, from the page cache or not
     storage_nbytes: int | None  # from storage, including mapped files
-    blocked_ns: int | None  # waited for block devices (needs the kernel's task_delayacct)
     queued_ns: int | None  # ready to run, waiting for a core
 
     __reduce__ = _by_position

@@ -18,9 +18,6 @@ from typing import Any
 from datapipe.diagnostics.torch_stages.profile import Counters, TransformTime
 from datapipe.diagnostics.torch_stages.ranges import recorder
 
-_NS_PER_TICK = 10_000_000  # unit of /proc/PID/stat: hundredths of a second on every Linux
-_BLOCKED_FIELD = 41  # delayacct_blkio_ticks, counted from 0
-
 
 class ThreadCounters:
     """The kernel's counters of the thread that creates it, in the process that creates it."""
@@ -29,24 +26,23 @@ class ThreadCounters:
         self.pid = os.getpid()
         self._io = _open("io")
         self._schedstat = _open("schedstat")
-        self._stat = _open("stat") if _delays_are_counted() else None
 
     def __del__(self) -> None:
-        for file in (self._io, self._schedstat, self._stat):
+        for file in (self._io, self._schedstat):
             if file is not None:
                 with suppress(OSError):
                     os.close(file)
 
     def before(self, *, with_reading: bool = True) -> Counters:
         """Return the sums as of the return. Takes a few microseconds, most of them for the bytes read."""
-        queued_ns, blocked_ns = self._queued_ns(), self._blocked_ns()
+        queued_ns = self._queued_ns()
         reading = self._io_nbytes(is_counted=True) if with_reading else (None, None)
-        return Counters(*reading, blocked_ns, queued_ns)
+        return Counters(*reading, queued_ns)
 
     def after(self, *, with_reading: bool = True) -> Counters:
         """Return the sums as of the call."""
-        read_nbytes, storage_nbytes = self._io_nbytes(is_counted=False) if with_reading else (None, None)
-        return Counters(read_nbytes, storage_nbytes, self._blocked_ns(), self._queued_ns())
+        reading = self._io_nbytes(is_counted=False) if with_reading else (None, None)
+        return Counters(*reading, self._queued_ns())
 
     def _io_nbytes(self, *, is_counted: bool) -> tuple[int | None, int | None]:
         """Return bytes read by calls, and from storage. `is_counted`: include what this call itself reads."""
@@ -64,13 +60,6 @@ class ThreadCounters:
                 return int(os.pread(self._schedstat, 128, 0).split()[1])
         return None
 
-    def _blocked_ns(self) -> int | None:
-        with suppress(OSError, ValueError, IndexError):
-            if self._stat is not None:
-                after_name = os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()  # the name may hold blanks
-                return int(after_name[_BLOCKED_FIELD - 2]) * _NS_PER_TICK
-        return None
-
 
 def thread_counters() -> ThreadCounters:
     """Return the counters of the calling thread, kept open between batches."""
@@ -85,7 +74,6 @@ def between(start: Counters, end: Counters) -> Counters:
     return Counters(
         _difference(start.read_nbytes, end.read_nbytes),
         _difference(start.storage_nbytes, end.storage_nbytes),
-        _difference(start.blocked_ns, end.blocked_ns),
         _difference(start.queued_ns, end.queued_ns),
     )
 
@@ -102,14 +90,6 @@ def _open(name: str) -> int | None:
         return os.open(f"/proc/thread-self/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-
-
-def _delays_are_counted() -> bool:
-    try:
-        with open("/proc/sys/kernel/task_delayacct", "rb") as file:
-            return file.read().strip() != b"0"
-    except OSError:
-        return False  # a 0 would then not be a measurement
 
 
 _BATCH_COST_NS = 20_000  # approximate cost of timing a batch at all
@@ -252,15 +232,12 @@ class TransformClock:
 
     def by_name(self) -> tuple[TransformTime, ...]:
         """Return the times by name, extrapolated to all calls."""
-        sums: dict[str, list[float]] = {}
+        sums: dict[str, tuple[float, float]] = {}
         for target in self._targets.values():
-            for name, (wall_ns, cpu_ns, num) in target.times.items():
-                scale = target.num_calls / target.num_timed
-                total = sums.setdefault(name, [0.0, 0.0, 0])
-                total[0] += wall_ns * scale
-                total[1] += cpu_ns * scale
-                total[2] += num
-        return tuple(TransformTime(name, int(wall), int(cpu), int(num)) for name, (wall, cpu, num) in sums.items())
+            for name, (wall_ns, cpu_ns, _) in target.times.items():
+                scale, (wall, cpu) = target.num_calls / target.num_timed, sums.get(name, (0.0, 0.0))
+                sums[name] = wall + wall_ns * scale, cpu + cpu_ns * scale
+        return tuple(TransformTime(name, int(wall), int(cpu)) for name, (wall, cpu) in sums.items())
 
     def total_ns(self) -> int:
         """Return the time of all outermost calls."""
