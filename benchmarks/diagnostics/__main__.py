@@ -28,8 +28,7 @@ from benchmarks.diagnostics.plots import plot
 from benchmarks.diagnostics.real_runs import CONTROLS, NUM_BATCHES, real_cells, run_control, run_real
 from benchmarks.diagnostics.remedies import apply
 from benchmarks.diagnostics.runs import Run, run_ranks
-from datapipe.diagnostics.judge.figures import figures_of
-from datapipe.diagnostics.judge.verdict import MODERATE, judge
+from datapipe.diagnostics.judge.verdict import MODERATE, figures_of, judge
 from datapipe.diagnostics.predict.remedies import Remedy
 from datapipe.diagnostics.predict.replay import Delivery
 

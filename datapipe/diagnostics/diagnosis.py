@@ -13,8 +13,7 @@ from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
 from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.figures import figures_of
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, figures_of, judge_ranks
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP
 from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, place_of

@@ -17,9 +17,9 @@ from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.measure.timeline import Syncs
-from datapipe.diagnostics.predict.contention import Contention
 from datapipe.diagnostics.predict.needs import Need
 from datapipe.diagnostics.predict.remedies import Instruction, Snippet
+from datapipe.diagnostics.predict.workload import Contention
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

@@ -17,8 +17,7 @@ import numpy as np
 from datapipe.diagnostics.attach.launching import Applied
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, guide_of, read_document
-from datapipe.diagnostics.judge.figures import figures_of
-from datapipe.diagnostics.judge.verdict import judge, judge_ranks
+from datapipe.diagnostics.judge.verdict import figures_of, judge, judge_ranks
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
 from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies

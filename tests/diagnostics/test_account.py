@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnosis_processes import FACTS, process
 
-from datapipe.diagnostics.account import account_of, savings_of
+from datapipe.diagnostics.details import account_of, savings_of
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 

@@ -11,10 +11,9 @@ from diagnosis_processes import COMMAND, process
 from datapipe.diagnostics.diagnosis import diagnose, ranked_again, with_applied
 from datapipe.diagnostics.document import Document, Outlook, Remedies
 from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.predict.contention import contention_of
 from datapipe.diagnostics.predict.remedies import NO_REMEDY
 from datapipe.diagnostics.predict.replay import Setup
-from datapipe.diagnostics.predict.workload import Workload
+from datapipe.diagnostics.predict.workload import Workload, contention_of
 from datapipe.diagnostics.report.screen import screen
 from datapipe.diagnostics.trials.scaling import worker_counts
 from datapipe.diagnostics.trials.trying import Trials

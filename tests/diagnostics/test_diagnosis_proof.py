@@ -18,8 +18,7 @@ from benchmarks.diagnostics.real_runs import real_cells, run_control, run_real
 from benchmarks.diagnostics.runs import run_ranks
 from benchmarks.harness import RESULTS
 from datapipe.diagnostics.judge.attribution import attribute
-from datapipe.diagnostics.judge.figures import figures_of
-from datapipe.diagnostics.judge.verdict import VerdictKind, judge
+from datapipe.diagnostics.judge.verdict import VerdictKind, figures_of, judge
 
 pytestmark = pytest.mark.slow
 

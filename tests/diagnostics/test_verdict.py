@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.judge.figures import Figures, figures_of
-from datapipe.diagnostics.judge.verdict import VerdictKind, judge, judge_ranks, severity_of
+from datapipe.diagnostics.judge.verdict import Figures, VerdictKind, figures_of, judge, judge_ranks, severity_of
 from datapipe.diagnostics.measure.timeline import STEP, Context, Steps
 
 

@@ -12,9 +12,8 @@ from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.judge.adjusting import join_zipped, with_freeing
 from datapipe.diagnostics.judge.attribution import Wait, attribute, attribute_events
 from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.judge.figures import Figures, data_times, figures_of
 from datapipe.diagnostics.judge.steady import MIN_STEPS, Regime, find_steady, of_latest, of_training, regimes_of
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, judge
+from datapipe.diagnostics.judge.verdict import Figures, Verdict, VerdictKind, data_times, figures_of, judge
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import Steps
 from datapipe.diagnostics.measure.watching import LoaderFacts

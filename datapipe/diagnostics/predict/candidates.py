@@ -16,11 +16,10 @@ from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.launching import Applied
 from datapipe.diagnostics.judge.analysis import Analysis
 from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.predict.contention import Contention, contention_of
 from datapipe.diagnostics.predict.measured_workload import MAKING
 from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call
 from datapipe.diagnostics.predict.replay import Delivery, Setup
-from datapipe.diagnostics.predict.workload import Change, Workload, production_parts
+from datapipe.diagnostics.predict.workload import Change, Contention, Workload, contention_of, production_parts
 from datapipe.diagnostics.trials.scaling import MOSTLY, mostly_waits, worker_counts
 from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED, Trials
 

@@ -14,9 +14,9 @@ from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
-from datapipe.diagnostics.predict.contention import Contention
 from datapipe.diagnostics.predict.needs import Need
 from datapipe.diagnostics.predict.remedies import Instruction
+from datapipe.diagnostics.predict.workload import Contention
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "
