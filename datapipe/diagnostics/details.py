@@ -116,7 +116,8 @@ def savings_of(process: Process, run: RunTime, production_s: float | None) -> li
     name, found = "persistent_workers=True", []
     for one in run.loaders:
         facts = process.loaders.get(one.id)
-        if facts is None or not _starts_workers(facts) or one.num_passes < 2 or not run.wall_s:
+        starts_workers = facts is not None and facts.num_workers and facts.persistent_workers is False
+        if facts is None or not starts_workers or one.num_passes < 2 or not run.wall_s:
             continue
         rows = process.steps[(process.steps["loader"] == one.id) & process.steps["is_first"]]
         later = rows[rows["is_evaluation"] == one.is_evaluation]["host_wait_s"][1:]
@@ -138,10 +139,6 @@ def _time_of(rows: NDArray[np.void], key: int, *, is_evaluation: bool) -> Loader
         wait_s=float(rows["host_wait_s"][~first].sum()),
         work_s=float(rows["host_work_s"].sum()),
     )
-
-
-def _starts_workers(facts: LoaderFacts) -> bool:
-    return bool(facts.num_workers) and facts.persistent_workers is False
 
 
 def _usual_wait_s(process: Process, loader: int) -> float:

@@ -13,7 +13,8 @@ from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 
 import datapipe as dp
 from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.diagnostics.trials.process import UnmeasurableError, num_samples_of, resized_side, trials
+from datapipe.core.errors import OptionError
+from datapipe.diagnostics.trials.process import num_samples_of, resized_side, trials
 from datapipe.diagnostics.trials.sample import Shards, pickled_sample, sample_of
 
 wds = pytest.importorskip("webdataset")
@@ -57,7 +58,7 @@ def test_a_stream_is_tried_from_its_shards(shards: Path, tmp_path: Path) -> None
     assert tried["ours"]().num_samples == NUM_SAMPLES == num_samples_of(sample, tmp_path)
     assert resized_side(sample, tmp_path) == 19
     assert tried["resized"]().num_samples == NUM_SAMPLES
-    with pytest.raises(UnmeasurableError, match="WebDataset shards already"):
+    with pytest.raises(OptionError, match="WebDataset shards already"):
         tried["converted"]()
     assert sorted(shards.iterdir()) == before
 

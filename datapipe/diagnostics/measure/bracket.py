@@ -10,6 +10,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from datapipe.diagnostics.measure.clock import Clock, Mark
@@ -23,37 +24,24 @@ _MAX_PENDING = 1024  # steps whose device times are outstanding; with more, no m
 _MAX_READ = 4  # steps read back per begin: each begin adds one, so it catches up, and no begin takes long
 
 
+@dataclass(slots=True)
 class _Open:
     """A step in progress, or waiting for the device."""
 
-    __slots__ = (
-        "begin",
-        "close",
-        "close_ns",
-        "copies",
-        "cpu_ns",
-        "cpu_s",
-        "end",
-        "end_ns",
-        "is_ahead",
-        "num_ready",
-        "num_updates",
-        "of",
-        "start_ns",
-        "sync_s",
-    )
-
-    def __init__(self, of: MeasuredPass, start_ns: int, cpu_ns: int | None, begin: Mark | None, num_ready: int) -> None:
-        self.of, self.start_ns, self.cpu_ns, self.begin, self.num_ready = of, start_ns, cpu_ns, begin, num_ready
-        self.end_ns: int | None = None  # None: there was no batch
-        self.end: Mark | None = None
-        self.close_ns = 0
-        self.cpu_s = _NAN
-        self.close: Mark | None = None
-        self.copies: list[Mark | None] = []  # begin, end, begin, end, ...
-        self.is_ahead = -1
-        self.sync_s = 0.0
-        self.num_updates = 0
+    of: MeasuredPass
+    start_ns: int
+    cpu_ns: int | None
+    begin: Mark | None
+    num_ready: int
+    end_ns: int | None = None  # None: there was no batch
+    end: Mark | None = None
+    close_ns: int = 0
+    cpu_s: float = _NAN
+    close: Mark | None = None
+    copies: list[Mark | None] = field(default_factory=list)  # begin, end, begin, end, ...
+    is_ahead: int = -1
+    sync_s: float = 0.0
+    num_updates: int = 0
 
 
 class ThreadBracket:

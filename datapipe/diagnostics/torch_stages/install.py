@@ -40,18 +40,13 @@ def install(dataloader: ModuleType) -> list[str]:
     return missing
 
 
-def install_in_worker() -> None:
-    """Install what a worker needs that was not forked."""
-    import torch.utils.data._utils.fetch as fetch
-
-    if not _wrong_fetchers(fetch):
-        _install_fetchers(fetch)
-
-
 def restore_probe(function: Callable[[Any], Any], iterator: tuple[int, int], has_ranges: bool) -> CollateProbe:
     """Unpickle a probe; in a worker that was not forked, first install what a forked one inherits."""
     with contextlib.suppress(Exception):  # otherwise nothing is measured in this worker
-        install_in_worker()
+        import torch.utils.data._utils.fetch as fetch
+
+        if not _wrong_fetchers(fetch):
+            _install_fetchers(fetch)
         if has_ranges and recorder() is None:
             set_recorder(open_recorder())
     return CollateProbe(function, iterator, restore_probe)

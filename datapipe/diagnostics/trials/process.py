@@ -59,18 +59,14 @@ def main(argv: list[str]) -> int:
             else:
                 try:
                     found["rates"][name] = dataclasses.asdict(attempt())
-                except (DatapipeError, OSError, UnmeasurableError) as exc:
+                except (DatapipeError, OSError) as exc:
                     found["reasons"][name] = str(exc)
             write_json(result_path, found)
     return 0
 
 
-class UnmeasurableError(Exception):
-    """A remedy cannot be tried on this data; the text says why."""
-
-
 def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
-    """Return the trials by remedy, in the order in which they run."""
+    """Return the trials by remedy, in the order in which they run. One raises OptionError if it cannot be tried on this data."""
     data = sample.data
     paths = data.paths if evicts else ()
 
@@ -84,16 +80,16 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
         assert stats is not None
         needed = stats.nbytes / max(1, stats.num_kept) * num_samples_of(sample, scratch)
         if needed > stats.capacity:
-            raise UnmeasurableError(
+            raise OptionError(
                 f"the decoded images take {needed / 1e9:,.1f} GB, and {stats.capacity / 1e9:,.1f} GB of memory are available"
             )
         return rate
 
     def converted(resize: int | None = None) -> Rate:
         if resize is None and isinstance(data, Shards):
-            raise UnmeasurableError("it lies in WebDataset shards already")
+            raise OptionError("it lies in WebDataset shards already")
         if sample.num_sources > 1:
-            raise UnmeasurableError(f"it consists of {sample.num_sources} folders, and a conversion can replace only one of them")
+            raise OptionError(f"it consists of {sample.num_sources} folders, and a conversion can replace only one of them")
         shards = convert_sample(sample, scratch, "kept" if resize is None else "resized", resize)
         files = [str(path) for path in shards.iterdir()] if evicts else ()
         return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)
@@ -101,7 +97,7 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
     def resized() -> Rate:
         side = resized_side(sample, scratch)
         if side is None:
-            raise UnmeasurableError("the images are no larger than the crops need, or nothing crops them")
+            raise OptionError("the images are no larger than the crops need, or nothing crops them")
         return converted(side)
 
     return {OURS: ours, CONVERTED: converted, CACHED: cached, RESIZED: resized}
