@@ -43,7 +43,8 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def _seeded() -> None:
     """A loader without a seed takes torch's; it is the same in every run, so that a failing test fails again."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        # torch.manual_seed would format the stack at every call too, for GPUs that nothing has used yet.
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:
