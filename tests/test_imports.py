@@ -248,7 +248,11 @@ def test_rooms_of_optional_packages_are_entered_late() -> None:
     optional = tuple(name for name in OWN_ROOMS if name != "nvidia.nvimgcodec")
     owners = tuple(owner for name in optional for owner in OWN_ROOMS[name])
     names = [name for name in modules(ROOT) if not name.startswith(owners) and not name.endswith("__main__")]
-    code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\n"
+    code = (
+        "import sys, importlib, datapipe\nassert 'torch' not in sys.modules\n"
+        "datapipe.DataLoader\nassert 'torch' in sys.modules\n"  # the first use imports it
+        f"for name in {names!r}: importlib.import_module(name)\n"
+    )
     assert run_python(code + f"print([name for name in {optional!r} if name in sys.modules])") == "[]"
 
 

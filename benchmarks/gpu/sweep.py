@@ -108,7 +108,7 @@ class Sweep:
     def changed(self, contender: str) -> list[Variant]:
         """One thing changed at a time."""
         own = self.own(contender)
-        changes = [options for axis in axes(contender) for options in axis][:: self.check.pick(1, 4)]
+        changes = [options for axis in axes(contender) for options in axis][:: self.check.pick(1, 7)]
         return [dataclasses.replace(own, options=merged(own.options, change)) for change in changes]
 
     def combined(self, contender: str) -> list[Variant]:
