@@ -14,25 +14,25 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from converters.engines import run_shards
 from converters.options import ConvertOptions, Part
 from converters.planning.building import build_plan, list_source
 from converters.planning.listing import first_difference
 from converters.planning.plan import PLAN_NAME, SPOOL_NAME, ConversionPlan, PlannedShard, open_samples, read_plan
-from converters.publishing import finalise
-from converters.publishing.admission import (
+from converters.publishing import finalise, placing
+from converters.publishing.delivery import StoreDelivery
+from converters.publishing.destination import (
     already_ended,
     compare_finished,
+    find_sets,
     free_nbytes,
+    holds_dataset,
     needed_nbytes,
     refuse_changed_meaning,
     refuse_changed_options,
     refuse_unreadable,
 )
-from converters.publishing.delivery import StoreDelivery
-from converters.publishing.inventory import find_sets, holds_dataset
 from converters.report import (
     Advance,
     OnProgress,
@@ -46,9 +46,9 @@ from converters.report import (
     shown_sample,
     warnings_of,
 )
-from converters.runs import Fence, LockGoneError, begin_run, hold, is_held
+from converters.runs import Fence, LockGoneError, begin_run, hold, is_held, translated
 from converters.samples.examine import Treatment
-from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files, storage_error
+from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files
 from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
@@ -86,22 +86,14 @@ def convert(
         compared = compare_finished(manifests, listing, destination, options.source)
     else:
         try:
-            (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
-            return _Conversion(options, destination, source, on_progress, started, delivery).run()
-        except (LockGoneError, DatapipeError, OSError) as exc:
-            is_finished = not building.is_dir() and holds_dataset(destination)  # by another part in the meantime
-            if not is_finished:
-                _raise_translated(destination, exc)
+            with translated(destination):
+                (building / DONE_NAME).mkdir(parents=True, exist_ok=True)
+                return _Conversion(options, destination, source, on_progress, started, delivery).run()
+        except DatapipeError:
+            if building.is_dir() or not holds_dataset(destination):
+                raise  # else another part finished it in the meantime
         manifests = [(found.name, found.manifest) for found in find_sets(destination)]
     return _report(destination, manifests, (), (0, 0), started, compared)
-
-
-def _raise_translated(destination: Path, exc: Exception) -> NoReturn:
-    if isinstance(exc, LockGoneError):
-        raise StorageError(f"{destination}: another process stopped converting into it; run the same command again") from exc
-    if isinstance(exc, OSError) and not isinstance(exc, DatapipeError):
-        raise storage_error(destination, exc) from exc
-    raise exc
 
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
@@ -162,7 +154,7 @@ class _Conversion:
             plan = self._take_up_plan()
             if self.delivery is not None:
                 self.delivery.begin(plan)
-            if not (self.building / finalise.FINAL_NAME).exists():
+            if not (self.building / placing.FINAL_NAME).exists():
                 num_written, num_resumed = self._write_shards(plan)
             else:
                 num_written, num_resumed = 0, len(plan.shards)
@@ -183,7 +175,7 @@ class _Conversion:
                 return self._make_plan()
         plan = read_plan(path)
         refuse_changed_options(plan, self.options, self.destination)
-        if not (self.building / finalise.FINAL_NAME).exists():
+        if not (self.building / placing.FINAL_NAME).exists():
             self._refuse_changed_source(plan)
         return plan
 
@@ -321,13 +313,14 @@ class _Conversion:
                 num_classes = None if plan.classes is None else len(plan.classes)
                 counts = (num_written, num_resumed, num_waiting)
                 return Report(self.destination, (), num_classes, *counts, warnings_of(plan), elapsed_s)
-            if not (self.building / finalise.FINAL_NAME).exists():
+            if not (self.building / placing.FINAL_NAME).exists():
                 self._refuse_too_many(plan, len(plan.problems) + sum(len(shard.errors) for shard in done.values()))
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
             if self.delivery is None:
-                manifests = finalise.finish(self.destination, plan, done, target=self.target)
+                placing.place(self.destination)
+                manifests = [(found.name, found.manifest) for found in find_sets(self.destination)]
             else:
-                manifests = self.delivery.finish(plan, done)
+                manifests = self.delivery.finish(plan)
         num_shards = (num_written, num_resumed)
         return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
 

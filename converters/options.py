@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -213,6 +214,28 @@ def parse_nbytes(text: str) -> int:
     return nbytes
 
 
+def check_run(num_workers: int | None, on_error: OnError, max_errors: Limit | None) -> None:
+    """Raise OptionError for options of a run that are not possible together."""
+    if num_workers is not None and num_workers < 1:
+        raise OptionError(f"--workers is {num_workers}; it must be at least 1")
+    if max_errors is not None and on_error is OnError.FAIL:
+        raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
+
+
+def refuse_overlap(source: Place, destination: Place) -> None:
+    """Raise OptionError if one of the places lies within the other."""
+    one, other = (f"{place if isinstance(place, Location) else os.path.realpath(place)}/" for place in (source, destination))
+    if one.startswith(other) or other.startswith(one):
+        raise OptionError(f"{source} and {destination} lie within each other; choose another destination")
+
+
+def changed_options(had: Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
+    """Return how the options of a run, `as_typed`, differ from those of an earlier one, leaving out those named in `but`."""
+    return [
+        f"{name} was {had.get(name)!r}, now {asked[name]!r}" for name in asked if name not in but and asked[name] != had.get(name)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
     """The options of a conversion. Paths may be relative to the working directory."""
@@ -258,15 +281,8 @@ class ConvertOptions:
             raise OptionError(f"--field: {max(names, key=names.count)!r} is given a kind more than once; keep one")
         if self.shard_nbytes < 1:
             raise OptionError(f"--shard-size is {self.shard_nbytes} bytes; it must be positive")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise OptionError(f"--workers is {self.num_workers}; it must be at least 1")
-        if self.max_errors is not None and self.on_error is OnError.FAIL:
-            raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
-        if isinstance(self.source, Location):
-            return
-        source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
-        if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
-            raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
+        check_run(self.num_workers, self.on_error, self.max_errors)
+        refuse_overlap(self.source, self.destination)
 
     @property
     def local_source(self) -> Path:

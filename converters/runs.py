@@ -12,7 +12,9 @@ last rename when the next run begins.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -21,10 +23,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from converters.options import Part
-from datapipe.core import atomic
-from datapipe.core.errors import StorageError
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import DatapipeError, FormatError, StorageError
 
 
 class LockGoneError(Exception):
@@ -62,9 +67,43 @@ def is_held(path: Path) -> bool:
         return not is_free
 
 
+T = TypeVar("T")
+_REMEDIES = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space within the quota",
+    errno.EACCES: "check its permissions",
+    errno.EROFS: "choose a file system that is not read-only",
+}
+_MAX_RECORD_NBYTES = 1 << 32
 _SUFFIX = ".fence"
 _WAIT_S = 120.0  # for processes that are publishing: some renames and small files each
 _POLL_S = 0.02
+
+
+def read_record(path: Path, kind: type[T], what: str, remedy: str) -> T:
+    """Return what an earlier run recorded as JSON. Raises FileNotFoundError, and FormatError for a file that no run wrote."""
+    try:
+        return msgspec.convert(json.loads(regular_files.read_bytes(path, at_most=_MAX_RECORD_NBYTES)), kind)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{path}: not {what} ({exc!s:.100}); {remedy}") from exc
+
+
+@contextlib.contextmanager
+def translated(destination: Path) -> Iterator[None]:
+    """Turn an OSError about the destination, and the end of another run's work there, into a StorageError with a remedy."""
+    try:
+        yield
+    except DatapipeError:
+        raise
+    except LockGoneError as exc:
+        raise StorageError(f"{destination}: another process ended a conversion into it; run the same command again") from exc
+    except OSError as exc:
+        where = f" ({exc.filename})" if exc.filename else ""
+        what = f"cannot be written: {exc.strerror or exc}{where}"
+        remedy = _REMEDIES.get(exc.errno or 0, "resolve that")
+        raise StorageError(f"{destination}: {what}; {remedy} and run the same command again: it resumes") from exc
 
 
 @dataclass(frozen=True, slots=True)

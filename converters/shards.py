@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import json
 import os
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -22,13 +20,13 @@ import msgspec
 
 from converters.options import OnError
 from converters.planning.plan import SPOOL_NAME, PlannedShard
-from converters.runs import Fence
+from converters.runs import Fence, read_record, translated
 from converters.samples.examine import Treatment
 from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
 from converters.writers import Target
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.core import atomic, errors, regular_files
-from datapipe.core.errors import DatapipeError, DecodeError, FormatError, StorageError
+from datapipe.core import atomic, errors
+from datapipe.core.errors import DatapipeError, DecodeError
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.sidecar import SIDECAR_SUFFIX, write_sidecar
 
@@ -85,7 +83,7 @@ def build_shard(
     errors: list[SampleError] = []
     skipped: list[int] = []
     sizes: set[tuple[int, int]] = set()
-    with _translating(job.building), _removed_on_failure(temporary):
+    with translated(job.building.parent), _removed_on_failure(temporary):
         job.fence.check()
         writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
         try:
@@ -132,14 +130,9 @@ def build_shard(
 def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
     """Return the note of a finished shard, or None. Raises FormatError for a file that no conversion wrote."""
     path = _note_path(building, shard)
-    try:
-        return msgspec.convert(json.loads(regular_files.read_bytes(path)), DoneShard)
-    except FileNotFoundError:
-        return None
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as exc:
-        raise FormatError(f"{path}: not the note of a shard ({exc}); delete it, and the shard is written again") from exc
+    with contextlib.suppress(FileNotFoundError):
+        return read_record(path, DoneShard, "the note of a shard", "delete it, and the shard is written again")
+    return None
 
 
 def forget_done(building: Path, shard: PlannedShard) -> None:
@@ -192,17 +185,6 @@ def _confined(path: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _translating(building: Path) -> Iterator[None]:
-    """Turn an OSError about the destination into a StorageError with a remedy."""
-    try:
-        yield
-    except DatapipeError:
-        raise
-    except OSError as exc:
-        raise storage_error(building.parent, exc) from exc
-
-
-@contextlib.contextmanager
 def _removed_on_failure(temporary: Path) -> Iterator[None]:
     try:
         yield
@@ -210,20 +192,6 @@ def _removed_on_failure(temporary: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-
-
-def storage_error(destination: Path, exc: OSError) -> StorageError:
-    """Return the error for a refused write, with its remedy."""
-    remedies = {
-        errno.ENOSPC: "free space there",
-        errno.EDQUOT: "free space within the quota",
-        errno.EACCES: "check its permissions",
-        errno.EROFS: "choose a file system that is not read-only",
-    }
-    remedy = remedies.get(exc.errno or 0, "resolve that")
-    where = f" ({exc.filename})" if exc.filename else ""
-    what = f"cannot be written: {exc.strerror or exc}{where}"
-    return StorageError(f"{destination}: {what}; {remedy} and run the same command again: it resumes")
 
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call

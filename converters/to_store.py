@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from converters.conversion import convert
-from converters.options import ConvertOptions, OnError
+from converters.options import ConvertOptions, OnError, refuse_overlap
 from converters.publishing.claims import Present, find_present, read_claim, release_claim
 from converters.publishing.delivery import StoreDelivery
 from converters.report import OnProgress, Report, ignore_progress
@@ -43,8 +43,7 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
     refuse_unwritable(location)
     if options.part is not None:
         raise OptionError("--part needs a destination on a disk that all parts share; convert there, without it into a store")
-    if isinstance(options.source, Location) and _lie_within_each_other(options.source, location):
-        raise OptionError(f"{options.source} and {location} lie within each other; choose another destination")
+    refuse_overlap(options.source, location)
     options = resolved(options)
     staged = user_cache(STAGED) / _name(options, location)
     try:
@@ -69,11 +68,6 @@ def convert_to_store(options: ConvertOptions, location: Location, on_progress: O
                 report = convert(dataclasses.replace(options, destination=made, overwrite=False), on_progress, delivery=delivery)
     shutil.rmtree(staged)
     return report
-
-
-def _lie_within_each_other(one: Location, other: Location) -> bool:
-    first, second = f"{one}/", f"{other}/"
-    return first.startswith(second) or second.startswith(first)
 
 
 def _name(options: ConvertOptions, location: Location) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.publishing.inventory import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
+from converters.publishing.destination import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
 from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name

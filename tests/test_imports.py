@@ -41,6 +41,11 @@ LEVELS: dict[str, int] = {
     )
     for room in rooms
 }
+# The parts of converters, each of which imports itself and earlier ones only.
+PARTS = (
+    "options", "database", "writers", "sources", "samples", "planning", "report", "runs", "shards", "engines", "publishing",
+    "tables", "verify", "conversion", "to_store", "",
+)  # fmt: skip
 CONVERTERS_MAY_USE = LEVELS["containers"]
 CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli that does
 
@@ -137,6 +142,8 @@ def _reason(use: Import) -> str | None:
     if _inside(imported, "converters"):
         if _inside(importer, "datapipe") and _room(importer) != "cli" and importer != CONVERTS:
             return f"of datapipe only cli and {CONVERTS} import converters"
+        if _inside(importer, "converters") and PARTS.index(_room(imported)) > PARTS.index(_room(importer)):
+            return "the parts of converters import earlier ones only"
         return None
     if not _inside(imported, "datapipe"):
         return None
@@ -271,6 +278,7 @@ PLANTED = {
     "torch from the measure": ("datapipe.diagnostics.measure.bracket", "import torch.cuda"),
     "diagnostics from the loader": ("datapipe.loader.images.facade", "from datapipe.diagnostics.measure import bracket"),
     "the loader from a converter": ("converters.engines.local", "from datapipe.loader import facade"),
+    "a later part of converters": ("converters.samples.reading", "from converters.planning.plan import read_plan"),
     "converters from the loader": ("datapipe.loader.images.facade", "import converters.engines.local"),
     "converters from the diagnosis": ("datapipe.diagnostics.trials.trying", "import converters.engines.local"),
     "DALI outside its room": ("datapipe.loader.images.facade", "from nvidia import dali"),

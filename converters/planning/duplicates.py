@@ -20,7 +20,6 @@ from converters.samples.examine import main_image
 from converters.samples.reading import PlannedSample, Roots, read_contents
 from converters.sources import SourceFacts, join
 
-_ROWS_AT_ONCE = 4096
 _NUM_NAMED = 3
 
 
@@ -36,19 +35,16 @@ def find_duplicates(
     with attached(connection, scratch, "content"):
         connection.execute("CREATE TABLE content.sizes (ordinal INTEGER PRIMARY KEY, nbytes INTEGER)")
         connection.execute("CREATE TABLE content.hashes (ordinal INTEGER PRIMARY KEY, digest BLOB)")
-        rows: list[tuple[int, int | bytes]] = []
-        for sample in _samples(connection, order, image, of="listing"):
-            _insert(connection, "sizes", rows, (sample.id, _nbytes(sample)))
-        _insert(connection, "sizes", rows)
+        samples = _samples(connection, order, image, of="listing")
+        connection.executemany("INSERT INTO content.sizes VALUES (?, ?)", ((one.id, _nbytes(one)) for one in samples))
         connection.execute("CREATE INDEX content.by_size ON sizes (nbytes)")
         alike = (
             "(SELECT listing.* FROM listing JOIN content.sizes AS one USING (ordinal) WHERE EXISTS (SELECT 1 FROM content.sizes"
             " AS other WHERE other.nbytes = one.nbytes AND other.ordinal != one.ordinal) ORDER BY ordinal) AS listing"
         )
-        for sample, contents in read_contents(roots, _samples(connection, order, image, of=alike)):
-            if contents is not None:
-                _insert(connection, "hashes", rows, (sample.id, _digest(sample, contents)))
-        _insert(connection, "hashes", rows)
+        read = read_contents(roots, _samples(connection, order, image, of=alike))
+        rows = ((sample.id, _digest(sample, contents)) for sample, contents in read if contents is not None)
+        connection.executemany("INSERT INTO content.hashes VALUES (?, ?)", rows)
         connection.execute("CREATE INDEX content.by_digest ON hashes (digest)")
         connection.execute(
             "INSERT INTO main.duplicates SELECT ordinal, original FROM content.hashes JOIN"
@@ -105,14 +101,3 @@ def _digest(sample: PlannedSample, contents: dict[str, bytes]) -> bytes:
         digest.update(b"%d %s %d " % (len(name), name.encode(), len(data)))
         digest.update(data)
     return digest.digest()
-
-
-def _insert(
-    connection: sqlite3.Connection, table: str, rows: list[tuple[int, int | bytes]], row: tuple[int, int | bytes] | None = None
-) -> None:
-    """Keep a row for later, or write those that are kept if there are many, or no `row`."""
-    if row is not None:
-        rows.append(row)
-    if row is None or len(rows) == _ROWS_AT_ONCE:
-        connection.executemany(f"INSERT INTO content.{table} VALUES (?, ?)", rows)
-        rows.clear()

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
 from datapipe.core.errors import OptionError
 
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096  # between two reports
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
 _COLUMNS = "name BLOB, label INTEGER, nbytes INTEGER, mtime_ns INTEGER, problem TEXT, fields INTEGER, details TEXT"
 _MAX_FIELDS = 62  # bits of an integer in SQLite
@@ -67,11 +67,8 @@ def write_listing(
         connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, path BLOB)")
         connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS})")
         inserting = _Inserting(connection)
-        for num, sample in enumerate(source.scan(notes, space)):
-            if num % _ROWS_AT_ONCE == 0:
-                on_samples(num)
-            inserting.add(sample)
-        on_samples(inserting.finish())
+        insert = "INSERT INTO scan.samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        connection.executemany(insert, map(inserting.row, _counted(source.scan(notes, space), on_samples)))
         facts = source.facts()
         _sort(connection, facts.labels)
     num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
@@ -80,8 +77,18 @@ def write_listing(
     return ListingSummary(num_samples, nbytes, notes, facts, order, inserting.nbytes, unreadable, _digest(connection, order))
 
 
+def _counted(samples: Iterable[ListedSample], on_samples: Callable[[int], None]) -> Iterator[ListedSample]:
+    num = 0
+    for sample in samples:
+        if num % _ROWS_AT_ONCE == 0:
+            on_samples(num)
+        num += 1
+        yield sample
+    on_samples(num)
+
+
 class _Inserting:
-    """Writes samples as they arrive."""
+    """Makes rows of samples as they arrive."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.bits: dict[str, int] = {}  # by field
@@ -89,10 +96,8 @@ class _Inserting:
         self._connection = connection
         self._directories: dict[bytes, int] = {}
         self._num_directories = 0
-        self._rows: list[tuple[object, ...]] = []
-        self._num = 0
 
-    def add(self, sample: ListedSample) -> None:
+    def row(self, sample: ListedSample) -> tuple[object, ...]:
         fields = 0
         for name in (*sample.origins, *sample.values):
             bit = self.bits.get(name)
@@ -103,21 +108,9 @@ class _Inserting:
                 self.nbytes[name] = 0
             fields |= 1 << bit
             self.nbytes[name] += sample.origins[name].nbytes if name in sample.origins else len(sample.values[name])
-        mtime_ns, details = _as_columns(sample)
         place = (sample.place, self._directory(sample.directory), sample.name)
-        self._rows.append((*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details))
-        if len(self._rows) == _ROWS_AT_ONCE:
-            self._flush()
-
-    def finish(self) -> int:
-        """Write the rest and return the number of samples."""
-        self._flush()
-        return self._num
-
-    def _flush(self) -> None:
-        self._connection.executemany("INSERT INTO scan.samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._rows)
-        self._num += len(self._rows)
-        self._rows.clear()
+        mtime_ns, details = _as_columns(sample)
+        return (*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details)
 
     def _directory(self, path: bytes) -> int:
         known = self._directories.get(path)

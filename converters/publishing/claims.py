@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from converters.planning.plan import ConversionPlan
-from converters.publishing.admission import MUTABLE_OPTIONS
-from converters.publishing.inventory import ERRORS_NAME, FoundSet
+from converters.publishing.destination import ERRORS_NAME, MUTABLE_OPTIONS, FoundSet
 from converters.writers import TARGETS
 from datapipe.core.errors import MissingDataError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 from converters.options import OnError
 from converters.planning.plan import ConversionPlan, PlannedShard
-from converters.publishing import finalise
 from converters.publishing.claims import Claim, Present, find_present, make_claim, refuse_lost_claim, release_claim
-from converters.publishing.inventory import ERRORS_NAME
+from converters.publishing.destination import ERRORS_NAME
+from converters.publishing.finalise import DOCUMENTS_NAME
 from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
-from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects
@@ -100,24 +100,23 @@ class StoreDelivery:
             one.result()
         self._refuse_replaced(plan)
 
-    def finish(self, plan: ConversionPlan, done: dict[int, DoneShard]) -> list[tuple[str, Manifest]]:
+    def finish(self, plan: ConversionPlan) -> list[tuple[str, Manifest]]:
         """Write the rest, the manifests last, and remove what they replace; return the manifests by set.
 
         Raises StorageError also if another conversion has taken the location over meanwhile.
         """
-        manifests = finalise.prepared_manifests(self._destination)
+        documents = {planned.name: self._building / DOCUMENTS_NAME / planned.name for planned in plan.sets}
+        manifests = [(name, read_document(directory)) for name, directory in documents.items()]
         for name, manifest in manifests:
             place = self._present.place_of(name)
-            path = self._building / ERRORS_NAME
-            if finalise.write_errors(path, plan, name, done):
-                upload(path, place / ERRORS_NAME, overwrite=self._is_replacing)
+            if (documents[name] / ERRORS_NAME).exists():
+                upload(documents[name] / ERRORS_NAME, place / ERRORS_NAME, overwrite=self._is_replacing)
             if OnError(manifest.options["on_error"]) is OnError.QUARANTINE:
                 self._write_quarantine(name, place)
         refuse_lost_claim(self._location, self._claim)
-        for name, manifest in manifests:
-            write_manifest(self._building, manifest)
+        for name, directory in documents.items():
             place = self._present.place_of(name) / MANIFEST_NAME
-            if not upload(self._building / MANIFEST_NAME, place, overwrite=False):
+            if not upload(directory / MANIFEST_NAME, place, overwrite=False):
                 logger.warning("%s: another process has finished the same conversion first", place)
         release_claim(find_present(self._location), self._claim)
         return manifests

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,6 @@ from datapipe.core.errors import DecodeError
 
 MAX_LABEL = 1 << 24  # from here on float32 is not exact
 _SHAPE = "expected rows of [x1, y1, x2, y2, label]"
-
-
-def is_finite(value: Any) -> bool:
-    """Return True if a JSON value is a number that a float can hold."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def parse_boxes(text: str) -> bytes:

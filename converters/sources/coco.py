@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from converters.database import open_scratch
 from converters.options import ConvertOptions
-from converters.samples.annotations import is_finite
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.fields import Choices, in_order, place_labels
+from converters.sources.fields import Choices, in_order, is_finite, place_labels
 from converters.sources.json_stream import array_elements
 from converters.sources.manifest import refuse_class_from
 from converters.sources.named_files import open_files, refuse_missing_root, root_of

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from converters.options import FieldChoice
 from converters.writers import IMAGE_FIELD, checked_fields
@@ -171,3 +173,11 @@ def _from_lines(path: Path, text: str) -> dict[str, int]:
             raise OptionError(f"{path}: line {number} names {name!r} a second time; keep one")
         table[name] = int(index)
     return table
+
+
+def is_finite(value: Any) -> bool:
+    """Return True if a JSON value is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

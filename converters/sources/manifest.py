@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from converters.options import ClassFrom, ConvertOptions
-from converters.samples.annotations import is_finite
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
 from converters.sources.columns import Census, KeptColumn, assign
-from converters.sources.fields import Choices, LabelCensus, in_order
+from converters.sources.fields import Choices, LabelCensus, in_order, is_finite
 from converters.sources.manifest_rows import ManifestRow, is_json_lines, read_header, read_rows
 from converters.sources.named_files import open_files, refuse_missing_root, root_of
 from converters.writers import NO_LABEL

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from converters.options import Place
 from converters.sources.archives import is_archive_name, stem_of_archive
-from converters.sources.archives.unpacking import compression_of, unpacked_chunks
+from converters.sources.spool import compression_of, unpacked_chunks
 from datapipe.containers.listing import is_image_name, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.scanner import scan_members, split_name

@@ -1,19 +1,28 @@
-"""Files of values that cannot be read at random in their source, as they are compressed together: unpacked once, in order.
+"""Files of what cannot be read at random in its source, as it is compressed together: unpacked once, in order.
 
-A spooled file bears the modification time of the source's file, and appears when it is complete, so that a run that goes on
-with a conversion finds it and does not write it again.
+That are values of row groups, and compressed tars. A spooled file bears the modification time of the source's file, and appears
+when it is complete, so that a run that goes on with a conversion finds it and does not write it again.
 """
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import hashlib
+import lzma
 import os
 from collections.abc import Iterator
-from typing import IO
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+from isal import igzip, igzip_lib
 
 from converters.sources import Workspace
-from datapipe.core import atomic
+from datapipe.core import atomic, regular_files
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
 
 
 class SpoolWriter:
@@ -54,3 +63,79 @@ def spooled(space: Workspace, path: bytes, *, nbytes: int, mtime_ns: int) -> Ite
         yield SpoolWriter(digest.encode(), sink)
         sink.flush()
         os.utime(sink.fileno(), ns=(mtime_ns, mtime_ns))
+
+
+_CHUNK_NBYTES = 1 << 20
+_MAX_RATIO = 200  # images hardly shrink; deflate reaches 1,032, of zeros
+_BELIEVED_NBYTES = 1 << 30  # that much is unpacked whatever the ratio
+_DAMAGE = (EOFError, gzip.BadGzipFile, igzip_lib.IsalError, lzma.LZMAError, pa.ArrowException)
+_FORMS = {
+    b".tar.gz": "gzip", b".tgz": "gzip", b".tar.bz2": "bz2", b".tbz2": "bz2", b".tbz": "bz2", b".tar.xz": "xz", b".txz": "xz",
+    b".tar.zst": "zstd", b".tzst": "zstd", b".tar.lz4": "lz4",
+}  # fmt: skip
+
+
+def compression_of(name: bytes) -> str | None:
+    """Return how a tar of that name is compressed; None if it is no compressed tar."""
+    lowered = name.lower()
+    return next((form for suffix, form in _FORMS.items() if lowered.endswith(suffix)), None)
+
+
+def unpacked_chunks(path: Path, form: str) -> Iterator[bytes]:
+    """Yield the unpacked bytes. Raises FormatError for damage, or for a file that unpacks without end; OSError."""
+    with regular_files.open_file(path) as plain:
+        limit = max(_BELIEVED_NBYTES, _MAX_RATIO * path.stat().st_size)
+        try:
+            with closing(_opened(plain, form)) as stream:
+                total = 0
+                while chunk := stream.read(_CHUNK_NBYTES):
+                    total += len(chunk)
+                    if total > limit:
+                        raise FormatError(
+                            f"{path}: unpacks to more than {limit} bytes, {_MAX_RATIO} times its size: a bomb? Not read"
+                        )
+                    yield bytes(chunk)
+        except _DAMAGE as exc:  # type: ignore[misc]  # the stub of isal calls its error an exception, not a class
+            raise FormatError(
+                f"{path}: not {form}, cut off or damaged ({str(exc).strip() or exc!r}); get the file again"
+            ) from exc
+        except OSError as exc:
+            if exc.errno is not None:
+                raise
+            raise FormatError(f"{path}: not {form}, cut off or damaged ({exc}); get the file again") from exc
+
+
+def _opened(plain: Any, form: str) -> Any:
+    if form == "gzip":
+        return igzip.IGzipFile(fileobj=plain, mode="rb")
+    if form == "bz2":
+        return bz2.BZ2File(plain)
+    if form == "xz":
+        return lzma.LZMAFile(plain)
+    return pa.CompressedInputStream(pa.PythonFile(plain, mode="r"), form)
+
+
+def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[bytes, int]:
+    """Unpack the tar `name` of `root` into the spool unless it is there; return (name in the spool, mtime in ns).
+
+    Raises MissingDataError, StorageError or FormatError.
+    """
+    path = root / Path(name.decode(errors="surrogateescape"))
+    try:
+        status = path.stat()
+        with spooled(space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns) as writer:
+            if not writer.is_complete:
+                for chunk in unpacked_chunks(path, form):
+                    writer.put(chunk)
+                if not writer.position:
+                    raise FormatError(f"{path}: unpacks to nothing: empty or cut off; get the file again")
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; check the path of the source") from exc
+    except (FormatError, StorageError):
+        raise
+    except OSError as exc:
+        raise StorageError(
+            exc.errno,
+            f"{path}: cannot be unpacked into {space.spool} ({exc.strerror}); free space there, or set TMPDIR for a dry run",
+        ) from exc
+    return writer.name, status.st_mtime_ns

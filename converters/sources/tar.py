@@ -16,10 +16,10 @@ from pathlib import Path
 from converters.options import ConvertOptions, Place
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace
 from converters.sources.archives import objects_at, opened_object, refuse_compressed
-from converters.sources.archives.unpacking import compression_of, unpack_tar
 from converters.sources.fields import Choices, LabelCensus, in_order
 from converters.sources.manifest import refuse_class_from
 from converters.sources.packing import PLAIN
+from converters.sources.spool import compression_of, unpack_tar
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk

@@ -51,6 +51,17 @@ class Parsed:
     def num_seen(self) -> int:
         return self.num_rows + sum(one.number is not None for one in self.bad)
 
+    def without(self, wrong: Mapping[int, tuple[str, str]]) -> Parsed:
+        """Return the rows without those at these places, which are bad by (reason, text)."""
+        if not wrong:
+            return self
+        gone = {one.number for one in self.bad}
+        numbers = [number for number in range(self.num_seen) if number not in gone]
+        bad = [*self.bad, *(BadTableRow(numbers[place], *why) for place, why in wrong.items())]
+        keep = pa.array([place not in wrong for place in range(self.num_rows)], pa.bool_())
+        columns = {name: array.filter(keep) for name, array in self.columns.items()}
+        return Parsed(columns, self.num_rows - len(wrong), tuple(sorted(bad, key=lambda one: one.number or 0)))
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:

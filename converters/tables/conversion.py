@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from converters.publishing.inventory import FINISHED_NAME
+from converters.options import changed_options
+from converters.publishing import placing
 from converters.report import Advance, OnProgress, Phase, ignore_progress
-from converters.runs import LockGoneError, hold
-from converters.shards import storage_error
+from converters.runs import hold, read_record, translated
 from converters.tables import RowSource
 from converters.tables.options import TableConversion
 from converters.tables.plan import ERRORS_NAME, TablePlan, first_change, make_plan, read_plan
@@ -27,11 +27,11 @@ from converters.tables.sources import open_rows
 from converters.tables.writing import WrittenFile, write_parquet
 from datapipe.core import atomic, regular_files
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import DatapipeError, FormatError, IntegrityError, OptionError, StorageError
+from datapipe.core.errors import IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME
 from datapipe.index.tables import TABLE_NAME
 
-_PLAN_NAME, _FINAL_NAME, _REMOVED_NAME = "plan.json", "final.json", "old-removed"
+_PLAN_NAME = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +85,22 @@ def convert_table(options: TableConversion, on_progress: OnProgress = ignore_pro
     destination = options.destination.absolute()
     source = open_rows(options.source, delimiter=options.delimiter, names=options.names)
     building = destination / BUILDING_NAME
-    shutil.rmtree(destination / FINISHED_NAME, ignore_errors=True)
+    placing.sweep(destination)
     found = _found(destination)
-    if (building / _FINAL_NAME).exists():
+    if (building / placing.FINAL_NAME).exists():
         pass  # whatever else is there: it only remains to put things in their places
     elif found is not None and not options.overwrite:
         _compare(found, options, source, destination)
         return _report(destination, found, started, was_finished=True)
     else:
         _refuse_strange(destination, found)
-    try:
+    with translated(destination):
         building.mkdir(parents=True, exist_ok=True)
         with hold(building / "table.lock", wait=False) as is_mine:
             if not is_mine:
                 raise StorageError(f"{destination}: another process is converting into it; wait for it, or stop it first")
             document, num_resumed = _converted(building, options, source, found, on_progress)
-            _finish(destination, document)
-    except LockGoneError as exc:
-        raise StorageError(f"{destination}: another process finished converting into it; run the same command again") from exc
-    except OSError as exc:
-        if isinstance(exc, DatapipeError):
-            raise
-        raise storage_error(destination, exc) from exc
+            placing.place(destination)
     return _report(destination, document, started, num_resumed=num_resumed)
 
 
@@ -126,10 +120,7 @@ def _columns_of(plan: TablePlan) -> tuple[tuple[str, str], ...]:
 def read_document(directory: Path) -> TableDocument:
     """Read `table.json`. Raises FormatError for a file that no conversion wrote, and FileNotFoundError."""
     path = directory / TABLE_NAME
-    try:
-        found = msgspec.convert(json.loads(regular_files.read_bytes(path)), TableDocument)
-    except (ValueError, RecursionError) as exc:
-        raise FormatError(f"{path}: not the record of a converted table ({exc!s:.100}); convert again") from exc
+    found = read_record(path, TableDocument, "the record of a converted table", "convert again")
     for file in found.files:
         regular_files.path_inside(str(directory), file.name, named_in=path, follows=True)
     return found
@@ -146,7 +137,7 @@ def _found(destination: Path) -> TableDocument | None:
 
 def _compare(found: TableDocument, options: TableConversion, source: RowSource, destination: Path) -> None:
     """Raise OptionError or IntegrityError where a finished table is not what this conversion would make."""
-    changed = _changed(found.options, options)
+    changed = "; ".join(changed_options(found.options, options.as_typed()))
     if changed:
         raise OptionError(f"{destination}: holds a table made with other options: {changed}; pass --overwrite to replace it")
     for file in found.files:
@@ -175,13 +166,6 @@ def _refuse_strange(destination: Path, found: TableDocument | None) -> None:
         raise OptionError(f"{destination}: a conversion of samples is unfinished there; finish it, or delete {building}")
 
 
-def _changed(had: dict[str, Any], options: TableConversion, *, but: tuple[str, ...] = ()) -> str:
-    asked = options.as_typed()
-    return "; ".join(
-        f"{name} was {had.get(name)!r}, now {asked[name]!r}" for name in asked if name not in but and asked[name] != had.get(name)
-    )
-
-
 def _digest(source: RowSource) -> str:
     """Return a hash that differs for sources whose files have other names, without directories, or sizes."""
     words = [(os.path.basename(file.name), file.nbytes) for file in source.files]
@@ -191,17 +175,17 @@ def _digest(source: RowSource) -> str:
 def _converted(
     building: Path, options: TableConversion, source: RowSource, found: TableDocument | None, on_progress: OnProgress
 ) -> tuple[TableDocument, int]:
-    """Write everything into the building directory, and record what is still to be done."""
-    if (building / _FINAL_NAME).exists():
-        final = json.loads(regular_files.read_bytes(building / _FINAL_NAME))
-        document = msgspec.convert(final["document"], TableDocument)
+    """Write everything into the building directory, and record the last steps."""
+    destination = building.parent
+    if (building / placing.FINAL_NAME).exists():
+        document = read_document(building if (building / TABLE_NAME).exists() else destination)
         return document, len(document.files)
     num_threads = options.num_workers or num_usable_cores()
     plan = _plan(building, options, source, num_threads, on_progress)
     total = 2 * plan.num_rows
     needed, free = plan.num_rows * plan.row_nbytes * 2, shutil.disk_usage(building).free
     if needed > free and not (building / "runs").exists():
-        raise StorageError(f"{building.parent}: needs up to {needed / 1e9:.2f} GB and has {free / 1e9:.2f} GB free; free space")
+        raise StorageError(f"{destination}: needs up to {needed / 1e9:.2f} GB and has {free / 1e9:.2f} GB free; free space")
     write = write_rows if options.to == "hdf5" else write_parquet
     files, num_resumed = write(
         building,
@@ -221,8 +205,10 @@ def _converted(
         source_digest=_digest(source),
         permutation_key=plan.key if options.to == "parquet" else None,
     )
+    atomic.write_json(building / TABLE_NAME, msgspec.to_builtins(document))
+    names = [*([ERRORS_NAME] if document.num_bad else []), *(file.name for file in files)]
     old = [] if found is None else [TABLE_NAME, ERRORS_NAME, *(file.name for file in found.files)]
-    atomic.write_json(building / _FINAL_NAME, {"document": msgspec.to_builtins(document), "remove": old})
+    placing.record(destination, remove=old, moves=[(name, name) for name in names], last=[(TABLE_NAME, TABLE_NAME)])
     return document, num_resumed
 
 
@@ -247,7 +233,7 @@ def _plan(building: Path, options: TableConversion, source: RowSource, num_threa
                 building.parent.rmdir()
             raise
     plan = read_plan(path)
-    if changed := _changed(plan.options, options):
+    if changed := "; ".join(changed_options(plan.options, options.as_typed())):
         raise OptionError(
             f"{building.parent}: a conversion with other options is unfinished there: {changed}; pass the same options to "
             f"resume, or delete {building} to start over"
@@ -257,36 +243,6 @@ def _plan(building: Path, options: TableConversion, source: RowSource, num_threa
             f"{options.source}: changed since the conversion began: {difference}; restore it, or delete {building} to start over"
         )
     return plan
-
-
-def _finish(destination: Path, document: TableDocument) -> None:
-    """Move the files into their places. Every step can be repeated."""
-    building = destination / BUILDING_NAME
-    final = json.loads(regular_files.read_bytes(building / _FINAL_NAME))
-    if not (building / _REMOVED_NAME).exists():
-        for name in final["remove"]:
-            Path(regular_files.path_inside(str(destination), name, named_in=building / _FINAL_NAME, follows=True)).unlink(
-                missing_ok=True
-            )
-        atomic.write_json(building / _REMOVED_NAME, True)
-    if document.num_bad:
-        _move(building / ERRORS_NAME, destination / ERRORS_NAME)
-    for file in document.files:
-        _move(building / file.name, destination / file.name)
-    atomic.sync_directory(destination)
-    if not (destination / TABLE_NAME).exists():
-        atomic.write_json(building / TABLE_NAME, msgspec.to_builtins(document))
-        atomic.move(building / TABLE_NAME, destination / TABLE_NAME)
-    atomic.move(building, destination / FINISHED_NAME)
-    shutil.rmtree(destination / FINISHED_NAME, ignore_errors=True)
-
-
-def _move(source: Path, target: Path) -> None:
-    try:
-        os.replace(source, target)
-    except FileNotFoundError:
-        if not target.exists():
-            raise
 
 
 def _report(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from converters.options import Limit, OnError
+from converters.options import Limit, OnError, check_run, refuse_overlap
 from datapipe.core.checks import path_name
 from datapipe.core.errors import OptionError
 
@@ -49,14 +48,10 @@ class TableConversion:
         _require(
             self.on_error is not OnError.QUARANTINE, "--on-error quarantine is for files; errors.jsonl keeps the text of bad rows"
         )
-        _require(self.num_workers is None or self.num_workers >= 1, f"--workers is {self.num_workers}; it must be at least 1")
         _require(self.delimiter is None or len(self.delimiter) == 1, f"--delimiter {self.delimiter!r}: pass one character")
         _require(len(set(self.names)) == len(self.names), "--names names a column twice")
-        if self.max_errors is not None and self.on_error is OnError.FAIL:
-            raise OptionError("--max-errors has no effect with --on-error fail, which stops at the first; add --on-error skip")
-        source, destination = os.path.realpath(self.source), os.path.realpath(self.destination)
-        if f"{destination}/".startswith(f"{source}/") or f"{source}/".startswith(f"{destination}/"):
-            raise OptionError(f"{self.source} and {self.destination} lie within each other; choose another destination")
+        check_run(self.num_workers, self.on_error, self.max_errors)
+        refuse_overlap(self.source, self.destination)
 
     def as_typed(self) -> dict[str, Any]:
         """Return the options on which the written bytes depend, JSON-safe."""

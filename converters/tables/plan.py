@@ -16,10 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from converters.options import OnError
+from converters.runs import read_record
 from converters.tables import MAX_SHOWN, BadTableRow, Parsed, RowBlock, RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.types import Facts, as_type, check_used, facts_of, is_left_out, row_nbytes, types_of
-from datapipe.core import atomic, regular_files
+from datapipe.core import atomic
 from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.order.draws import key64
 
@@ -71,10 +72,7 @@ class TablePlan:
 
 def read_plan(path: Path) -> TablePlan:
     """Read a plan. Raises FormatError for a file that no conversion wrote."""
-    try:
-        return msgspec.convert(json.loads(regular_files.read_bytes(path, at_most=1 << 32)), TablePlan)
-    except (ValueError, RecursionError) as exc:
-        raise FormatError(f"{path}: not the plan of a conversion ({exc!s:.100}); delete {path.parent} and start over") from exc
+    return read_record(path, TablePlan, "the plan of a conversion", f"delete {path.parent} and start over")
 
 
 def make_plan(
@@ -163,22 +161,11 @@ def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> 
             for place in np.flatnonzero(bad).tolist():
                 value = parsed.columns[name][place].as_py()
                 wrong.setdefault(place, f"{name}: {value!r:.60} is no {kind}")
-    if not wrong:
-        return Parsed(columns, parsed.num_rows, parsed.bad)
-    gone = {one.number for one in parsed.bad}
-    numbers = [number for number in range(parsed.num_seen) if number not in gone]
-    keep = np.ones(parsed.num_rows, np.bool_)
-    keep[list(wrong)] = False
-    shown = [
-        BadTableRow(
-            numbers[place],
-            reason,
-            json.dumps({name: array[place].as_py() for name, array in parsed.columns.items()}, default=str)[:MAX_SHOWN],
-        )
-        for place, reason in sorted(wrong.items())
-    ]
-    kept = {name: array.filter(pa.array(keep)) for name, array in columns.items()}
-    return Parsed(kept, int(keep.sum()), tuple(sorted((*parsed.bad, *shown), key=lambda one: one.number or 0)))
+    texts = {
+        place: json.dumps({name: array[place].as_py() for name, array in parsed.columns.items()}, default=str)[:MAX_SHOWN]
+        for place in wrong
+    }
+    return Parsed(columns, parsed.num_rows, parsed.bad).without({place: (why, texts[place]) for place, why in wrong.items()})
 
 
 def _declared(options: TableConversion, source: RowSource) -> dict[str, Any]:

@@ -114,15 +114,13 @@ class CsvSource:
         names = self._names[block.file]
         data = read_block(self.files[block.file].name, block.start, block.stop)
         try:
-            table, bad = self._read(data, names, pa.string())
+            parsed = self._read(data, names, pa.string())
         except pa.ArrowInvalid:  # not UTF-8 somewhere
-            table, bad = self._read(data, names, pa.binary())
-            table, bad = _without_bad_letters(table, bad)
-        columns = {name: table.column(name).combine_chunks() for name in self._names[0]}
-        columns = {name: _one(array) for name, array in columns.items()}
-        return Parsed(columns, table.num_rows, tuple(bad))
+            parsed = _as_text(self._read(data, names, pa.binary()))
+        columns = {name: parsed.columns[name] for name in self._names[0]}
+        return Parsed(columns, parsed.num_rows, parsed.bad)
 
-    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> tuple[pa.Table, list[BadTableRow]]:
+    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> Parsed:
         bad: list[BadTableRow] = []
 
         def refuse(row: Any) -> str:
@@ -141,7 +139,7 @@ class CsvSource:
                 quoted_strings_can_be_null=False,
             ),
         )
-        return table, bad
+        return Parsed({name: plain(table.column(name)) for name in table.column_names}, table.num_rows, tuple(bad))
 
 
 def _header(path: str, delimiter: str) -> tuple[str, ...]:
@@ -160,25 +158,15 @@ def _header(path: str, delimiter: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _one(array: Any) -> pa.Array:
-    if not isinstance(array, pa.ChunkedArray):
-        return array
-    return array.chunk(0) if array.num_chunks else pa.array([], array.type)
-
-
-def _without_bad_letters(table: pa.Table, bad: list[BadTableRow]) -> tuple[pa.Table, list[BadTableRow]]:
+def _as_text(parsed: Parsed) -> Parsed:
     """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
-    gone = {one.number for one in bad}
-    kept_numbers = [number for number in range(table.num_rows + len(gone)) if number not in gone]
-    wrong: dict[int, str] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
+    wrong: dict[int, tuple[str, str]] = {}
+    for name, column in parsed.columns.items():
         for place, value in enumerate(column.to_pylist()):
-            if value is not None and place not in wrong and not _is_text(value):
-                wrong[place] = f"{name}: not UTF-8"
-    bad = bad + [BadTableRow(kept_numbers[place], reason) for place, reason in wrong.items()]
-    kept = table.filter(pa.array([place not in wrong for place in range(table.num_rows)]))
-    texts = pa.table({name: column.cast(pa.string()) for name, column in zip(kept.column_names, kept.columns, strict=True)})
-    return texts, sorted(bad, key=lambda one: one.number or 0)
+            if value is not None and not _is_text(value):
+                wrong.setdefault(place, (f"{name}: not UTF-8", ""))
+    kept = parsed.without(wrong)
+    return Parsed({name: array.cast(pa.string()) for name, array in kept.columns.items()}, kept.num_rows, kept.bad)
 
 
 def _is_text(value: bytes) -> bool:

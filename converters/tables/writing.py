@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from converters.runs import read_record
 from converters.tables import RowBlock, RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
-from datapipe.core import arrow_maps, atomic, regular_files
+from datapipe.core import arrow_maps, atomic
 from datapipe.core.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation
 
@@ -133,12 +133,7 @@ def _note_of(building: Path, number: int) -> WrittenFile | None:
     """Return the note of a finished shard; None if there is none or the shard is missing."""
     path = building / DONE_NAME / f"{number:06d}.json"
     with contextlib.suppress(FileNotFoundError):
-        try:
-            written = msgspec.convert(json.loads(regular_files.read_bytes(path)), WrittenFile)
-        except ValueError as exc:
-            raise FormatError(
-                f"{path}: not the note of a shard ({exc!s:.100}); delete it, and the shard is written again"
-            ) from exc
+        written = read_record(path, WrittenFile, "the note of a shard", "delete it, and the shard is written again")
         if (building / shard_name(number)).exists() and written.name == shard_name(number):
             return written
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,13 +71,19 @@ def add_convert(subparsers: Commands) -> None:
     _add_source_options(parser)
     _add_table_options(parser)
     parser.add_argument(
-        "--shard-size", default="256MB", type=_nbytes, metavar="SIZE", help="source bytes per shard, a target (256MB)"
+        "--shard-size",
+        default="256MB",
+        type=_parser("parse_nbytes"),
+        metavar="SIZE",
+        help="source bytes per shard, a target (256MB)",
     )
-    parser.add_argument("--resize", type=_resize, metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels")
+    parser.add_argument(
+        "--resize", type=_parser("ResizeRule.parse"), metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels"
+    )
     parser.add_argument(
         "--encode",
         default="keep",
-        type=_encode,
+        type=_parser("Encode.parse"),
         metavar="FORM",
         help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
     )
@@ -102,14 +110,22 @@ def add_convert(subparsers: Commands) -> None:
     order.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are written (0)")
     order.add_argument("--no-shuffle", action="store_true", help="write samples in the order of the listing")
     parser.add_argument(
-        "--split", type=_split, default=(), metavar="train=0.9,val=0.1", help="divide into datasets DST/train, DST/val"
+        "--split",
+        type=_parser("Split.parse_all"),
+        default=(),
+        metavar="train=0.9,val=0.1",
+        help="divide into datasets DST/train, DST/val",
     )
     parser.add_argument(
         "--check", default="header", choices=("header", "decode"), help="check headers and ends, or decode everything"
     )
     parser.add_argument("--on-error", default="fail", choices=("fail", "skip", "quarantine"), help="how to treat a bad sample")
-    parser.add_argument("--max-errors", type=_limit, metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%")
-    parser.add_argument("--part", type=_part, metavar="I/N", help="write only every N-th shard; other processes write the others")
+    parser.add_argument(
+        "--max-errors", type=_parser("Limit.parse"), metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%"
+    )
+    parser.add_argument(
+        "--part", type=_parser("Part.parse"), metavar="I/N", help="write only every N-th shard; other processes write the others"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset in DST")
     parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
@@ -130,7 +146,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
         "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
     )
     group.add_argument(
-        "--field", action="append", default=[], type=_field, metavar="NAME=KIND",
+        "--field", action="append", default=[], type=_parser("FieldChoice.parse"), metavar="NAME=KIND",
         help="the kind of a column, suffix or annotation: image, mask, boxes, text, json, array, bytes, label, int, float,"
         " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
     )  # fmt: skip
@@ -153,51 +169,13 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--group-rows", type=int, metavar="N", help="rows of a row group (131072)")
 
 
-def _parsed(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse an option's text, turning OptionError into a usage error of argparse."""
-    try:
-        return parse(text)
-    except OptionError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
+def _parser(name: str) -> Callable[[str], Any]:
+    """Return what parses an option's text by `name` of `converters.options`, which is imported when the option is given."""
 
+    def parse(text: str) -> Any:
+        try:
+            return operator.attrgetter(name)(importlib.import_module("converters.options"))(text)
+        except OptionError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
 
-def _field(text: str) -> Any:
-    from converters.options import FieldChoice
-
-    return _parsed(FieldChoice.parse, text)
-
-
-def _nbytes(text: str) -> Any:
-    from converters.options import parse_nbytes
-
-    return _parsed(parse_nbytes, text)
-
-
-def _resize(text: str) -> Any:
-    from converters.options import ResizeRule
-
-    return _parsed(ResizeRule.parse, text)
-
-
-def _encode(text: str) -> Any:
-    from converters.options import Encode
-
-    return _parsed(Encode.parse, text)
-
-
-def _split(text: str) -> Any:
-    from converters.options import Split
-
-    return _parsed(Split.parse_all, text)
-
-
-def _limit(text: str) -> Any:
-    from converters.options import Limit
-
-    return _parsed(Limit.parse, text)
-
-
-def _part(text: str) -> Any:
-    from converters.options import Part
-
-    return _parsed(Part.parse, text)
+    return parse

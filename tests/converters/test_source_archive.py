@@ -22,7 +22,6 @@ from source_trees import image, put
 from trees import ROOT, contents
 
 from converters import ClassFrom, ConvertOptions, OnError, Part, convert, preview, recognise
-from converters.sources.archives import unpacking
 from datapipe.core.errors import DatapipeError, DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 
@@ -260,7 +259,7 @@ def test_what_is_no_archive_at_all(tmp_path: Path) -> None:
 
 
 def test_bombs_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "_BELIEVED_NBYTES", 1 << 20)
+    monkeypatch.setattr("converters.sources.spool._BELIEVED_NBYTES", 1 << 20)
     path = write(tmp_path / "x.tar.gz", gzip.compress(tar_bytes([("k/a.jpg", bytes(30 << 20))])))
     refused(path, tmp_path / "out", "unpacks to more than 6?.* bytes, 200 times its size: a bomb")
 

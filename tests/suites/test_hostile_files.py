@@ -180,7 +180,7 @@ def interrupted(options: ConvertOptions, place: str) -> Path:
 def test_pipes_in_a_conversion_under_way_are_not_waited_for(name: str, folder: Path, tmp_path: Path) -> None:
     """A directory that somebody prepared, or damaged."""
     options = ConvertOptions(folder, tmp_path / "out", num_workers=1)
-    building = interrupted(options, "finalise.finish")
+    building = interrupted(options, "publishing.placing.place")
     path = building / name if name != "done" else building / "done" / "shard-000000.json"
     with pipe_at(path):
         assert f"{path}: a named pipe, not a regular file" in problem_of(lambda: convert_source(options))
@@ -295,7 +295,7 @@ def test_a_split_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None
 def test_what_a_conversion_under_way_deletes_lies_in_its_destination(names: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"")
     options = ConvertOptions(folder, tmp_path / "out", num_workers=1)
-    building = interrupted(options, "finalise.finish")
+    building = interrupted(options, "publishing.placing.place")
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     final = json.loads((building / "final.json").read_text())
     replaced = json.loads(json.dumps(names).replace("/KEPT", str(tmp_path / "kept")))

@@ -12,9 +12,9 @@ from typing import NamedTuple, overload
 
 from converters.options import Place
 from converters.sources import Origin, Workspace
-from converters.sources.archives.unpacking import compression_of, unpack_tar
 from converters.sources.archives.zip_directory import scan_zip
 from converters.sources.packing import PLAIN, deflated, summed_crc32
+from converters.sources.spool import compression_of, unpack_tar
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards

@@ -1,18 +1,99 @@
-"""Check that a conversion may write to its destination, before anything is written."""
+"""The contents of a destination: datasets, their files, files that belong to none; and whether a conversion may write there."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from converters.options import ConvertOptions, OnError, Place
+from converters.options import ConvertOptions, OnError, Place, changed_options
 from converters.planning.listing import ListingSummary
 from converters.planning.plan import ConversionPlan, PlannedShard
-from converters.publishing import finalise
-from converters.publishing.inventory import find_sets, holds_dataset, strange_files
-from datapipe.core.errors import DecodeError, IntegrityError, OptionError, StorageError
-from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest
+from converters.publishing import placing
+from converters.publishing.placing import FINISHED_NAME
+from converters.shards import QUARANTINE_NAME, shard_files
+from converters.writers import TARGETS, Target
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
+from datapipe.core.regular_files import path_inside
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
+
+ERRORS_NAME = "errors.jsonl"
+_IGNORED = frozenset((BUILDING_NAME, FINISHED_NAME))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSet:
+    """A finished dataset: the destination itself, or one split in it."""
+
+    name: str  # "" for the destination itself
+    directory: Path
+    manifest: Manifest
+
+    def files(self) -> list[str]:
+        """Return the names that its directory may contain; `verify` checks which exist."""
+        target = target_of(self.manifest)
+        names = [name for shard in self.manifest.shards for name in shard_files(stem_of(shard.name, target), target)]
+        return [*names, ERRORS_NAME, MANIFEST_NAME]
+
+
+def target_of(manifest: Manifest) -> Target:
+    """Return the format of a converted dataset. Raises FormatError for one that this program does not write."""
+    for target in TARGETS.values():
+        if target.container == manifest.container:
+            return target
+    known = ", ".join(target.container for target in TARGETS.values())
+    raise FormatError(f"dataset of kind {manifest.container!r}; verify and convert know {known}")
+
+
+def stem_of(shard_name: str, target: Target) -> str:
+    """Return a shard's file name without its suffix."""
+    return shard_name.removesuffix(target.suffix)
+
+
+def holds_dataset(directory: Path) -> bool:
+    """Return True if `directory` is or contains a finished dataset; reads no manifest."""
+    return any((place / MANIFEST_NAME).exists() for place in (directory, *_folders(directory)))
+
+
+def find_sets(directory: Path) -> list[FoundSet]:
+    """Return the datasets in `directory`: itself, or its splits; also next to the marker of a running conversion.
+
+    Raises FormatError for a manifest that does not parse, and for a split that is a link to another place.
+    """
+    if (directory / MANIFEST_NAME).exists():
+        return [FoundSet("", directory, read_document(directory))]
+    splits = [path for path in _folders(directory) if (path / MANIFEST_NAME).exists()]
+    for path in splits:
+        path_inside(str(directory), path.name, named_in=directory)
+    return [FoundSet(path.name, path, read_document(path)) for path in splits]
+
+
+def strange_files(directory: Path, sets: list[FoundSet]) -> list[str]:
+    """Return the paths, relative to `directory`, of files that belong to none of `sets`."""
+    strange: list[str] = []
+    known_here: set[str] = set()
+    for found in sets:
+        known = {*found.files(), QUARANTINE_NAME}
+        if found.name:
+            known_here.add(found.name)
+            strange += [f"{found.name}/{name}" for name in _names(found.directory) if name not in known]
+        else:
+            known_here |= known
+    return sorted(strange + [name for name in _names(directory) if name not in known_here])
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name not in _IGNORED]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _folders(directory: Path) -> list[Path]:
+    return sorted(directory / name for name in _names(directory) if (directory / name).is_dir())
+
 
 _SAMPLE_OVERHEAD = 512  # bytes per sample in the index
 _FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding
@@ -34,13 +115,13 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
             "--overwrite with --part: the parts cannot distinguish the old dataset from the new; delete the destination first"
         )
     is_building = (destination / BUILDING_NAME).is_dir()
-    was_swept = not is_building and finalise.sweep(destination)
+    was_swept = not is_building and placing.sweep(destination)
     sets = find_sets(destination) if holds_dataset(destination) else []
     manifests = [(found.name, found.manifest) for found in sets]
     changed = _changed_options(manifests, options)
     if was_swept and sets and not changed:  # with --overwrite, too: the killed run only had to clean up
         return manifests
-    if is_building and (destination / BUILDING_NAME / finalise.FINAL_NAME).exists():
+    if is_building and (destination / BUILDING_NAME / placing.FINAL_NAME).exists():
         return None
     if sets and not options.overwrite:
         if is_building:
@@ -64,8 +145,7 @@ def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOpti
     """Return how `options` differ from those of the existing datasets."""
     if not manifests:
         return []
-    asked, had = options.as_typed(), manifests[0][1].options
-    changed = [f"{name} was {had.get(name)!r}, now {asked[name]!r}" for name in asked if asked[name] != had.get(name)]
+    changed = changed_options(manifests[0][1].options, options.as_typed())
     found, expected = {name for name, _ in manifests}, {split.name for split in options.split} or {""}
     if found != expected and not changed:
         changed.append(f"of {', '.join(sorted(expected))} there is {', '.join(sorted(found))}")
@@ -123,13 +203,7 @@ def refuse_unreadable(plan: ConversionPlan, options: ConvertOptions) -> None:
 
 def refuse_changed_options(plan: ConversionPlan, options: ConvertOptions, destination: Path) -> None:
     """Raise OptionError, naming them, for options that differ from those of the unfinished conversion."""
-    asked = options.as_typed()
-    changed = [
-        f"{name} was {plan.options.get(name)!r}, now {asked[name]!r}"
-        for name in asked
-        if name not in MUTABLE_OPTIONS and asked[name] != plan.options.get(name)
-    ]
-    if changed:
+    if changed := changed_options(plan.options, options.as_typed(), but=MUTABLE_OPTIONS):
         raise OptionError(
             f"{destination}: a conversion with other options is unfinished there: {'; '.join(changed)};"
             f" pass the same options to resume, or delete {destination / BUILDING_NAME} to start over"
