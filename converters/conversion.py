@@ -109,17 +109,18 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
                 first = tuple(shown_sample(plan, sample) for sample in itertools.islice(samples(shards[0]), _NUM_SHOWN))
                 nbytes = sum(shard.nbytes for shard in shards)
                 sets.append(SetPreview(planned.name, planned.num_slots, len(shards), nbytes, first))
+        overview = overview_of(plan)
         return Preview(
             sets=tuple(sets),
-            num_classes=None if plan.classes is None else len(plan.classes),
-            fields=tuple((field.name, field.kind.value) for field in plan.fields),
-            nbytes=plan.nbytes,
+            num_classes=overview.num_classes,
+            fields=overview.fields,
+            nbytes=overview.nbytes,
             needed_nbytes=None if options.transcodes else needed_nbytes(plan.shards, num_fields=len(plan.fields)),
             free_nbytes=free_nbytes(options.destination),
             problems=plan.problems,
             num_unreadable=plan.unreadable.num,
             unreadable=plan.unreadable.first,
-            warnings=warnings_of(plan),
+            warnings=overview.warnings,
         )
 
 

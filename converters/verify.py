@@ -214,8 +214,6 @@ def _damaged_fields(path: Path, sidecar: Sidecar) -> Iterator[str]:
 def _check_companions(found: FoundSet, shard: ShardInfo, sidecar: Sidecar) -> list[Problem]:
     """Check that a shard's additional files, for other readers, belong to it."""
     target = target_of(found.manifest)
-    if not target.companion_suffixes:
-        return []
     try:
         expected = target.companions(found.directory / shard.name, sidecar)
     except (FormatError, FileNotFoundError):  # the shard itself is damaged, and reported

@@ -30,7 +30,6 @@ from datapipe.stores.transfers import delete, found_object, upload
 _STORED_NAME = "stored"
 _AT_ONCE = 4  # shards written at once, and so on the disk besides those that are being built
 _ASKED_AT_ONCE = 16
-_CHUNK_NBYTES = 1 << 20
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -48,7 +47,6 @@ class StoreDelivery:
 
     def __init__(self, destination: Path, present: Present, target: Target, *, overwrite: bool) -> None:
         """`destination`: the local one. `overwrite`: replace what is at the location."""
-        self._destination = destination
         self._building = destination / BUILDING_NAME
         self._present = present
         self._location = present.location
@@ -203,11 +201,8 @@ def _checked(place: Location, nbytes: int) -> str | None:
 
 
 def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with regular_files.open_file(path) as file:
-        while chunk := file.read(_CHUNK_NBYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file has what its stub asks for
 
 
 def _each(work: Callable[[T], U], jobs: Iterable[T]) -> list[U]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from converters.database import open_scratch
@@ -18,6 +17,7 @@ from converters.options import ClassFrom, ConvertOptions, Place
 from converters.sources import ListedSample, SourceFacts, Workspace, divide
 from converters.sources.archives import (
     ArchiveMember,
+    archives_in,
     is_archive_name,
     objects_at,
     refuse_compressed,
@@ -26,11 +26,11 @@ from converters.sources.archives import (
     split_archive_path,
     stem_of_archive,
 )
-from converters.sources.class_folders import class_name, refuse_class_map, refuse_field_choices
-from converters.sources.fields import LabelCensus
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
-from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name, is_junk
-from datapipe.core.errors import MissingDataError, OptionError, StorageError
+from converters.sources.class_folders import refuse_field_choices
+from converters.sources.fields import FolderLabels
+from converters.writers import IMAGE_FIELD
+from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name
+from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.stores.location import Location
 
 _NO_FOLDER = (
@@ -49,11 +49,7 @@ class ArchiveSource:
         self._source = options.source
         self._to = options.to
         self._class_from = options.class_from or ClassFrom.FOLDER
-        self._census: LabelCensus | None = None
-        if self._class_from is ClassFrom.NONE:
-            refuse_class_map(options)
-        else:
-            self._census = LabelCensus(options.class_map, is_named=True)
+        self._labels = FolderLabels(options, self._class_from, no_folder=_NO_FOLDER)
         self._inner = b""
         self.root: Place
         if isinstance(options.source, Location):
@@ -66,7 +62,9 @@ class ArchiveSource:
         elif options.source.is_dir():
             self._is_folder = True
             self.root = options.source
-            self._names = _archives_in(options.source)
+            self._names = archives_in(
+                options.source, is_archive_name, "no archives; pass an archive, or the folder that holds them"
+            )
         else:
             self._is_folder = False
             split = split_archive_path(options.source)
@@ -91,12 +89,12 @@ class ArchiveSource:
 
     def facts(self) -> SourceFacts:
         warnings = []
-        if self._left_out and self._census is not None:
+        if self._left_out and self._labels.fields:
             warnings.append(f"all images lie in {os.fsdecode(self._left_out)}/, which is left out of their names and classes")
         return SourceFacts(
-            fields=(IMAGE_FIELD,) if self._census is None else (IMAGE_FIELD, LABEL_FIELD),
-            classes=None if self._census is None else self._census.classes(),
-            labels=None if self._census is None else self._census.labels(),
+            fields=(IMAGE_FIELD, *self._labels.fields),
+            classes=self._labels.classes(),
+            labels=self._labels.labels(),
             warnings=tuple(warnings),
             made_from=self._made_from(),
             nothing="no images in it",
@@ -126,14 +124,8 @@ class ArchiveSource:
     def _listed(self, path: bytes, member: ArchiveMember, *, is_first: bool) -> ListedSample:
         directory, name = divide(path)
         problem = member.problem or (None if is_first else "is in the archive twice, by the same name; remove one of them")
-        label = NO_LABEL
-        if self._census is not None:
-            folder = class_name(directory, self._class_from)
-            if folder is None:
-                problem = problem or _NO_FOLDER
-            else:
-                label = self._census.number(folder)
-        return ListedSample(directory, name, 0, label, {IMAGE_FIELD.name: member.origin}, problem=problem)
+        label, why = self._labels.of(directory)
+        return ListedSample(directory, name, 0, label, {IMAGE_FIELD.name: member.origin}, problem=problem or why)
 
     def _refuse_several_sets(self, tops: set[bytes]) -> None:
         names = held_apart_names(map(os.fsdecode, tops))
@@ -162,16 +154,6 @@ def _common_folder(names: Iterator[bytes]) -> bytes:
 
 def _is_new(connection: sqlite3.Connection, name: bytes) -> bool:
     return connection.execute("INSERT OR IGNORE INTO names VALUES (?)", (name,)).rowcount == 1
-
-
-def _archives_in(source: Path) -> list[bytes]:
-    try:
-        names = [name for name in os.listdir(os.fsencode(source)) if is_archive_name(name) and not is_junk(name)]
-    except OSError as exc:
-        raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
-    if not names:
-        raise MissingDataError(f"{source}: no archives; pass an archive, or the folder that holds them")
-    return sorted(names)
 
 
 def open_source(options: ConvertOptions) -> ArchiveSource:

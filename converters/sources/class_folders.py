@@ -15,8 +15,8 @@ from typing import Protocol
 
 from converters.options import ClassFrom, ConvertOptions, Place
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, join
-from converters.sources.fields import LabelCensus, place_labels
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from converters.sources.fields import FolderLabels, place_labels
+from converters.writers import IMAGE_FIELD, LABEL_FIELD
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import (
     ListedFile,
@@ -65,15 +65,15 @@ class FolderSource:
         self.root = options.source
         self._form = form
         self._class_from = options.class_from or ClassFrom.FOLDER
-        self._census: LabelCensus | None = None
         self._folders: list[bytes] = []
         self._populated: set[bytes] = set()
         self._classes: tuple[str, ...] | None = None
         refuse_field_choices(options)
         self._tree = open_tree(self.root)
         folders = self._tree.folders(otherwise=NO_FOLDER)
+        if self._class_from is not ClassFrom.FOLDER:
+            self._occurring = FolderLabels(options, self._class_from, no_folder=_NO_FOLDER)
         if self._class_from is ClassFrom.NONE:
-            refuse_class_map(options)
             return
         _refuse_several_sets(options, self._tree.held_apart(folders))
         if self._class_from is ClassFrom.FOLDER:
@@ -85,13 +85,11 @@ class FolderSource:
                 )
             names = map(os.fsdecode, self._folders)
             self._labels, self._classes = place_labels(names, options.class_map, "class folders")
-        else:
-            self._census = LabelCensus(options.class_map, is_named=True)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._class_from is not ClassFrom.FOLDER:
             for _, file in self._tree.files([b""], notes, self._form.is_wanted):
-                yield self._listed(file, 0, *self._class_of(file))
+                yield self._listed(file, 0, *self._occurring.of(file.directory))
             return
         labels = [self._labels[os.fsdecode(folder)] for folder in self._folders]
         for place, file in self._tree.files(self._folders, notes, self._form.is_wanted):
@@ -99,40 +97,22 @@ class FolderSource:
             yield self._listed(file, place, labels[place], None)
 
     def facts(self) -> SourceFacts:
-        has_labels = self._class_from is not ClassFrom.NONE
+        is_by_folder = self._class_from is ClassFrom.FOLDER
         what = self._form.plural
         nothing = f"no {what} in it" if not self._folders else f"no {what} in its {len(self._folders)} class folders"
         return SourceFacts(
-            fields=(self._form.field, LABEL_FIELD) if has_labels else (self._form.field,),
-            classes=self._classes if self._census is None else self._census.classes(),
-            labels=None if self._census is None else self._census.labels(),
+            fields=(self._form.field, *([LABEL_FIELD] if is_by_folder else self._occurring.fields)),
+            classes=self._classes if is_by_folder else self._occurring.classes(),
+            labels=None if is_by_folder else self._occurring.labels(),
             empty_classes=tuple(os.fsdecode(folder) for folder in self._folders if folder not in self._populated),
             nothing=nothing,
             remedy=f"{what} are recognised by suffix: {self._form.suffixes}",
         )
 
-    def _class_of(self, file: ListedFile) -> tuple[int, str | None]:
-        """Return (label, problem)."""
-        if self._census is None:
-            return NO_LABEL, None
-        folder = class_name(file.directory, self._class_from)
-        return (NO_LABEL, _NO_FOLDER) if folder is None else (self._census.number(folder), None)
-
     def _listed(self, file: ListedFile, place: int, label: int, problem: str | None) -> ListedSample:
         path = join(file.directory, file.name)
         origins = {self._form.field.name: Origin.whole(path, file.nbytes, file.mtime_ns, file.etag)}
         return ListedSample(file.directory, file.name, place, label, origins, problem=file.problem or problem)
-
-
-def class_name(directory: bytes, class_from: ClassFrom) -> str | None:
-    """Return the class of files in `directory` (relative to the root); None if no folder names one."""
-    if not directory or class_from is ClassFrom.NONE:
-        return None
-    if class_from is ClassFrom.FOLDER:
-        directory = directory.partition(b"/")[0]
-    elif class_from is ClassFrom.PARENT:
-        directory = directory.rpartition(b"/")[2]
-    return os.fsdecode(directory)
 
 
 def refuse_field_choices(options: ConvertOptions) -> None:
@@ -141,12 +121,6 @@ def refuse_field_choices(options: ConvertOptions) -> None:
         raise OptionError(
             f"--field {options.fields[0]}: has no effect with --from {options.form}, whose samples are one file each"
         )
-
-
-def refuse_class_map(options: ConvertOptions) -> None:
-    """Raise OptionError if classes were given for a set without labels."""
-    if options.class_map is not None:
-        raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
 
 
 def _refuse_several_sets(options: ConvertOptions, sets: tuple[bytes, ...]) -> None:

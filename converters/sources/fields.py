@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from converters.options import FieldChoice
-from converters.writers import IMAGE_FIELD, checked_fields
+from converters.options import ClassFrom, ConvertOptions, FieldChoice
+from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, checked_fields
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import regular_files
 from datapipe.core.errors import MissingDataError, OptionError, StorageError
@@ -114,6 +114,49 @@ class LabelCensus:
 
     def _is_numbers(self) -> bool:
         return not self._is_named and all(map(_NUMBER.fullmatch, self._met))
+
+
+class FolderLabels:
+    """Labels of files by the folders that they lie in, or none."""
+
+    def __init__(self, options: ConvertOptions, class_from: ClassFrom, *, no_folder: str) -> None:
+        """`no_folder`: what is wrong with a file that lies in no folder. Raises OptionError for a map without labels."""
+        if class_from is ClassFrom.NONE:
+            refuse_class_map(options)
+        self._class_from = class_from
+        self._no_folder = no_folder
+        self._census = None if class_from is ClassFrom.NONE else LabelCensus(options.class_map, is_named=True)
+
+    @property
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Return the field of the labels, if there are any."""
+        return () if self._census is None else (LABEL_FIELD,)
+
+    def of(self, directory: bytes) -> tuple[int, str | None]:
+        """Return (label until all are known, problem) of a file in `directory`, relative to the root."""
+        if self._census is None:
+            return NO_LABEL, None
+        if not directory:
+            return NO_LABEL, self._no_folder
+        if self._class_from is ClassFrom.FOLDER:
+            directory = directory.partition(b"/")[0]
+        elif self._class_from is ClassFrom.PARENT:
+            directory = directory.rpartition(b"/")[2]
+        return self._census.number(os.fsdecode(directory)), None
+
+    def classes(self) -> tuple[str, ...] | None:
+        """Return names by label."""
+        return None if self._census is None else self._census.classes()
+
+    def labels(self) -> dict[int, int] | None:
+        """Return result of `of` -> label."""
+        return None if self._census is None else self._census.labels()
+
+
+def refuse_class_map(options: ConvertOptions) -> None:
+    """Raise OptionError if classes were given for a set without labels."""
+    if options.class_map is not None:
+        raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
 
 
 def place_labels(names: Iterable[str], class_map: Path | None, where: str) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -15,10 +15,10 @@ from typing import IO
 
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join, lmdb_listing
-from converters.sources.class_folders import refuse_class_map, refuse_field_choices
-from converters.sources.fields import LabelCensus
+from converters.sources.class_folders import refuse_field_choices
+from converters.sources.fields import FolderLabels
 from converters.sources.lmdb_listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
+from converters.writers import IMAGE_FIELD
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.listing import ScanNotes
 from datapipe.core import regular_files
@@ -40,17 +40,14 @@ class LmdbSource:
         allowed = (ClassFrom.NONE, *((ClassFrom.FOLDER,) if has_classes else ()))
         if options.class_from is not None and options.class_from not in allowed:
             raise OptionError(f"--class-from {options.class_from.value}: of {source}, at most the database names a class")
-        self._census: LabelCensus | None = None
-        if has_classes and options.class_from is not ClassFrom.NONE:
-            self._census = LabelCensus(options.class_map, is_named=True)
-        else:
-            refuse_class_map(options)
+        class_from = (options.class_from or ClassFrom.FOLDER) if has_classes else ClassFrom.NONE
+        self._labels = FolderLabels(options, class_from, no_folder="")  # every database lies in one
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
         for name in self._names:
-            label = NO_LABEL if self._census is None else self._census.number(os.path.dirname(name))
             path = os.fsencode(name)
+            label, _ = self._labels.of(os.path.dirname(path))
             with regular_files.open_file(self.root / name) as file:
                 status = os.fstat(file.fileno())
                 for key, offset, nbytes in _entries(self.root / name):
@@ -63,9 +60,9 @@ class LmdbSource:
 
     def facts(self) -> SourceFacts:
         return SourceFacts(
-            fields=(IMAGE_FIELD,) if self._census is None else (IMAGE_FIELD, LABEL_FIELD),
-            classes=None if self._census is None else self._census.classes(),
-            labels=None if self._census is None else self._census.labels(),
+            fields=(IMAGE_FIELD, *self._labels.fields),
+            classes=self._labels.classes(),
+            labels=self._labels.labels(),
             made_from={"container": "lmdb", "files": self._names[:: max(1, len(self._names) - 1)], "num_files": len(self._names)},
             nothing="no entries",
             remedy="the values of a database are the images",

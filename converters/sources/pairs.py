@@ -17,15 +17,14 @@ from itertools import groupby
 from converters.database import open_scratch
 from converters.options import ClassFrom, ConvertOptions
 from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, divide, join
-from converters.sources.class_folders import class_name, refuse_class_map
-from converters.sources.fields import Choices, LabelCensus, in_order
-from converters.writers import LABEL_FIELD, NO_LABEL
+from converters.sources.fields import Choices, FolderLabels, in_order
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import ListedFile, ScanNotes, is_image_name, list_folders, walk
 from datapipe.core.errors import OptionError
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
+_NO_FOLDER = "lies in no folder that names its class; move it into one, or leave --class-from out"
 _COLUMNS = "directory BLOB, stem BLOB, field TEXT, kind TEXT, path BLOB, nbytes INTEGER, mtime_ns INTEGER, problem TEXT"
 # A file named like another's mask is one if the other file exists. A mask belongs first to the image of its own name.
 _RESOLVE = """
@@ -50,15 +49,10 @@ class PairedFiles:
     def __init__(self, options: ConvertOptions) -> None:
         """Raises MissingDataError or StorageError for a folder that cannot be read."""
         self.root = options.local_source
-        self._class_from = options.class_from or ClassFrom.NONE
         self._choices = Choices(options.fields)
         self._roles = role_folders(list_folders(self.root, otherwise=NO_FOLDER))
         self._fields: dict[str, FieldKind] = {}
-        self._census: LabelCensus | None = None
-        if self._class_from is ClassFrom.NONE:
-            refuse_class_map(options)
-        else:
-            self._census = LabelCensus(options.class_map, is_named=True)
+        self._labels = FolderLabels(options, options.class_from or ClassFrom.NONE, no_folder=_NO_FOLDER)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         with open_scratch(space.scratch, "pairs") as connection:
@@ -84,9 +78,9 @@ class PairedFiles:
             )
         fields = [FieldSpec(name, kind) for name, kind in self._fields.items()]
         return SourceFacts(
-            fields=in_order([*fields, *([LABEL_FIELD] if self._census else [])]) if fields else (),
-            classes=self._census.classes() if self._census else None,
-            labels=self._census.labels() if self._census else None,
+            fields=in_order([*fields, *self._labels.fields]) if fields else (),
+            classes=self._labels.classes(),
+            labels=self._labels.labels(),
             nothing="no files to pair",
             remedy="images are recognised by suffix (.jpg, .png, ...), their partners by .txt, .json, .npy or as masks",
         )
@@ -134,15 +128,9 @@ class PairedFiles:
             origins[field] = Origin.whole(path, nbytes, mtime_ns)
             if why is not None:
                 problem = problem or (why if field == IMAGE else f"{os.fsdecode(path)}: {why}")
-        label = NO_LABEL
-        if self._census is not None:
-            folder = class_name(rows[0][0], self._class_from)
-            if folder is None:
-                problem = problem or "lies in no folder that names its class; move it into one, or leave --class-from out"
-            else:
-                label = self._census.number(folder)
+        label, why = self._labels.of(rows[0][0])
         directory, name = divide((origins.get(IMAGE) or origins[rows[0][2]]).path)
-        return ListedSample(directory, name, place, label, origins, problem=problem)
+        return ListedSample(directory, name, place, label, origins, problem=problem or why)
 
 
 def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:

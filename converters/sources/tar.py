@@ -6,20 +6,16 @@ a suffix, never a path to write to; links, devices and folders are skipped.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from converters.options import ConvertOptions, Place
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace
-from converters.sources.archives import objects_at, opened_object, refuse_compressed
+from converters.sources.archives import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
 from converters.sources.fields import Choices, LabelCensus, in_order
 from converters.sources.manifest import refuse_class_from
-from converters.sources.packing import PLAIN
-from converters.sources.spool import compression_of, unpack_tar
+from converters.sources.spool import compression_of
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
@@ -27,8 +23,7 @@ from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.fields import HEAD_NBYTES, field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
-from datapipe.core import regular_files
-from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.printable import printable
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import read_manifest_text
@@ -48,18 +43,6 @@ class _Group:
     key: bytes
     members: list[tuple[str, Member]]  # by suffix, in order
     is_again: bool  # there were earlier members of that key
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenTar:
-    """A tar, and its size and time, or etag, when it was opened."""
-
-    data: ByteSource
-    path: bytes  # relative to the source's root, or to the spool
-    is_spooled: bool
-    nbytes: int
-    mtime_ns: int
-    etag: str = ""
 
 
 class TarSource:
@@ -83,8 +66,11 @@ class TarSource:
             converted = None if text is None else parse_document(text, str(self.root / MANIFEST_NAME))
         else:
             source = options.source
+            if not source.exists():
+                raise MissingDataError(f"{source}: no such file; check the path of the source")
             self.root = source if source.is_dir() else source.parent
-            self._names = _tars_in(source) if source.is_dir() else [os.fsencode(source.name)]
+            nothing = "no .tar files; pass a tar or the folder that holds them"
+            self._names = archives_in(source, _is_tar, nothing) if source.is_dir() else [os.fsencode(source.name)]
             refuse_unfinished(self.root)
             if (self.root / MANIFEST_NAME).is_file():
                 converted = read_manifest(self.root)
@@ -98,22 +84,11 @@ class TarSource:
         place = 0
         for name in self._names:
             path = os.fsencode(str(self.root)) + b"/" + name
-            with self._opened(name, space) as tar:
-                groups = _groups(tar.data, os.fsdecode(path), notes)
+            with opened_archive(self.root, name, space, form="a tar", found=self._objects.get(name)) as (data, file):
+                groups = _groups(data, os.fsdecode(path), notes)
                 while group := self._next(groups, name, path, notes):
-                    yield self._listed(place, name, group, tar)
+                    yield self._listed(place, name, group, data, file)
                     place += 1
-
-    @contextlib.contextmanager
-    def _opened(self, name: bytes, space: Workspace) -> Iterator[_OpenTar]:
-        """Open a tar. Raises MissingDataError, StorageError or FormatError."""
-        if isinstance(self.root, Location):
-            with opened_object(self.root, self._objects[name], "a tar") as data:
-                yield _OpenTar(data, name, False, len(data), 0, self._objects[name].etag or "")
-            return
-        tar, data = _open_map(self.root, name, space)
-        with contextlib.closing(data):
-            yield tar
 
     @staticmethod
     def _next(groups: Iterator[_Group], name: bytes, path: bytes, notes: ScanNotes) -> _Group | None:
@@ -144,12 +119,12 @@ class TarSource:
             remedy="samples are members named KEY.SUFFIX",
         )
 
-    def _listed(self, place: int, name: bytes, group: _Group, tar: _OpenTar) -> ListedSample:
+    def _listed(self, place: int, name: bytes, group: _Group, data: ByteSource, file: ArchiveFile) -> ListedSample:
         origins: dict[str, Origin] = {}
         problem = "its members are not consecutive: some were earlier; sort the tar by name" if group.is_again else None
         label, met = NO_LABEL, set()
         for suffix, member in group.members:
-            field = self._field_of(suffix, member, tar.data)
+            field = self._field_of(suffix, member, data)
             if field is None:
                 continue
             if field.name in met:
@@ -157,15 +132,13 @@ class TarSource:
                 problem = problem or _two_for_one(field, suffixes)
             met.add(field.name)
             if field == LABEL_FIELD:
-                text = bytes(tar.data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)]).strip()
+                text = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)]).strip()
                 try:
                     label = self._census.number(text.decode())
                 except UnicodeDecodeError:
                     problem = problem or f"its label {text[:20]!r} is not text"
             else:
-                origins[field.name] = Origin(
-                    tar.path, member.offset, member.nbytes, tar.nbytes, tar.mtime_ns, PLAIN, tar.is_spooled, tar.etag
-                )
+                origins[field.name] = file.origin(member.offset, member.nbytes)
         return ListedSample(name, group.key, place, label, origins, problem=problem)
 
     def _field_of(self, suffix: str, member: Member, data: ByteSource) -> FieldSpec | None:
@@ -224,38 +197,6 @@ def _groups(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[_Group]:
 
 def _is_tar(name: bytes) -> bool:
     return name.lower().endswith(b".tar") or compression_of(name) is not None
-
-
-def _tars_in(source: Path) -> list[bytes]:
-    try:
-        names = [name for name in os.listdir(os.fsencode(source)) if _is_tar(name) and not is_junk(name)]
-    except OSError as exc:
-        raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
-    if not names:
-        raise MissingDataError(f"{source}: no .tar files; pass a tar or the folder that holds them")
-    return sorted(names)
-
-
-def _open_map(root: Path, name: bytes, space: Workspace) -> tuple[_OpenTar, mmap.mmap]:
-    """Map a tar into memory; the caller closes the map. Raises MissingDataError, StorageError or FormatError."""
-    compression, mtime_ns, spooled = compression_of(name), None, name
-    if compression is not None:
-        spooled, mtime_ns = unpack_tar(root, name, compression, space)
-    path = os.path.join(os.fsencode(root if compression is None else space.spool), spooled)
-    where = os.fsdecode(path)
-    try:
-        with regular_files.open_file(path) as file:
-            status = os.fstat(file.fileno())
-            if not status.st_size:
-                raise FormatError(f"{where}: empty file, not a tar; get the file again or remove it")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{where}: no such file; check the path of the source") from exc
-    except OSError as exc:
-        raise StorageError(f"{where}: cannot be read ({exc.strerror}); check its permissions") from exc
-    data.madvise(mmap.MADV_RANDOM)  # only headers are read: do not read the images ahead
-    mtime_ns = status.st_mtime_ns if mtime_ns is None else mtime_ns
-    return _OpenTar(data, spooled, compression is not None, status.st_size, mtime_ns), data
 
 
 def open_source(options: ConvertOptions) -> TarSource:

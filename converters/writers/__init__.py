@@ -1,6 +1,7 @@
 """The writers of shards: one module per target format, chosen by `--to`.
 
-A module provides `open_shard(path, *, fields, classes) -> ShardWriter` and `companions(shard, sidecar) -> dict[str, bytes]`.
+A module provides `open_shard(path, *, fields, classes) -> ShardWriter` and, if its shards have further files,
+`companions(shard, sidecar) -> dict[str, bytes]`.
 Everything else about a conversion (plan, checks, resuming, checksums of fields, the manifest) is the same for all formats.
 """
 
@@ -92,6 +93,8 @@ class Target:
 
     def companions(self, shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
         """Return, by suffix, the additional files of a finished shard. Raises FormatError or OSError for a damaged one."""
+        if not self.companion_suffixes:
+            return {}
         files: dict[str, bytes] = importlib.import_module(self.module).companions(shard, sidecar)
         return files
 

@@ -25,7 +25,7 @@ from converters.writers import LABEL_FIELD, ShardStream, StoredSample, WrittenSh
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.hdf5 import layout as form
 from datapipe.core.errors import FormatError
-from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _READ_NBYTES = 4 << 20
 _LABEL_ENCODING = "int64"  # little-endian
@@ -34,11 +34,6 @@ _LABEL_ENCODING = "int64"  # little-endian
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> Hdf5Shard:
     """Create the shard at `path`, which must not exist."""
     return Hdf5Shard(path, fields)
-
-
-def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """Return no files: HDF5 is its own index."""
-    return {}
 
 
 class Hdf5Shard:
@@ -145,12 +140,9 @@ def _copy(source: IO[bytes], descriptor: int) -> None:
 
 def _sha256(descriptor: int) -> str:
     """Return the hash of the whole file: its first bytes are written last, so it cannot be hashed while it is written."""
-    digest, buffer = hashlib.sha256(), bytearray(_READ_NBYTES)
-    view = memoryview(buffer)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    while count := os.readv(descriptor, [buffer]):
-        digest.update(view[:count])
-    return digest.hexdigest()
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

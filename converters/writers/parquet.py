@@ -28,7 +28,7 @@ from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.core.errors import DecodeError, FormatError
-from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _LABEL_ENCODING = "int64"  # little-endian
 _ROW_NBYTES = 64  # assumed size of a row besides its fields: names, levels, labels
@@ -37,11 +37,6 @@ _ROW_NBYTES = 64  # assumed size of a row besides its fields: names, levels, lab
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> ParquetShard:
     """Create the shard at `path`, which must not exist."""
     return ParquetShard(path, fields, classes)
-
-
-def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
-    """Return no files: Parquet is its own index."""
-    return {}
 
 
 class ParquetShard:

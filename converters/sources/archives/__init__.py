@@ -19,7 +19,7 @@ from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
 from datapipe.containers.tar.scanner import scan_members
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
+from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import printable
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
@@ -71,6 +71,17 @@ def stem_of_archive(name: bytes) -> bytes:
     return os.path.splitext(stem)[0] if stem.lower().endswith(b".tar") else stem
 
 
+def archives_in(source: Path, is_wanted: Callable[[bytes], bool], nothing: str) -> list[bytes]:
+    """Return the sorted names of wanted files in a folder. Raises StorageError, or MissingDataError, saying `nothing`."""
+    try:
+        names = [name for name in os.listdir(os.fsencode(source)) if is_wanted(name) and not is_junk(name)]
+    except OSError as exc:
+        raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
+    if not names:
+        raise MissingDataError(f"{source}: {nothing}")
+    return sorted(names)
+
+
 def split_archive_path(path: Path) -> tuple[Path, bytes] | None:
     """Return (archive, folder in it) of a path such as `photos.zip/train`; None for one that names no archive."""
     for place in (path, *path.parents):
@@ -103,7 +114,7 @@ def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -
     damaged. Raises MissingDataError, StorageError, or FormatError for one that cannot be read at all.
     """
     where = str(root / os.fsdecode(name))
-    with _opened(root, name, space) as (data, holder):
+    with opened_archive(root, name, space) as (data, holder):
         scan = _scan_zip if name.lower().endswith(b".zip") else _scan_tar
         try:
             yield from scan(data, where, holder, notes)
@@ -113,27 +124,31 @@ def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -
 
 
 @contextlib.contextmanager
-def _opened(root: Place, name: bytes, space: Workspace) -> Iterator[tuple[ByteSource, _ArchiveFile]]:
-    """Open an archive, unpacked into the spool if it is compressed. Raises what `scan_archive` raises."""
+def opened_archive(
+    root: Place, name: bytes, space: Workspace, *, form: str = "an archive", found: ListedObject | None = None
+) -> Iterator[tuple[ByteSource, ArchiveFile]]:
+    """Open an archive, unpacked into the spool if it is compressed; `found`: the object as it was listed, looked up if None.
+
+    Raises MissingDataError, StorageError, or FormatError for one that is empty or does not unpack.
+    """
     if isinstance(root, Location):
-        found = object_facts(root / os.fsdecode(name))
-        with opened_object(root, found, "an archive") as data:
-            yield data, _ArchiveFile(name, found.nbytes, 0, etag=found.etag or "")
+        found = found or object_facts(root / os.fsdecode(name))
+        with opened_object(root, found, form) as data:
+            yield data, ArchiveFile(name, found.nbytes, 0, etag=found.etag or "")
         return
     compression = compression_of(name)
     if compression is not None:
         name_in_spool, mtime_ns = unpack_tar(root, name, compression, space)
-        path = space.spool / os.fsdecode(name_in_spool)
-        with mapped(path, "an archive") as data:
-            yield data, _ArchiveFile(name_in_spool, len(data), mtime_ns, is_spooled=True)
+        with mapped(space.spool / os.fsdecode(name_in_spool), form) as data:
+            yield data, ArchiveFile(name_in_spool, len(data), mtime_ns, is_spooled=True)
         return
     path = root / os.fsdecode(name)
-    with mapped(path, "an archive") as data:
+    with mapped(path, form) as data:
         status = path.stat()
-        yield data, _ArchiveFile(name, status.st_size, status.st_mtime_ns)
+        yield data, ArchiveFile(name, status.st_size, status.st_mtime_ns)
 
 
-class _ArchiveFile(NamedTuple):
+class ArchiveFile(NamedTuple):
     """The file or object that holds the bytes."""
 
     path: bytes
@@ -148,7 +163,7 @@ class _ArchiveFile(NamedTuple):
 
 
 def _scan_tar(
-    data: ByteSource, where: str, holder: _ArchiveFile, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
+    data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNotes, *, prefix: bytes = b"", start: int = 0
 ) -> Iterator[ArchiveMember]:
     for member in scan_members(data, where, needs_end=True):
         name, problem = _cleaned(prefix, member.name)
@@ -166,7 +181,7 @@ def _nested(
     data: ByteSource,
     extent: tuple[int, int],
     named: tuple[str, bytes],
-    holder: _ArchiveFile,
+    holder: ArchiveFile,
     notes: ScanNotes,
     *,
     is_deep: bool,
@@ -188,7 +203,7 @@ def _nested(
         notes.problems.append(ScanProblem(source, f"{reason}; members after that are missing"))
 
 
-def _scan_zip(data: ByteSource, where: str, holder: _ArchiveFile, notes: ScanNotes) -> Iterator[ArchiveMember]:
+def _scan_zip(data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNotes) -> Iterator[ArchiveMember]:
     for member in scan_zip(data, where):
         name, problem = _cleaned(b"", member.name)
         if _is_left_out(name, notes):
