@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,42 +62,9 @@ class RowRun:
         return self.stop - self.start
 
 
-class RunOrder(Protocol):
-    """An order of rows, as a loader of tables needs it."""
-
-    @property
-    def kind(self) -> str:
-        """The name in saved states: a state resumes only under the order that made it."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def starts(self) -> Ints:
-        """(g + 1,) rows of the table at which the row groups begin, and the number of rows."""
-
-    @property
-    def max_window(self) -> int:
-        """The largest number of rows of a window."""
-
-    def __call__(self, epoch: int, positions: Ints, /) -> Ints:
-        """Return the rows of the table at these positions of the epoch."""
-
-    def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
-        """Yield the runs that hold these positions of the epoch, in order; 0 <= start <= stop <= len."""
-
-    def pieces(self, window: ShuffleWindow) -> list[Piece]:
-        """Return the parts of row groups that make up a window, in the order of its places."""
-
-    def shuffled(self, window: ShuffleWindow) -> Ints | None:
-        """Return (len(window),) the window's row at each shuffled place; None if it is not shuffled."""
-
-    def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
-        """Return the next window in the same lane; None after the last."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """Every epoch in stored order; a window is a row group."""
+    """Every epoch in stored order; a window is a row group. Methods: as those of `WindowedRows`."""
 
     starts: Ints  # (g + 1,) rows of the table at which the row groups begin, and the number of rows
     kind: str = "sequential"
@@ -193,12 +159,28 @@ class WindowedRows:
 
     @property
     def max_window(self) -> int:
+        """The largest number of rows of a window."""
         return min(len(self), int(np.diff(self.starts).max()) * self.groups_per_window)
 
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
-        return _rows_at(self, epoch, positions)
+        """Return the rows of the table at these positions of the epoch: run by run, over stretches of consecutive positions."""
+        found = np.empty(len(positions), np.int64)
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+        for begin, end in itertools.pairwise(edges):
+            if begin == end:
+                continue
+            place, start = begin, int(positions[begin])
+            for run in self.runs(epoch, start, start + end - begin):
+                rows = np.empty(len(run.window), np.int64)
+                for piece in self.pieces(run.window):
+                    first, num = int(self.starts[piece.group]) + piece.start, piece.stop - piece.start
+                    rows[piece.place : piece.place + num] = np.arange(first, first + num)
+                found[place : place + len(run)] = rows[self.shuffled(run.window)[run.start : run.stop]]
+                place += len(run)
+        return found
 
     def runs(self, epoch: int, start: int, stop: int) -> Iterator[RowRun]:
+        """Yield the runs that hold these positions of the epoch, in order; 0 <= start <= stop <= len."""
         for lane, first, end in self._stretches(start, stop):
             while first < end:
                 window = self._window_at(epoch, lane, first)
@@ -207,7 +189,8 @@ class WindowedRows:
                 first = part
 
     def pieces(self, window: ShuffleWindow) -> list[Piece]:
-        groups, ends = self._sequence(window.epoch)
+        """Return the parts of row groups that make up a window, in the order of its places."""
+        groups, ends = _sequence(self, window.epoch)
         found, place = [], window.first
         number = int(np.searchsorted(ends, place, side="right"))
         while place < window.end:
@@ -219,10 +202,12 @@ class WindowedRows:
         return found
 
     def shuffled(self, window: ShuffleWindow) -> Ints:
+        """Return (len(window),) the window's row at each shuffled place; in `StoredRows` None, as it is not shuffled."""
         key = int(key64(self.seed, window.epoch, window.lane, window.number))
         return RowPermutation(len(window), key)(0, len(window))
 
     def following(self, window: ShuffleWindow) -> ShuffleWindow | None:
+        """Return the next window in the same lane; None after the last."""
         _, end = self._extent(window.lane)
         return self._window_at(window.epoch, window.lane, window.end) if window.end < end else None
 
@@ -263,7 +248,7 @@ class WindowedRows:
         need new row groups at different steps.
         """
         lane_first, lane_end = self._extent(lane)
-        _, ends = self._sequence(epoch)
+        _, ends = _sequence(self, epoch)
         size = self.groups_per_window
         lag = lane % size
         opening = int(np.searchsorted(ends, lane_first, side="right"))  # the row group in which the lane begins
@@ -273,9 +258,16 @@ class WindowedRows:
         end = min(lane_end, int(ends[min(last, len(ends) - 1)]))
         return ShuffleWindow(epoch, lane, number, first, end)
 
-    def _sequence(self, epoch: int) -> tuple[Ints, Ints]:
-        """Return the row groups in the epoch's order, and the places at which they end."""
-        return _sequence(_Key(self.starts), int(key64(self.seed, epoch)))
+
+@functools.lru_cache(maxsize=8)  # an order is its own key, by identity
+def _sequence(order: WindowedRows, epoch: int) -> tuple[Ints, Ints]:
+    """Return the row groups in the epoch's order, and the places at which they end."""
+    num_groups = len(order.starts) - 1
+    groups = Permutation(num_groups, int(key64(order.seed, epoch)))(np.arange(num_groups, dtype=np.int64))
+    return groups, np.cumsum(np.diff(order.starts)[groups])
+
+
+RunOrder = StoredRows | WindowedRows  # orders that are asked for runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,44 +287,3 @@ class FirstWindowed:
 
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
         return (self.later if epoch else self.first)(epoch, positions)
-
-
-def _rows_at(order: RunOrder, epoch: int, positions: Ints) -> Ints:
-    """Return the rows of the table at positions of an epoch: run by run, over stretches of consecutive positions."""
-    found = np.empty(len(positions), np.int64)
-    edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
-    for begin, end in itertools.pairwise(edges):
-        if begin == end:
-            continue
-        place, start = begin, int(positions[begin])
-        for run in order.runs(epoch, start, start + end - begin):
-            rows, shuffled = np.empty(len(run.window), np.int64), order.shuffled(run.window)
-            for piece in order.pieces(run.window):
-                first = int(order.starts[piece.group])
-                rows[piece.place : piece.place + piece.stop - piece.start] = np.arange(first + piece.start, first + piece.stop)
-            here = slice(run.start, run.stop)
-            found[place : place + len(run)] = rows[here] if shuffled is None else rows[shuffled[here]]
-            place += len(run)
-    return found
-
-
-class _Key:
-    """An array as a key, by identity."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array: Ints) -> None:
-        self.array = array
-
-    def __hash__(self) -> int:
-        return id(self.array)
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _Key) and self.array is other.array
-
-
-@functools.lru_cache(maxsize=8)
-def _sequence(starts: _Key, key: int) -> tuple[Ints, Ints]:
-    num_groups = len(starts.array) - 1
-    groups = Permutation(num_groups, key)(np.arange(num_groups, dtype=np.int64))
-    return groups, np.cumsum(np.diff(starts.array)[groups])

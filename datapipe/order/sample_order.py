@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,11 @@ _ROUNDS = 6
 
 
 class Order(Protocol):
-    """A map from positions of an epoch to positions of the dataset."""
+    """A map from positions of an epoch to positions of the dataset.
+
+    An order in which samples may come several times has a further method, `occurrences(epoch, positions)`, which returns (m,) a
+    number from 0 for each position, different for each occurrence of a sample.
+    """
 
     @property
     def kind(self) -> str:
@@ -34,15 +38,7 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return the dataset positions, int64, of these positions; a bijection of range(len) unless the order is Repeating."""
-
-
-@runtime_checkable
-class Repeating(Protocol):
-    """An order in which samples may come several times in an epoch, so that it is no bijection."""
-
-    def occurrences(self, epoch: int, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return (m,) a number from 0 for each position, different for each occurrence of a sample."""
+        """Return the dataset positions, int64, of these positions; a bijection of range(len) unless samples repeat."""
 
 
 @dataclass(frozen=True, slots=True)
