@@ -22,7 +22,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
 from benchmarks.ratios import ratio_of
-from datapipe.loader.tables.options import WINDOW_NBYTES
+from datapipe.loader.tables.passes import WINDOW_NBYTES
 
 _ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")

@@ -25,7 +25,7 @@ def fake_gpu(seed: int = 7, *, kind: type[FakeDevice] = FakeDevice, **options: A
         patch.setattr(torch.cuda, "device_count", lambda: 4)
         patch.setattr(torch.cuda, "current_device", lambda: 2)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
-        patch.setattr("datapipe.loader.tables.assembly.cuda_runtime", lambda _: fake)
+        patch.setattr("datapipe.loader.tables.passes.cuda_runtime", lambda _: fake)
         yield fake
         fake.drain()
         fake.pending.reap()

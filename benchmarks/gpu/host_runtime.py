@@ -91,7 +91,7 @@ def dry_cudf() -> Iterator[None]:
     library.cache_clear()
     with (
         stand_in(runtime),
-        mock.patch("datapipe.loader.tables.assembly.cuda_runtime", return_value=runtime),
+        mock.patch("datapipe.loader.tables.passes.cuda_runtime", return_value=runtime),
         mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
         mock.patch.object(TablePasses, "choice", choice),
     ):

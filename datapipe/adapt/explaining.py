@@ -15,7 +15,7 @@ from datapipe.backends.images_dali.installation import installation
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.printable import counted
 from datapipe.loader.images.choice import Choice
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 

@@ -18,11 +18,10 @@ from datapipe.backends.images_cpu import BlockWorker
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
-from datapipe.loader.images.batch_fields import IMAGE, BatchFields
+from datapipe.loader.images.fields import IMAGE, BatchFields
+from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
 from datapipe.loader.policy import located
 from datapipe.loader.ranks import is_of_group
-from datapipe.loader.sampler_checksum import SamplerChecksum
-from datapipe.loader.sources import SampledSource
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Cursor, Picks, Plan, Rank
 from datapipe.order.row_order import ShuffledRows
@@ -60,11 +59,11 @@ class GivenKeys:
 
     def keys(self, start: Cursor, seed: int) -> Iterator[tuple[Any, Cursor]]:
         """Yield the keys from `start` on, each with the place after it."""
-        first, walk = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
+        first, add = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
         for step, given in enumerate(self.batch_sampler):
             keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
-            walk.add(_key_bytes(keys), after)
+            add(_key_bytes(keys), after)
             if step >= first:
                 yield request_of_keys(keys, seed, start.epoch, step, self.own_rank.rank) if self.reseeds else keys, after
 

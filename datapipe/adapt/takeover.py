@@ -34,13 +34,12 @@ from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.index.repeats import Repeats
 from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.images.choice import Backend, Choice, resolve_device
+from datapipe.loader.images.choice import Backend, Choice
+from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
+from datapipe.loader.options import OnError
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
-from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.sampler_checksum import SamplerChecksum
-from datapipe.loader.scheduling import OnError
+from datapipe.loader.ranks import resolve_device, resolve_rank
 from datapipe.loader.seeding import SeedSource, seed_source
-from datapipe.loader.sources import SampledSource
 from datapipe.order.plan import Plan, Tail
 from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder

@@ -25,12 +25,11 @@ from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.loader.images.choice import Choice
-from datapipe.loader.iteration import Epochs
+from datapipe.loader.images.samplers import SamplerChecksum
 from datapipe.loader.options import FIXED, SETTABLE
 from datapipe.loader.policy import BadSample
-from datapipe.loader.sampler_checksum import SamplerChecksum
 from datapipe.loader.seeding import Seed, SeedSource
-from datapipe.loader.state import LoaderState
+from datapipe.loader.state import Epochs, LoaderState
 from datapipe.loader.torch_compat import OwnBatches
 
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from datapipe.codecs.decode import Decoder
+from datapipe.codecs.decode import Decoder, default_decoder_name
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.core.errors import DecodeError
+from datapipe.core.printable import size_text
+from datapipe.fetch.cache.locations import CacheOptions, contents_of, open_store
 from datapipe.fetch.cache.store import Gap, Kept, Store
+from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import WHOLE_FILE, Entries, Extents
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
@@ -35,6 +40,17 @@ class KeptImage(NamedTuple):
     size: tuple[int, int]  # (height, width) of the image that it was made from
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Hits of a cache in this process, and what it holds for all processes."""
+
+    hits: int  # samples, in this process
+    misses: int
+    num_kept: int  # samples, of all processes
+    nbytes: int
+    capacity: int  # bytes
+
+
 class KeptImages:
     """The cached images of a dataset, as files. Thread-safe."""
 
@@ -42,6 +58,30 @@ class KeptImages:
         """Cache images after `front`: geometry that draws nothing."""
         self.front = front
         self.store = store
+
+    @classmethod
+    def of(cls, options: CacheOptions, index: AnyIndex, recipe: Recipe) -> KeptImages:
+        """Open the cache of a dataset's images after the front of a recipe. Raises StorageError if they cannot be kept there."""
+        front, _ = recipe.split_front()
+        about = {
+            "dataset": contents_of(index),
+            "images behind": repr(front),
+            "decoded by": default_decoder_name(),
+            "resized by": f"torch {torch.__version__}" if front.geometry else "nobody",
+        }
+        return cls(front, open_store(options, about=about))
+
+    def stats(self) -> CacheStats:
+        """Return the counts of the cache now."""
+        return CacheStats(*self.store.counts(), *self.store.held(), self.store.capacity)
+
+    def describe(self) -> str:
+        """Return a line that describes the cache, for people."""
+        stats, files = self.stats(), self.store.files
+        what = f"images behind {self.front!r}" if self.front.geometry else "whole decoded images"
+        where = "in memory, for all processes of this node" if files.in_memory else f"in {files.where}"
+        full = "" if self.store.is_open else ", and takes no more"
+        return f"{what}, {where}: has {stats.num_kept} in {size_text(stats.nbytes)} of at most {size_text(stats.capacity)}{full}"
 
     def find(self, entries: Entries, row: int) -> KeptImage | Gap:
         """Return the image of a sample, or the Gap that `make` needs."""

@@ -7,6 +7,7 @@ holds is overwritten.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -76,23 +77,23 @@ class LeaseEnd(weakref.ref["_Lease"]):
 
 
 class BatchMemory:
-    """Leases memory for batches of images of one size. Thread-safe, without a lock: two pools made at once do no harm.
+    """Leases memory for batches of rows of one shape. Thread-safe, without a lock: two pools made at once do no harm.
 
-    `size`: (height, width) pixels. `open_pool(nbytes)`: returns a pool of slabs of that size.
+    `row_shape`: of each row, such as (height, width, 3). `room`: rows to allocate for at least. `open_pool(nbytes)`: returns
+    a pool of slabs of that size.
     """
 
-    def __init__(self, size: tuple[int, int], *, batch_size: int, open_pool: Callable[[int], SlabPool]) -> None:
-        self.size = size
-        self._batch_size = batch_size
+    def __init__(self, row_shape: tuple[int, ...], *, room: int = 1, open_pool: Callable[[int], SlabPool]) -> None:
+        self.row_shape = row_shape
+        self._room = room
         self._open_pool = open_pool
         self._pools: dict[torch.dtype, SlabPool] = {}
 
-    def lease(self, num_images: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return (num_images, height, width, 3), uninitialised, the caller's until its last view is freed."""
-        height, width = self.size
-        image_nbytes = 3 * height * width * dtype.itemsize
-        nbytes = max(num_images, self._batch_size) * image_nbytes
+    def lease(self, num_rows: int, dtype: torch.dtype, *, room: int = 0) -> torch.Tensor:
+        """Return (num_rows, *row_shape), uninitialised, the caller's until its last view is freed. `room`: as for the class."""
+        row_nbytes = math.prod(self.row_shape) * dtype.itemsize
+        nbytes = max(num_rows, room, self._room) * row_nbytes
         pool = self._pools.get(dtype)
         if pool is None or pool.nbytes < nbytes:  # a batch sampler gave a batch larger than all before
             pool = self._pools[dtype] = self._open_pool(nbytes)
-        return torch.from_numpy(pool.lease()[: num_images * image_nbytes]).view(dtype).view(num_images, height, width, 3)
+        return torch.from_numpy(pool.lease()[: num_rows * row_nbytes]).view(dtype).view(num_rows, *self.row_shape)

@@ -32,7 +32,7 @@ from datapipe.core.printable import say_text
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import ColumnKind, TableIndex
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 
 
 class StageTotals:

@@ -29,7 +29,7 @@ from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 from datapipe.testing.synthetic_images import make_image_folder
 
 DEFAULT_IMAGES = 2000

@@ -18,11 +18,10 @@ import torch
 
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import version_of
-from datapipe.core.printable import say_text
+from datapipe.core.printable import say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
-from datapipe.loader.images.caching import size_text
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",

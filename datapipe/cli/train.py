@@ -15,8 +15,7 @@ from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say, say_text
 from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.images.choice import resolve_device
-from datapipe.loader.ranks import resolve_rank
+from datapipe.loader.ranks import resolve_device, resolve_rank
 from datapipe.training.data import check_same_classes, count_classes, open_labelled, training_recipe, validation_recipe
 from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions

@@ -24,6 +24,11 @@ def counted(num: int, noun: str) -> str:
     return f"{num} {noun}{'s' * (num != 1)}"
 
 
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes in MB or GB."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
 def say(*lines: str, file: TextIO | None = None) -> None:
     """Print each of `lines`, made printable, on standard output unless told otherwise."""
     print("\n".join(map(printable, lines)), file=file, flush=True)

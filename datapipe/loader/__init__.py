@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datapipe.loader.explanation import explain
-from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.dataset import Dataset, mix
 from datapipe.loader.images.facade import DataLoader
-from datapipe.loader.images.mixing import WeightedSampler, mix
+from datapipe.loader.images.samplers import WeightedSampler
 from datapipe.loader.iteration import BatchIterator
 from datapipe.loader.policy import BadSample
 from datapipe.loader.tables.facade import TableLoader

@@ -7,19 +7,21 @@ kernel has not cached yet. The figures are kept in the user's cache directory un
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from datapipe.backends.images_dali.settings import Dali
+from datapipe.backends.pytree import tensors_of
+from datapipe.core.environment import version_of
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
-from datapipe.loader.images.choice import Measured
 
-CANDIDATES: tuple[Dali | None, ...] = (None, Dali(num_pipelines=1), Dali(num_pipelines=2), Dali(num_pipelines=3))
+C = TypeVar("C")
+
 _WARMUP_BATCHES = 3
 _MEASURED_S = 0.7  # per candidate and round, and at least _MEASURED_BATCHES
 _MEASURED_BATCHES = 4
@@ -27,52 +29,57 @@ _MEASURED_BATCHES = 4
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """How to measure the candidates, and what the figures depend on.
+def rates_of(
+    candidates: Sequence[C],
+    open_loader: Callable[[C], Iterable[Any]],
+    *,
+    device: torch.device,
+    packages: Iterable[str],
+    circumstances: Mapping[str, Any],
+) -> list[float]:
+    """Return the samples per second of each candidate, from the cache if they were measured under the same circumstances before.
 
-    `open_batches(candidate)`: returns endless batches made by that backend. `circumstances`: JSON-safe; figures are reused
-    if all of it is equal.
+    `open_loader(candidate)`: returns the batches of an epoch, made by that backend. `circumstances`: JSON-safe; figures are
+    reused if all of it is equal, and so are the device's name and the versions of `packages`.
     """
 
-    open_batches: Callable[[Dali | None], Iterator[Any]]
-    circumstances: Mapping[str, Any]
-
-    def rates(self, candidates: Iterable[Dali | None] = CANDIDATES) -> list[Measured]:
-        """Return the rate of every candidate, from the cache if it was measured before under the same circumstances."""
-        candidates = tuple(candidates)
-        circumstances = {**self.circumstances, "candidates": [_settings(candidate) for candidate in candidates]}
-        return remembered(RATES, circumstances, make=lambda: self._measure(candidates), parse=_parse)
-
-    def _measure(self, candidates: tuple[Dali | None, ...]) -> list[dict[str, Any]]:
+    def make() -> list[float]:
         logger.info("measuring backends once on this machine; pass backend=... to choose one yourself")
-        forward = [measure(self.open_batches(candidate)) for candidate in candidates]
-        backward = [measure(self.open_batches(candidate)) for candidate in reversed(candidates)]
-        best = map(max, forward, reversed(backward))
-        return [{"dali": _settings(dali), "images_per_s": rate} for dali, rate in zip(candidates, best, strict=True)]
+        forward = [measure(_endless(open_loader(candidate))) for candidate in candidates]
+        backward = [measure(_endless(open_loader(candidate))) for candidate in reversed(candidates)]
+        return list(map(max, forward, reversed(backward)))
+
+    about = {
+        **circumstances,
+        "candidates": [repr(candidate) for candidate in candidates],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": {name: version_of(name) for name in packages},
+    }
+    return remembered(RATES, about, make=make, parse=lambda rates: [float(rate) for rate in rates])
 
 
 def measure(batches: Iterator[Any]) -> float:
-    """Return images per second in the steady state. Waits for the device on which the images are."""
+    """Return samples per second in the steady state. Waits for the device on which the batches are."""
     for _ in range(_WARMUP_BATCHES):
-        device = next(batches)[0].device
+        device = tensors_of(next(batches))[0].device
     _synchronise(device)
-    started, num_images, num_batches = time.perf_counter(), 0, 0
+    started, num_samples, num_batches = time.perf_counter(), 0, 0
     while num_batches < _MEASURED_BATCHES or time.perf_counter() - started < _MEASURED_S:
-        num_images += len(next(batches)[0])
+        num_samples += len(tensors_of(next(batches))[0])
         num_batches += 1
     _synchronise(device)
-    return num_images / (time.perf_counter() - started)
+    return num_samples / (time.perf_counter() - started)
+
+
+def power_of_two(number: float) -> int:
+    """Round to a power of two, at least 1: another part of the same data is then the same circumstance."""
+    return 1 << round(math.log2(max(1, number)))
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(itertools.repeat(loader))
 
 
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":  # which need not be the current one
         torch.cuda.synchronize(device)
-
-
-def _settings(dali: Dali | None) -> dict[str, Any] | None:
-    return None if dali is None else asdict(dali)
-
-
-def _parse(rates: Any) -> list[Measured]:
-    return [Measured(None if r["dali"] is None else Dali(**r["dali"]), float(r["images_per_s"])) for r in rates]

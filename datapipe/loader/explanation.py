@@ -11,14 +11,14 @@ from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.errors import OptionError
-from datapipe.core.printable import printable
+from datapipe.core.printable import counted, printable, size_text
 from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import StoreFacts
 from datapipe.loader.images.assembly import far_enough_ahead
-from datapipe.loader.images.caching import described, size_text
 from datapipe.loader.images.facade import DataLoader
-from datapipe.loader.table_explanation import table_explanation
 from datapipe.loader.tables.facade import TableLoader
+from datapipe.loader.tables.passes import sharing_problem
+from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, WindowedRows
 from datapipe.stores.window import MAX_NBYTES
 
 
@@ -48,9 +48,9 @@ def explanation(loader: DataLoader) -> list[str]:
     threads = f"{options.num_workers} threads" if options.num_workers else "the caller's thread"
     lines = [f"from      {loader.origin}"] if loader.origin else []
     lines += [
-        f"data      {len(loader.dataset)} samples in {manifest.container}, {len(manifest.shards)} "
-        f"shard{'s' * (len(manifest.shards) != 1)}, {_order(loader)}",
-        f"seed      {loader.describe_seed()}",
+        f"data      {len(loader.dataset)} samples in {manifest.container}, {counted(len(manifest.shards), 'shard')}, "
+        f"{_order(loader)}",
+        f"seed      {loader._progress.seed.describe()}",
         f"fields    {_fields(loader)}",
         f"device    {choice.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
         f"backend   {choice.backend}: {choice.reason}",
@@ -62,8 +62,8 @@ def explanation(loader: DataLoader) -> list[str]:
     else:
         lines += _about_dali(choice.dali, threads, loader, device=choice.device)
     lines += _about_store(loader)
-    if kept := loader.kept_images():
-        lines.append(f"cache     {described(kept)}")
+    if kept := loader._passes.kept_images():
+        lines.append(f"cache     {kept.describe()}")
     steps = loader.recipe.explain()
     where = "device" if on_gpu and options.collate_fn is None else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
@@ -109,9 +109,8 @@ def _about_store(loader: DataLoader) -> list[str]:
     facts = loader.store_facts()
     if facts is None:
         return []
-    has_shards = can_keep_shards(loader.dataset.index)
-    order = loader.state_dict()["order"]
-    return store_lines(facts, ranks=loader.world_size, in_windows=order.startswith("windows "), has_shards=has_shards)
+    has_shards, in_windows = can_keep_shards(loader.dataset.index), loader.state_dict()["order"].startswith("windows ")
+    return store_lines(facts, ranks=loader._progress.rank.world_size, in_windows=in_windows, has_shards=has_shards)
 
 
 def store_lines(facts: StoreFacts, *, ranks: int, in_windows: bool, has_shards: bool) -> list[str]:
@@ -163,3 +162,58 @@ def _about_dali(dali: Dali, threads: str, loader: DataLoader, *, device: torch.d
         lines.append(f"          {how}; {dali.hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engines, if it has any")
     problem = mismatch()
     return [*lines, f"          {problem}"] if problem else lines
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+_ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+_CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and gathered on the GPU, by "
+
+
+def table_explanation(loader: TableLoader) -> list[str]:
+    """Return the lines that `explain` prints of a `TableLoader`."""
+    index, layout, options, plan = loader.dataset.index, loader.layout, loader.options, loader.plan()
+    on_gpu = loader.device.type == "cuda"
+    about = index.describe()
+    least, median, most = about["rows per group"]
+    lines = [
+        f"data      {len(index)} rows in {counted(about['files'], 'file')}, {about['row groups']} row groups of "
+        f"{least} to {most} rows (median {median})",
+        *(f"          {line}" for line in index.widened),
+        f"order     {_row_order(loader)}",
+        f"seed      {loader._progress.seed.describe()}",
+        *(f"matrix    {one.name}: {'(b,)' if one.is_vector else f'(b, {one.width})'} {one.dtype}" for one in layout.matrices),
+        f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
+        _backend(loader) + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
+    ]
+    if on_gpu:
+        lines.insert(-1, f"choice    {loader.choice().backend}: {loader.choice().reason}")
+    if on_gpu and not loader.choice().uses_cudf:
+        lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
+    ranks = plan.rank.world_size
+    lines.append(f"steps     {plan.num_steps} of {plan.batch_size} rows on each of {ranks} ranks, tail={options.tail.value}")
+    return lines
+
+
+def _backend(loader: TableLoader) -> str:
+    if loader.dataset.index.is_row_major:
+        return "backend   rows mapped and gathered on "
+    return _CUDF if loader.choice().uses_cudf else _ARROW
+
+
+def _row_order(loader: TableLoader) -> str:
+    order = loader.plan().order
+    later = ""
+    if isinstance(order, FirstWindowed):
+        order, later = order.first, "; later epochs in full, from what the first one keeps"
+    if isinstance(order, ShuffledRows):
+        return "shuffled in full: any row is as near as any other"
+    if not isinstance(order, WindowedRows):
+        return "in stored order"
+    row_nbytes = loader.layout.row_nbytes + PLACE_NBYTES
+    window = order.max_window * row_nbytes
+    text = (
+        f"shuffled in windows of {counted(order.groups_per_window, 'row group')} in each of "
+        f"{counted(order.num_lanes, 'lane')}: {window / 1e6:.3g} MB a window, two in each lane"
+    )
+    return text + later + (f"; {problem}" if (problem := sharing_problem(loader.plan(), loader.dataset.index)) else "")

@@ -3,91 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from datapipe.backends.device import DeviceTransfer
-from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.loader.batch_making import BatchMaker, BatchPicks
-from datapipe.loader.ending import ending
-from datapipe.loader.sources import PickSource
+from datapipe.loader.batch_making import BatchMaker, BatchPicks, BatchTask, Steps
+from datapipe.loader.guarding import OneThread, ending
+from datapipe.loader.state import Epochs
 from datapipe.loader.threads import LoaderThreads, run_here
-from datapipe.loader.work_queue import BatchTask
 from datapipe.order.plan import Cursor
-
-
-class Epochs:
-    """The epoch of the next pass, and where in it the pass begins. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.last = Cursor()  # after the last batch delivered
-        self._next = Cursor()
-        self._lock = threading.Lock()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`: from its beginning, or from where a resumed state stands in it."""
-        number = whole_number(epoch, "epoch", least=0)
-        with self._lock:
-            if self._next.epoch != number:
-                self._next = Cursor(number)
-
-    def resume(self, cursor: Cursor) -> None:
-        """Continue with the next pass from `cursor`. After the last batch of its epoch, that pass is empty."""
-        with self._lock:
-            self.last = self._next = cursor
-
-    @property
-    def upcoming(self) -> Cursor:
-        """The place that `claim` would return now."""
-        return self._next
-
-    def claim(self) -> Cursor:
-        """Return the place of a pass that begins now; the pass after it belongs to the next epoch."""
-        with self._lock:
-            claimed = self._next
-            self._next = Cursor(claimed.epoch + 1)
-            return claimed
-
-    def end(self, epoch: int) -> None:
-        """Record that a pass over `epoch` has ended: training now stands before the next epoch."""
-        self.last = Cursor(epoch + 1)
-
-
-class OneThread:
-    """Guards an iterator's `next()`: refuses a second thread while one is inside, and stops a daemon once Python ends."""
-
-    def __init__(self) -> None:
-        self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
-
-    def __enter__(self) -> None:
-        ending.halt_if_exiting()
-        me = threading.get_ident()
-        if self._inside.setdefault("thread", me) != me:
-            raise LifecycleError(
-                "two threads called next() on one iterator at once; do not share an iterator between threads: let one "
-                "thread iterate and pass batches on through a queue.Queue, or give each thread a loader of its own, such as "
-                "one of loader.dataset.select(...), a part of the samples"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._inside.pop("thread", None)
-
-
-@dataclass(frozen=True, slots=True)
-class PassSetup:
-    """What an iterator needs to begin."""
-
-    open: Callable[[], tuple[BatchMaker, PickSource]]  # called at the first `next()`, in the consumer's thread
-    num_steps: Callable[[], int]  # of a whole epoch
-    epochs: Epochs
-    worker_init_fn: Callable[[int], None] | None
 
 
 class BatchIterator(Iterator[Any]):
@@ -99,11 +28,18 @@ class BatchIterator(Iterator[Any]):
     not share it between threads or use it in a forked child: both raise LifecycleError.
     """
 
-    def __init__(self, parts: PassSetup) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        open_pass: Callable[[], tuple[BatchMaker, Steps]],
+        num_steps: Callable[[], int],
+        epochs: Epochs,
+        worker_init_fn: Callable[[int], None] | None,
+    ) -> None:
+        """`open_pass`: called at the first `next()`, in the consumer's thread. `num_steps()`: of a whole epoch."""
+        self._open_pass, self._num_steps, self._epochs, self._worker_init_fn = open_pass, num_steps, epochs, worker_init_fn
         self._maker: BatchMaker | None = None
         self._tasks: deque[BatchTask] = deque()
-        self._source: PickSource | None = None
+        self._steps_from: Steps | None = None
         self._steps: Iterator[BatchPicks] | None = None
         self._asked = Cursor()  # after the last batch among the tasks
         self._sampler_error: Exception | None = None  # raised once the batches before it are delivered
@@ -144,10 +80,10 @@ class BatchIterator(Iterator[Any]):
                     raise self._sampler_error
             finally:
                 self._sampler_error = None  # its traceback refers to this iterator
-            self._parts.epochs.end(self._epoch)
+            self._epochs.end(self._epoch)
             raise StopIteration
         task = self._tasks.popleft()
-        self._parts.epochs.last = task.picks.after
+        self._epochs.last = task.picks.after
         batch = task.take()
         if isinstance(batch, DeviceTransfer):
             batch = batch.hand_over()
@@ -158,7 +94,7 @@ class BatchIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, whatever is left of this one."""
-        return self._parts.num_steps()
+        return self._num_steps()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
@@ -174,20 +110,19 @@ class BatchIterator(Iterator[Any]):
             self._threads.stop()
 
     def _begin(self) -> BatchMaker:
-        parts = self._parts
-        maker, source = parts.open()
+        maker, steps_from = self._open_pass()
         if maker.options.num_workers:
-            self._threads = LoaderThreads(maker, init=parts.worker_init_fn)
+            self._threads = LoaderThreads(maker, init=self._worker_init_fn)
             weakref.finalize(self, self._threads.stop_from_finalizer)
             self._threads.start()
-        start = parts.epochs.claim()
-        self._epoch, self._asked, self._source, self._steps = start.epoch, start, source, source.steps(start)
+        start = self._epochs.claim()
+        self._epoch, self._asked, self._steps_from, self._steps = start.epoch, start, steps_from, steps_from(start)
         self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated
         return maker
 
     def _top_up(self, maker: BatchMaker) -> None:
         """Put as many batches in the making as the options say."""
-        assert self._source is not None
+        assert self._steps_from is not None
         try:
             while not maker.options.is_ahead(len(task.picks) for task in self._tasks):
                 picks = self._next_picks()
@@ -199,7 +134,7 @@ class BatchIterator(Iterator[Any]):
                 self._tasks.append(task)
                 self._asked = picks.after
         except BaseException:  # Ctrl-C: a generator that raised yields nothing more
-            self._steps = self._source.steps(self._asked)
+            self._steps = self._steps_from(self._asked)
             raise
 
     def _next_picks(self) -> BatchPicks | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
@@ -13,6 +12,7 @@ import torch
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
 from datapipe.backends.pytree import tensors_of
+from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
 
@@ -27,15 +27,9 @@ def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, de
     are, and nothing runs ahead. Raises OptionError for a device that does not exist and for arguments that cannot be
     honoured.
     """
-    try:
-        checked_depth = operator.index(depth)
-    except TypeError as exc:
-        raise OptionError(f"depth is {depth!r}; it must be a whole number of batches") from exc
-    if checked_depth < 1:
-        raise OptionError(f"depth is {depth}; it must be at least 1, the number of batches copied ahead")
     if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
         raise OptionError(f"iterable is a {type(iterable).__qualname__}, which gives no batches; pass a loader or a generator")
-    return PrefetchedLoader(iterable, checked_device(device), depth=checked_depth)
+    return PrefetchedLoader(iterable, checked_device(device), depth=whole_number(depth, "depth", least=1))
 
 
 class Transfer(Protocol):
@@ -91,7 +85,7 @@ class PrefetchedLoader:
         self._open_mover = open_mover
         self._observer: Observer = null_observer
         self._mover: Mover | None = None
-        self._state: _State | None = None  # after the batch last delivered; None: ask the inner loader
+        self._state: Any = None  # after the batch last delivered; None: ask the inner loader
 
     def __iter__(self) -> Iterator[Any]:
         is_copied = self.device.type != "cpu" or self._open_mover is not None
@@ -136,7 +130,7 @@ class PrefetchedLoader:
             self._mover.observer = observer
 
     def _state_dict(self) -> Any:
-        return self._inner.state_dict() if self._state is None else copy.deepcopy(self._state.value)  # type: ignore[attr-defined]
+        return self._inner.state_dict() if self._state is None else copy.deepcopy(self._state)  # type: ignore[attr-defined]
 
     def _load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._inner.load_state_dict(state)  # type: ignore[attr-defined]
@@ -153,11 +147,11 @@ class PrefetchIterator(Iterator[Any]):
     def __init__(self, loader: PrefetchedLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._ahead: deque[tuple[Transfer, _State | None]] = deque()
+        self._ahead: deque[tuple[Transfer, Any]] = deque()
         self._num_asked = 0
         self._is_exhausted = False  # the inner loader has no more batches
         # Raised once the batches before it are delivered, with the state after it; until then nothing more is requested.
-        self._failed: tuple[Exception, _State | None] | None = None
+        self._failed: tuple[Exception, Any] | None = None
         self._is_over = False
 
     def __iter__(self) -> PrefetchIterator:
@@ -234,18 +228,10 @@ class PrefetchIterator(Iterator[Any]):
             self._ahead.append((arrival, state))
 
 
-class _State:
-    """A copy of an inner loader's state, which does not change with the loader."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = copy.deepcopy(value)
-
-
-def _state_of(inner: Any) -> _State | None:
+def _state_of(inner: Any) -> Any:
+    """Return a copy of an inner loader's state, which does not change with the loader; None if it has none."""
     state_dict = getattr(inner, "state_dict", None)
-    return _State(state_dict()) if callable(state_dict) else None
+    return copy.deepcopy(state_dict()) if callable(state_dict) else None
 
 
 def _num_samples(batch: Any) -> int:

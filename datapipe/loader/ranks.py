@@ -1,14 +1,18 @@
-"""Find this process's rank: argument, then torch.distributed, then the environment, then alone; and let ranks agree."""
+"""Find this process's rank: argument, then torch.distributed, then the environment, then alone. Find its GPU; let ranks agree."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed
 
+from datapipe.backends.device_runtime import checked_device
 from datapipe.core.checks import whole_number
+from datapipe.core.environment import positive_environment
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.order.plan import Rank
 
@@ -75,3 +79,25 @@ def _wait_for(key: str, store: Any, rank: Rank) -> None:
 def _store_of_group() -> Any:
     """Return the store through which the group's ranks found each other; None for a backend without one, such as MPI."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
+    """Return a function that, called in the consumer's thread, says on which device batches are delivered.
+
+    "auto" is this rank's GPU if there is one, else the CPU; "cuda" the current CUDA device. A GPU always comes with
+    its index. Raises OptionError for a device that does not exist.
+    """
+    if isinstance(device, str) and device == "auto":
+        return _rank_device
+    checked = checked_device(device)
+    if checked == torch.device("cuda"):  # without an index
+        return lambda: torch.device("cuda", torch.cuda.current_device())
+    return lambda: checked
+
+
+def _rank_device() -> torch.device:
+    """Return the current CUDA device; if a script under torchrun has not set one, that of its local rank."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    current, local_rank = torch.cuda.current_device(), positive_environment("LOCAL_RANK", 0)
+    return torch.device("cuda", local_rank if current == 0 and local_rank < torch.cuda.device_count() else current)

@@ -16,8 +16,13 @@ SeedSource = int | torch.Generator | None  # the seed itself; its generator; Non
 
 def seed_source(seed: int | None, generator: torch.Generator | None) -> SeedSource:
     """Return what `seed=` and `generator=` say. Raises OptionError for both at once, and for an invalid seed or generator."""
+    if generator is None and seed is not None:
+        number = whole_number(seed, "seed")
+        if not _fits(number):
+            raise OptionError(f"seed is {number}; it must fit 64 bits, as torch's seeds do")
+        return number
     if generator is None:
-        return None if seed is None else _checked(whole_number(seed, "seed"))
+        return None
     if not isinstance(generator, torch.Generator):
         raise OptionError(f"generator is {generator!r:.60}; pass a torch.Generator, or seed=")
     if seed is not None:
@@ -89,9 +94,3 @@ class Seed:
 
 def _fits(seed: int) -> bool:
     return -(2**63) <= seed < 2**64
-
-
-def _checked(seed: int) -> int:
-    if not _fits(seed):
-        raise OptionError(f"seed is {seed}; it must fit 64 bits, as torch's seeds do")
-    return seed

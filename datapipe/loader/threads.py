@@ -1,4 +1,4 @@
-"""Run the threads that load batches.
+"""Run the threads that make batches, and queue their work.
 
 Threads refer to the queue and the maker, never the iterator, so an iterator that is dropped is collected,
 and its finaliser ends them. With no threads the consumer does the same work itself.
@@ -14,16 +14,87 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 
-from datapipe.backends.images_dali.pipeline import DaliPipeline
-from datapipe.loader.batch_making import BatchMaker
-from datapipe.loader.images.dali import FetchWorker
-from datapipe.loader.work_queue import BatchTask, Worker, WorkQueue
+from datapipe.loader.batch_making import BatchMaker, BatchTask, Worker
 
 _JOIN_S = 10.0  # a thread whose storage does not respond ends when its read does
 _COLLECTION_S = 0.01  # time for a garbage collection to end
+
+
+class WorkQueue:
+    """Work for threads. Batches to prepare come first, then blocks to load, then spare work for later batches.
+
+    Batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere
+    and called again.
+    """
+
+    def __init__(self) -> None:
+        # Acquired directly in the consumer's thread, not through a Condition: Ctrl-C in `Condition.__exit__` leaves it held.
+        self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may call `close`
+        self._loading, self._decoding = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._tasks: deque[BatchTask] = deque()
+        self._blocks: deque[tuple[BatchTask, range]] = deque()
+        self._fetched: deque[BatchTask] = deque()
+        self._spare: deque[Callable[[Worker], object]] = deque()
+        self._is_closed = False
+
+    def add(self, task: BatchTask) -> None:
+        """Queue a batch to be prepared."""
+        with self._lock:
+            self._tasks.append(task)
+            self._loading.notify()
+
+    def close(self) -> None:
+        """Let every thread end after its present work."""
+        with self._lock:
+            self._is_closed = True
+            self._tasks.clear()
+            self._blocks.clear()
+            self._fetched.clear()
+            self._spare.clear()
+            self._loading.notify_all()
+            self._decoding.notify_all()
+
+    def load(self, worker: Worker) -> None:
+        """Prepare batches and load blocks until the queue is closed."""
+        while True:
+            with self._loading:
+                while not (self._tasks or self._blocks or self._spare or self._is_closed):
+                    self._loading.wait()
+                if self._is_closed:
+                    return
+                spare = None if self._tasks or self._blocks else self._spare.popleft()
+                if spare is None:
+                    task, rows = (self._tasks.popleft(), None) if self._tasks else self._blocks.popleft()
+            if spare is not None:
+                spare(worker)
+                continue
+            if rows is not None:
+                if task.load(rows, worker):
+                    with self._decoding:
+                        self._fetched.append(task)
+                        self._decoding.notify()
+                continue
+            blocks = task.prepare()
+            with self._loading:
+                if not self._is_closed:
+                    self._blocks.extend((task, rows) for rows in blocks)
+                    self._spare.extend(task.spare)
+                    self._loading.notify_all()
+
+    def decode(self, pipeline: Any, worker: Worker) -> None:
+        """Decode fetched batches until the queue is closed."""
+        while True:
+            with self._decoding:
+                while not (self._fetched or self._is_closed):
+                    self._decoding.wait()
+                if self._is_closed:
+                    return
+                task = self._fetched.popleft()
+            task.decode(pipeline, worker)
 
 
 def run_here(task: BatchTask, maker: BatchMaker) -> None:
@@ -183,10 +254,8 @@ class LoaderThreads:
             self._maker.workers.give_back(worker)
 
 
-def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[DaliPipeline, FetchWorker], None]) -> None:
-    """Call `serve` with a pipeline and the worker."""
-    assert maker.dali is not None
-    assert isinstance(worker, FetchWorker)
+def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[Any, Worker], None]) -> None:
+    """Call `serve` with a pipeline of DALI's and the worker."""
     pipeline = maker.dali.pipelines.borrow()
     serve(pipeline, worker)
     maker.dali.pipelines.give_back(pipeline)

@@ -7,14 +7,12 @@ so would silently lose transforms, backend and place, so neither sampler gives a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 from torch.utils.data import SequentialSampler
 
-from datapipe.core.errors import LifecycleError, OptionError
-from datapipe.loader.iteration import Epochs
-from datapipe.loader.sources import PickSource
-from datapipe.order.plan import Rank
+from datapipe.core.errors import OptionError
+from datapipe.loader.state import Epochs
 
 
 class EpochSetter:
@@ -38,38 +36,12 @@ class SequentialEpochSetter(EpochSetter, SequentialSampler):
     """The same for a loader without shuffling: frameworks look for this type before they overfit or validate."""
 
 
-class HasSteps(Protocol):
-    """The part of a loader that its batch sampler needs."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def drop_last(self) -> bool: ...
-
-    @property
-    def sampler(self) -> object: ...
-
-    def __len__(self) -> int: ...
-
-
 class OwnBatches:
     """The `batch_sampler` of a loader: as long as the loader, with its batch size."""
 
-    def __init__(self, loader: HasSteps) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-
-    @property
-    def batch_size(self) -> int:
-        return self._loader.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        return self._loader.drop_last
-
-    @property
-    def sampler(self) -> object:
-        return self._loader.sampler
+        self.batch_size, self.drop_last, self.sampler = loader.batch_size, loader.drop_last, loader.sampler
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -80,16 +52,6 @@ class OwnBatches:
 
 def leave_random_state(worker: int) -> None:
     """Do nothing. The default `worker_init_fn`: in place of None, Lightning puts a function that seeds the whole process."""
-
-
-def check_still_alone(frozen: Rank, now: Rank, source: PickSource) -> None:
-    """Raise LifecycleError if the rank was resolved before there were several: every rank would take all samples."""
-    if frozen.world_size == 1 and now.world_size > 1:
-        raise LifecycleError(
-            f"this loader's length was requested when its process was alone: {source.num_steps} steps of all samples; now it is "
-            f"rank {now.rank} of {now.world_size}. Make the loader, or ask for its length, once torch.distributed is "
-            "initialized, or pass rank and world_size"
-        )
 
 
 def _refuse(what: str) -> NoReturn:

@@ -121,6 +121,11 @@ class Plan:
         for step in range(self.step_at(start), self.num_steps):
             yield self.picks(start.epoch, step)
 
+    def spans(self, start: Cursor) -> Iterator[BatchSpan]:
+        """Yield the same batches as ranges of positions, for those who ask the order themselves."""
+        for step in range(self.step_at(start), self.num_steps):
+            yield self.span(start.epoch, step)
+
     def step_at(self, cursor: Cursor) -> int:
         """Return the number of the step that begins at `cursor`. Raises StateError if none does."""
         step, rest = divmod(cursor.samples_done, self.global_batch)

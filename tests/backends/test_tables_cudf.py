@@ -245,8 +245,7 @@ def test_a_unit_that_differs_is_refused(table: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lead", "chosen"), [(1.2, "tables_arrow"), (1.4, "tables_cudf")])
 def test_auto_takes_what_was_measured(table: Path, monkeypatch: pytest.MonkeyPatch, lead: float, chosen: str) -> None:
-    rates = {"tables_arrow": 1e6, "tables_cudf": lead * 1e6}
-    monkeypatch.setattr("datapipe.loader.tables.facade.measured_rates", lambda open_loader, **about: rates)
+    monkeypatch.setattr("datapipe.loader.tables.passes.rates_of", lambda candidates, open_loader, **about: [1e6, lead * 1e6])
     with fake_gpu() as fake:
         loader = load(table, backend="auto")
         choice = loader.choice()

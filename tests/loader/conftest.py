@@ -14,7 +14,8 @@ from recipes import own_threads
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.core.errors import DependencyError
-from datapipe.loader.images.choice import BackendRequest, Choice, Evidence
+from datapipe.loader.images.choice import BackendRequest, Choice
+from datapipe.loader.images.evidence import DataEvidence
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "dali":
         choose = BackendRequest.choose
 
-        def choose_dali(asked: BackendRequest, device: torch.device, evidence: Evidence) -> Choice:
+        def choose_dali(asked: BackendRequest, device: torch.device, evidence: DataEvidence) -> Choice:
             if asked.backend == "auto" and asked.problem_for_dali(device) is None:
                 return Choice(device, Dali(), "for the test")
             return choose(asked, device, evidence)

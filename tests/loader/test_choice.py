@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import torch
 import datapipe as dp
 from datapipe.backends.images_dali import installation as dali_installation
 from datapipe.backends.images_dali.installation import Installation
-from datapipe.loader.calibration import Calibration, measure
-from datapipe.loader.images.choice import BackendRequest, Choice, Measured, resolve_device
+from datapipe.loader.calibration import measure, rates_of
+from datapipe.loader.images.choice import BackendRequest, Choice
+from datapipe.loader.images.evidence import Measured
+from datapipe.loader.ranks import resolve_device
 from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -207,21 +209,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def rates(open_batches: Callable[[Any], Iterable[Any]], candidates: Sequence[Any], **circumstances: str) -> list[float]:
+    return rates_of(candidates, open_batches, device=CPU, packages=["torch"], circumstances=circumstances)
+
+
+def steady(candidate: object) -> Iterator[Any]:
+    return itertools.repeat((torch.zeros(8),))
+
+
 def test_measured_once_then_remembered(cache: Path) -> None:
     opened: list[Any] = []
 
     def open_batches(candidate: dp.Dali | None) -> Iterator[Any]:
         opened.append(candidate)
-        return itertools.repeat((torch.zeros(8),))
+        return steady(candidate)
 
-    first = Calibration(open_batches, {"device": "one"}).rates([None, FAST])
-    assert [measured.dali for measured in first] == [None, FAST]
+    first = rates(open_batches, [None, FAST], about="one")
     assert opened == [None, FAST, FAST, None], "whoever comes first reads what no cache of the kernel holds yet"
-    assert all(measured.images_per_s > 0 for measured in first)
-    assert Calibration(open_batches, {"device": "one"}).rates([None, FAST]) == first
+    assert len(first) == 2
+    assert min(first) > 0
+    assert rates(open_batches, [None, FAST], about="one") == first
     assert len(opened) == 4
-    Calibration(open_batches, {"device": "two"}).rates([None, FAST])
-    assert len(opened) == 8, "another device is another matter"
+    rates(open_batches, [None, FAST], about="two")
+    assert len(opened) == 8, "other data is another matter"
 
 
 def test_cold_storage_is_nobodys_fault(cache: Path) -> None:
@@ -236,22 +246,21 @@ def test_cold_storage_is_nobodys_fault(cache: Path) -> None:
             time.sleep(0.002)
             yield (torch.zeros(8),)
 
-    cold, warm = Calibration(open_batches, {}).rates([None, FAST])
-    assert cold.images_per_s > warm.images_per_s / 2
+    cold, warm = rates(open_batches, [None, FAST])
+    assert cold > warm / 2
 
 
 def test_damaged_memories_are_measured_anew(cache: Path) -> None:
-    calibration = Calibration(lambda candidate: itertools.repeat((torch.zeros(8),)), {})
-    calibration.rates([None])
+    rates(steady, [None])
     (path,) = cache.rglob("*.json")
     path.write_text("{}")
-    assert len(calibration.rates([None])) == 1
-    assert json.loads(path.read_text())["found"][0]["images_per_s"] > 0
+    assert len(rates(steady, [None])) == 1
+    assert json.loads(path.read_text())["found"][0] > 0
 
 
 def test_a_cache_that_cannot_be_written_is_said_and_done_without(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     (cache / "datapipe").write_text("a file where the directory should be")
-    assert len(Calibration(lambda candidate: itertools.repeat((torch.zeros(8),)), {}).rates([None])) == 1
+    assert len(rates(steady, [None])) == 1
     assert "cannot be kept" in caplog.text
 
 
@@ -270,9 +279,10 @@ class _OnTheFourthGpu:
 def test_a_measurement_waits_for_the_gpu_on_which_the_images_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The current one may be another, on which waiting would also create a context."""
     monkeypatch.setattr("datapipe.loader.calibration._MEASURED_S", 0.0)
+    monkeypatch.setattr("datapipe.loader.calibration.tensors_of", lambda batch: [batch])
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    measure(itertools.repeat((_OnTheFourthGpu(),)))
+    measure(itertools.repeat(_OnTheFourthGpu()))
     assert waited == [torch.device("cuda", 3)] * 2
 
 
@@ -280,7 +290,7 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
     """The candidates load the loader's own data, by its transform; here on the CPU."""
     monkeypatch.setattr("datapipe.loader.images.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
     loader = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)
-    evidence = loader.evidence()
+    evidence = loader._passes.evidence()
     assert evidence.share_for_dali() == 1.0
     rates = evidence.rates()
     assert [measured.dali for measured in rates] == [None, dp.Dali(num_pipelines=1)]

@@ -164,7 +164,7 @@ def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
     folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problem = "its test was killed by SIGSEGV"
-    for room in ("assembly", "explanation"):
+    for room in ("images.assembly", "explanation"):
         monkeypatch.setattr(f"datapipe.loader.{room}.region_problem", lambda device_id, hw_decoder_load: problem)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "cpu" if self.options.decodes_regions else "gpu")
     loader = batches(folder, device="cuda", backend=dp.Dali(), transform=CUT)

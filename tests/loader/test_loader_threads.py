@@ -17,7 +17,7 @@ from fixtures import NUM_SAMPLES
 from recipes import CROP, make, own_threads
 
 import datapipe as dp
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -109,9 +109,9 @@ def test_exactly_once_in_equal_steps_and_resumed_on_other_ranks(
         return [make(gaps_ids, **options, rank=rank) for rank in range(world_size)]
 
     def picked(loader: dp.DataLoader, first: int) -> list[list[int]]:
-        source = loader._passes.begin()[1]
+        _, steps_from = loader._passes.begin()
         cursor = Cursor(0, first * 12)
-        return [index.ids(picks.positions)[picks.real].tolist() for picks in source.steps(cursor)]  # type: ignore[union-attr]
+        return [index.ids(picks.positions)[picks.real].tolist() for picks in steps_from(cursor)]  # type: ignore[union-attr]
 
     first, second = loaders(*world), loaders(*other)
     assert len({len(loader) for loader in (*first, *second)}) == 1

@@ -104,7 +104,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    monkeypatch.setattr("datapipe.loader.tables.assembly.cuda_runtime", lambda _: device)
+    monkeypatch.setattr("datapipe.loader.tables.passes.cuda_runtime", lambda _: device)
     yield device
     device.drain()
     assert device.forbidden == []

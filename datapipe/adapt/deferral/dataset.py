@@ -19,8 +19,8 @@ from datapipe.adapt.deferral.recorder import Fetch, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
 from datapipe.core.errors import DecodeError
+from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
-from datapipe.loader.scheduling import OnError
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's tuple, the loop's name, getrefcount's argument

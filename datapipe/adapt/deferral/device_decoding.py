@@ -34,10 +34,10 @@ from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
 from datapipe.fetch.local import LocalFiles
+from datapipe.loader.batch_making import ObjectPool
 from datapipe.loader.images.choice import Backend, Choice, asks_for_dali
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
-from datapipe.loader.object_pool import ObjectPool
-from datapipe.loader.parsing import default_num_workers
+from datapipe.loader.options import default_num_workers
 from datapipe.transforms import Recipe
 
 HandOver = Callable[[], Any]  # returns a batch whose other tensors are on the device, for the current stream

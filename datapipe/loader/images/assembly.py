@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -13,18 +14,17 @@ from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali, GraphOptions
 from datapipe.backends.kept_images import KeptImages
-from datapipe.backends.slabs import BatchMemory, SlabPool
+from datapipe.backends.slabs import BatchMemory
 from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
-from datapipe.index.concat import AnyIndex
 from datapipe.index.repeats import Repeats
-from datapipe.loader.images.batch_fields import BatchFields
+from datapipe.loader.batch_making import ObjectPool, open_batch_pool
 from datapipe.loader.images.batches import SampleBatchMaker, Worker
 from datapipe.loader.images.choice import Choice
 from datapipe.loader.images.collate import Collator
 from datapipe.loader.images.dali import DaliStage, FetchWorker
-from datapipe.loader.images.further_fields import FurtherFields
-from datapipe.loader.object_pool import ObjectPool
+from datapipe.loader.images.dataset import Dataset
+from datapipe.loader.images.fields import FurtherFields
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
 from datapipe.order.plan import Rank
@@ -38,7 +38,7 @@ REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and ha
 def assemble(
     choice: Choice,
     *,
-    index: AnyIndex,
+    dataset: Dataset,
     recipe: Recipe,
     options: LoaderOptions,
     seed: int,
@@ -46,18 +46,17 @@ def assemble(
     files: Files,
     observer: Observer,
     bad_samples: BadSampleLog,
-    stored_size: Size | None,
-    fields: BatchFields,
     memory_format: torch.memory_format,
-    kept: KeptImages | None = None,
+    kept: KeptImages | None,
 ) -> SampleBatchMaker:
     """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
+    index, fields = dataset.index, dataset.fields
+    stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
     collator = Collator(
         recipe=recipe,
         options=options,
-        seed=seed,
         rank=rank,
         fields=fields,
         memory_format=memory_format,
@@ -79,11 +78,7 @@ def assemble(
         worker = BlockWorker(worker_recipe, files, kept=kept)
         return worker if stage is None else FetchWorker(worker, geometry, stage.graph)
 
-    def open_pool(nbytes: int) -> SlabPool:
-        if runtime is not None:
-            return runtime.pinned_slabs(nbytes, max_free=options.depth + 2)
-        return SlabPool(nbytes, max_free=options.depth + 2, pinned=options.pin_memory and torch.cuda.is_available())
-
+    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
     return SampleBatchMaker(
         index=index,
         has_image=fields.has_image,
@@ -95,7 +90,7 @@ def assemble(
         files=files,
         observer=observer,
         bad_samples=bad_samples,
-        memory=None if size is None else BatchMemory(size, batch_size=options.batch_size, open_pool=open_pool),
+        memory=None if size is None else BatchMemory((*size, 3), room=options.batch_size, open_pool=open_pool),
         dali=stage,
         collator=collator,
         workers=ObjectPool(open_worker),

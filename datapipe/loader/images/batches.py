@@ -26,11 +26,10 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Entries, Extents
 from datapipe.index.repeats import Repeats
-from datapipe.loader.images.collate import Collator
+from datapipe.loader.batch_making import ObjectPool
+from datapipe.loader.images.collate import Batch, Collator
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
-from datapipe.loader.images.further_fields import FurtherFields
-from datapipe.loader.images.rows import Batch
-from datapipe.loader.object_pool import ObjectPool
+from datapipe.loader.images.fields import FurtherFields
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
 from datapipe.order.draws import Draws, apart
@@ -65,7 +64,7 @@ class SampleBatchMaker:
 
     def with_seed(self, seed: int) -> SampleBatchMaker:
         """Return the same maker, sharing all that it holds, with draws by another seed."""
-        return dataclasses.replace(self, seed=seed, collator=dataclasses.replace(self.collator, seed=seed))
+        return dataclasses.replace(self, seed=seed)
 
     def prepare(self, picks: Picks) -> Batch:
         """Look up the samples, announce their bytes to the kernel, lease memory."""
@@ -95,13 +94,12 @@ class SampleBatchMaker:
                 batch.announced.append(self.files.will_need(missing))
         for wanted in extents.values():
             batch.announced.append(self.files.will_need(wanted))
-        self._observe_plan(batch, start_ns)
+        self._observe_reads(Stage.PLAN, picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch))
         return batch
 
     def blocks(self, batch: Batch) -> list[range]:
         """Return the rows of each block."""
-        size = self.options.block_size_of(len(batch))
-        return [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
+        return self.options.blocks(len(batch))
 
     def spare(self, batch: Batch) -> list[Callable[[Worker], object]]:
         """Return no spare work: the kernel was told of the bytes that are needed."""
@@ -160,7 +158,7 @@ class SampleBatchMaker:
         if self.memory is None:
             return [None] * num_images
         if self.dali is not None and num_images:
-            return Fetched(num_images, *self.memory.size)
+            return Fetched(num_images, *self.memory.row_shape[:2])
         return self.memory.lease(num_images, self.recipe.output_dtype)
 
     def _look_up(self, ids: NDArray[np.int64]) -> LookedUp:
@@ -227,21 +225,16 @@ class SampleBatchMaker:
         num = len(batch) if num_samples is None else num_samples
         self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
 
-    def _observe_plan(self, batch: Batch, start_ns: int) -> None:
-        """Tell of the look-ups; where indexes had to be fetched for them, of the waiting for those apart."""
-        step, num, end_ns = batch.picks.step, len(batch), time.perf_counter_ns()
-        network_ns = min(self.files.take_network_ns(), end_ns - start_ns)
+    def _observe_reads(self, stage: Stage, step: int, start_ns: int, duration_ns: int, num: int, nbytes: int = 0) -> None:
+        """Report a stage, and apart from it the time in it that the thread waited for a network."""
+        network_ns = min(self.files.take_network_ns(), duration_ns)
         if network_ns:
             self.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
-        self.observer(StageEvent(Stage.PLAN, step, start_ns + network_ns, end_ns - start_ns - network_ns, num))
+        self.observer(StageEvent(stage, step, start_ns + network_ns, duration_ns - network_ns, num, nbytes))
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)
-        network_ns = min(self.files.take_network_ns(), report.read_ns)
-        if network_ns:
-            self.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
-        read_ns = report.read_ns - network_ns
-        self.observer(StageEvent(Stage.READ, step, start_ns + network_ns, read_ns, num, report.nbytes))
+        self._observe_reads(Stage.READ, step, start_ns, report.read_ns, num, report.nbytes)
         start_ns += report.read_ns
         if isinstance(batch.images, Fetched):
             num -= batch.images.num_given(rows)

@@ -7,19 +7,16 @@ path are measured on the data at hand, unless one of them is ruled out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from datapipe.backends.device_runtime import checked_device
 from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.core.environment import positive_environment
 from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.printable import counted
+from datapipe.loader.images.evidence import DataEvidence, Measured
 from datapipe.transforms import Recipe
 
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
@@ -45,24 +42,6 @@ class Choice:
     @property
     def backend(self) -> str:
         return "images_cpu" if self.dali is None else "dali"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The rate of a backend on this machine with this data."""
-
-    dali: Dali | None  # None: images_cpu
-    images_per_s: float
-
-
-class Evidence(Protocol):
-    """Facts about the data, which are found out only if the choice needs them."""
-
-    def share_for_dali(self) -> float:
-        """Return the share of some samples that DALI decodes: 0 to 1."""
-
-    def rates(self) -> list[Measured]:
-        """Return the rates of the backends here, at least one of them DALI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +91,7 @@ class BackendRequest:
             return str(exc)
         return None
 
-    def choose(self, device: torch.device, evidence: Evidence) -> Choice:
+    def choose(self, device: torch.device, evidence: DataEvidence) -> Choice:
         """Decide. Warns if a GPU would be served by DALI and DALI is not installed."""
         problem = self.problem_for_dali(device)
         if self.asks_for_dali:
@@ -166,25 +145,3 @@ def _name(dali: Dali | None) -> str:
     if dali is None:
         return "images_cpu"
     return f"dali ({counted(dali.num_pipelines, 'pipeline')})"
-
-
-def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
-    """Return a function that, called in the consumer's thread, says on which device batches are delivered.
-
-    "auto" is this rank's GPU if there is one, else the CPU; "cuda" the current CUDA device. A GPU always comes with
-    its index. Raises OptionError for a device that does not exist.
-    """
-    if isinstance(device, str) and device == "auto":
-        return _rank_device
-    checked = checked_device(device)
-    if checked == torch.device("cuda"):  # without an index
-        return lambda: torch.device("cuda", torch.cuda.current_device())
-    return lambda: checked
-
-
-def _rank_device() -> torch.device:
-    """Return the current CUDA device; if a script under torchrun has not set one, that of its local rank."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    current, local_rank = torch.cuda.current_device(), positive_environment("LOCAL_RANK", 0)
-    return torch.device("cuda", local_rank if current == 0 and local_rank < torch.cuda.device_count() else current)

@@ -1,9 +1,9 @@
-"""Collate the rows of a batch into what the user gets, on the host or on the device."""
+"""The rows of a batch in the making, and their collation into what the user gets, on the host or on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,53 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.backends.device import Uploader
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import OptionError
-from datapipe.loader.images.batch_fields import ADDED, IMAGE, LABEL, BatchFields
-from datapipe.loader.images.columns import column_of
-from datapipe.loader.images.rows import Batch
-from datapipe.loader.images.sizes import stack
-from datapipe.loader.options import LoaderOptions
+from datapipe.index.entries import Entries, Extents
+from datapipe.loader.images.dali import Fetched
+from datapipe.loader.images.fields import ADDED, IMAGE, LABEL, BatchFields, Values
+from datapipe.loader.options import BoxesForm, LoaderOptions
 from datapipe.order.draws import Draws
-from datapipe.order.plan import Rank, Tail
+from datapipe.order.plan import Picks, Rank, Tail
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
+
+NO_BOX = -1.0  # the label in padding rows of boxes
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch in the making. Several threads may load blocks of it at once: each writes rows of its own."""
+
+    picks: Picks
+    entries: Entries
+    extents: dict[str, Extents]  # of the further fields of the samples as picked
+    picked: NDArray[np.int64]  # (b,) ids of the samples as picked
+    draws: Draws  # of the samples as picked
+    labels: NDArray[np.int64]  # (b,)
+    ids: NDArray[np.int64]  # (b,) of the samples in their rows, replacements included
+    good: NDArray[np.bool_]  # (b,) False for rows to be left out
+    # (b, h, w, 3); or one (h, w, 3) tensor a sample if sizes differ, or the results of the user's transforms; or encoded samples
+    # for DALI
+    images: torch.Tensor | list[Any] | Fetched
+    values: list[Values | None]  # (b,) of the further fields, by row; None until they are loaded
+    num_attempts: dict[int, int] = field(default_factory=dict)  # attempts to replace the sample of a row
+    by_hand: dict[int, NDArray[np.uint8]] = field(default_factory=dict)  # rows to be put into images on a device
+    kept: object = None  # kept alive until the device is done with the batch
+    announced: list[object] = field(default_factory=list)  # results of `Files.will_need`: reads in flight
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def draws_of_ids(self) -> Draws:
+        """Return the draws of the samples that are in the rows now."""
+        if np.array_equal(self.ids, self.picked):
+            return self.draws
+        return Draws(self.draws.seed, self.draws.epoch, np.where(self.ids == self.picked, self.draws.ids, self.ids))
+
+    @property
+    def is_on_device(self) -> bool:
+        return isinstance(self.images, torch.Tensor) and self.images.device.type != "cpu"
 
 
 @dataclass(frozen=True)
@@ -30,7 +67,6 @@ class Collator:
 
     recipe: Recipe
     options: LoaderOptions
-    seed: int
     rank: Rank
     fields: BatchFields
     memory_format: torch.memory_format
@@ -139,7 +175,7 @@ class Collator:
         """Apply MixUp and CutMix, drawn once per batch, keyed by (seed, epoch, step, rank)."""
         if self.recipe.batch:
             key = np.array([batch.picks.step * self.rank.world_size + self.rank.rank], np.int64)
-            draws = Draws(self.seed, batch.picks.after.epoch, key)
+            draws = Draws(batch.draws.seed, batch.draws.epoch, key)
             columns[IMAGE], columns[LABEL] = self.recipe.run_batch(columns[IMAGE], columns[LABEL], draws)
         return columns
 
@@ -162,3 +198,64 @@ def _rows(batch: Batch) -> dict[str, torch.Tensor | None]:
     rows = torch.tensor(list(batch.by_hand), dtype=torch.int64)
     patches = torch.from_numpy(np.stack(list(batch.by_hand.values())))
     return {"good": good, "patched": rows, "patches": patches}
+
+
+def stack(images: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> torch.Tensor:
+    """Return (b, 3, h, w) of b images of that size. `ids`: those of the samples. Raises OptionError if they differ in size."""
+    sizes = {(int(image.shape[1]), int(image.shape[2])): int(sample) for image, sample in zip(images, ids, strict=True)}
+    if len(sizes) > 1:
+        (size, first), (other_size, other) = list(sizes.items())[:2]
+        raise OptionError(
+            f"the images of a batch differ in size: sample {first} is {size[0]} x {size[1]}, sample {other} "
+            f"{other_size[0]} x {other_size[1]}; end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w)), "
+            "or pass a collate_fn"
+        )
+    return torch.stack(list(images))
+
+
+def column_of(spec: FieldSpec, values: list[Any], *, boxes: BoxesForm) -> Any:
+    """Return the values of one field, as a batch has them.
+
+    MASK (b, h, w), ARRAY (b, ...) and IMAGE (b, 3, h, w), in channels_last memory, are stacked; masks of which some are
+    uint8 and some int32 become int32. BOXES are a list of (k, 5), or with `boxes="padded"` one (b, largest k, 5) whose
+    padding rows are 0, 0, 0, 0, -1. Other kinds are lists. Raises OptionError if shapes or dtypes differ.
+    """
+    if spec.kind is FieldKind.BOXES and boxes == "padded":
+        return _padded(values)
+    stack = _STACKED.get(spec.kind)
+    if stack is None:
+        return values
+    if not values:  # every sample of the batch was bad
+        return torch.empty((0, *_EMPTY[spec.kind]), dtype=torch.uint8)
+    shapes = {tuple(value.shape) for value in values}
+    dtypes = {value.dtype for value in values}
+    if len(shapes) > 1 or (len(dtypes) > 1 and spec.kind is not FieldKind.MASK):
+        differ = shapes if len(shapes) > 1 else dtypes
+        raise OptionError(
+            f"field {spec.name!r} differs within a batch ({', '.join(map(str, sorted(differ, key=str)[:3]))}), so it cannot be "
+            "stacked; pass a collate_fn, batch_size=1, or leave it out by fields="
+        )
+    return stack(values)
+
+
+def _padded(values: list[torch.Tensor]) -> torch.Tensor:
+    table = torch.zeros((len(values), max((len(value) for value in values), default=0), 5))
+    table[:, :, 4] = NO_BOX
+    for row, value in enumerate(values):
+        table[row, : len(value)] = value
+    return table
+
+
+def _masks(values: list[torch.Tensor]) -> torch.Tensor:
+    dtype = torch.int32 if any(value.dtype == torch.int32 for value in values) else values[0].dtype
+    return torch.stack([value.to(dtype) for value in values])
+
+
+def _images(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([value.permute(1, 2, 0).numpy() for value in values])).permute(0, 3, 1, 2)
+
+
+_STACKED: dict[FieldKind, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    FieldKind.MASK: _masks, FieldKind.ARRAY: torch.stack, FieldKind.IMAGE: _images,
+}  # fmt: skip
+_EMPTY: dict[FieldKind, tuple[int, ...]] = {FieldKind.MASK: (0, 0), FieldKind.ARRAY: (), FieldKind.IMAGE: (3, 0, 0)}

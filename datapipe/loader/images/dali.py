@@ -21,7 +21,7 @@ from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.index.entries import Entries
-from datapipe.loader.object_pool import ObjectPool
+from datapipe.loader.batch_making import ObjectPool
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts

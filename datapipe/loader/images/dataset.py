@@ -1,26 +1,29 @@
-"""Give the samples of a loader one at a time: for inspection, torch's samplers and evaluation scripts."""
+"""Datasets: samples one at a time, parts of them, and several datasets mixed."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from datapipe.containers import open_index
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError
+from datapipe.core.printable import printable
 from datapipe.datasets import Original
 from datapipe.fetch.files import open_files
-from datapipe.index.concat import AnyIndex
+from datapipe.index.concat import AnyIndex, concatenated
 from datapipe.index.stored_order import StoredOrder, stored_order
-from datapipe.loader.images.batch_fields import LABEL, BatchFields
-from datapipe.loader.images.further_fields import FurtherFields
+from datapipe.loader.images.fields import LABEL, BatchFields, FurtherFields
 from datapipe.loader.policy import located
 from datapipe.order.draws import key64
-from datapipe.order.sample_order import Permutation
+from datapipe.order.sample_order import Order, Permutation, SequentialOrder, ShuffledOrder
+from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +188,70 @@ class Dataset:
     def with_fields(self, fields: BatchFields) -> Dataset:
         """Return the same samples, with these fields."""
         return Dataset(self.index, fields, self.mixture, original=self.original)
+
+
+def mix(
+    datasets: Sequence[str | os.PathLike[str] | Dataset],
+    weights: Sequence[float] | None = None,
+    *,
+    num_samples: int | None = None,
+) -> Dataset:
+    """Return one dataset of several, each of which makes up a fixed share of every epoch.
+
+    `datasets`: as for a loader. `weights`: one for each, to any scale; None: each by its size. `num_samples`: length of
+    an epoch; None: the sum of their sizes. Shares hold in every batch, to within a sample or two. All samples of a dataset come
+    before any of them comes again, also across epochs; a sample that comes again is augmented again.
+    Batches have the fields that all datasets have; labels are those of the datasets, which are not renumbered.
+
+    Raises OptionError for invalid weights, an epoch of no samples, and datasets without samples or a common field.
+    """
+    if isinstance(datasets, (str, os.PathLike)) or not len(datasets):
+        raise OptionError(f"mix({datasets!r}): pass a list of at least one dataset")
+    opened = [_opened(dataset) for dataset in datasets]
+    for dataset in opened:
+        if dataset.mixture is not None:
+            raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
+    lengths = tuple(len(dataset) for dataset in opened)
+    given: Sequence[float] = lengths if weights is None else checked_weights(weights, num=len(opened), what="dataset").tolist()
+    length = sum(lengths) if num_samples is None else whole_number(num_samples, "num_samples", least=1)
+    counts = shares(given, length)
+    for dataset, count in zip(opened, counts, strict=True):
+        if count and not len(dataset):
+            raise OptionError(f"{dataset.index.where}: has no samples, and its weight asks for {count} of an epoch; leave it out")
+    _warn_of_classes(opened)
+    return Dataset(concatenated([dataset.index for dataset in opened]), _common_fields(opened), Mixture(lengths, counts))
+
+
+def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
+    """Return the order of a mixture. A mixture of one dataset is shuffled as that dataset alone."""
+    orders: list[Order] = [
+        ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
+        for place, length in enumerate(mixture.lengths)
+    ]
+    return MixedOrder(orders, mixture.counts, bool(shuffle))
+
+
+def _opened(dataset: object) -> Dataset:
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not isinstance(dataset, (str, os.PathLike)):
+        raise OptionError(f"mix() of a {type(dataset).__qualname__}; pass paths, or datasets such as `loader.dataset`")
+    return Dataset(open_index(dataset))
+
+
+def _warn_of_classes(datasets: Sequence[Dataset]) -> None:
+    """Warn if the datasets name different classes: then one label means different things."""
+    named = {tuple(dataset.index.manifest.classes): dataset for dataset in datasets if dataset.index.manifest.classes}
+    if len(named) > 1:
+        listed = printable("; ".join(f"{dataset.index.where}: {', '.join(classes[:5])}" for classes, dataset in named.items()))
+        warnings.warn(
+            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
+            "several things; convert them with the same classes, or do not use the labels",
+            stacklevel=3,
+        )
+
+
+def _common_fields(datasets: Sequence[Dataset]) -> BatchFields | None:
+    """Return the fields with which the datasets were opened, if they are the same."""
+    first = datasets[0].fields
+    return first if all(dataset.fields == first for dataset in datasets) else None

@@ -1,8 +1,7 @@
-"""Collect the facts for the choice of a backend: which samples DALI decodes, and how fast backends are."""
+"""Look at some samples of a dataset: whether images have one size, which of them DALI decodes, and how fast backends are."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +11,36 @@ import torch
 
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.backends.images_dali.settings import Dali
-from datapipe.codecs.probe import checked_header
-from datapipe.core.environment import version_of
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.codecs.probe import ImageHeader, checked_header
+from datapipe.core.errors import DatapipeError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
-from datapipe.loader.calibration import CANDIDATES, Calibration
-from datapipe.loader.images.batch_fields import IMAGE, LABEL
-from datapipe.loader.images.choice import Measured
+from datapipe.loader.calibration import power_of_two, rates_of
+from datapipe.loader.images.fields import IMAGE, LABEL
 from datapipe.loader.options import LoaderOptions
+from datapipe.transforms import Recipe
 
-_LOOKED_AT = 64  # number of samples, spread over the dataset
+CANDIDATES: tuple[Dali | None, ...] = (None, Dali(num_pipelines=1), Dali(num_pipelines=2), Dali(num_pipelines=3))
+_LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset
 
 # Arguments of a loader that say how an image is processed; the others do not affect the measurement.
 _MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_format")
+_PACKAGES = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
+
+Size = tuple[int, int]  # height, width in pixels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rate of a backend on this machine with this data."""
+
+    dali: Dali | None  # None: images_cpu
+    images_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DataEvidence:
-    """`choice.Evidence` about the data of a loader. `open_loader`: makes a loader from such arguments."""
+    """Facts about the data of a loader, found out only if a choice needs them. `open_loader`: makes one from such arguments."""
 
     index: AnyIndex
     files: Files
@@ -40,30 +50,36 @@ class DataEvidence:
     open_loader: Callable[..., Iterable[Any]]
 
     def share_for_dali(self) -> float:
-        headers = list(self._samples())
-        return sum(can_decode(data, header) for data, header in headers) / max(1, len(headers))
+        """Return the share of some samples that DALI decodes: 0 to 1."""
+        found = [can_decode(data, header) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)]
+        return sum(found) / max(1, len(found))
 
     def rates(self) -> list[Measured]:
+        """Return the rates of the backends here, at least one of them DALI's."""
         if not len(self.index):
             return [Measured(Dali(), 0.0)]  # nothing to measure with, and nothing to load
-        return Calibration(self._open_batches, self._circumstances()).rates(CANDIDATES)
+        sizes = [
+            (len(data), header.height * header.width) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)
+        ]
+        nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
+        rates = rates_of(
+            CANDIDATES,
+            self._open_loader,
+            device=self.device,
+            packages=_PACKAGES,
+            circumstances={
+                "num_workers": self.options.num_workers,
+                "batch_size": self.options.batch_size,
+                "transform": repr(self.arguments["transform"]),
+                "sample_nbytes": power_of_two(nbytes),
+                "sample_pixels": power_of_two(pixels),
+            },
+        )
+        return list(map(Measured, CANDIDATES, rates))
 
-    def _samples(self) -> Iterator[tuple[bytes, Any]]:
-        num = min(_LOOKED_AT, len(self.index))
-        positions = np.linspace(0, len(self.index) - 1, num, dtype=np.int64)
-        entries = self.index.look_up(self.index.ids(positions), "image")
-        on_their_way = self.files.will_need(entries.extents)
-        for row in range(len(entries)):
-            try:
-                data = self.files.read(entries.extents, row)
-                yield data, checked_header(data)
-            except (DecodeError, IntegrityError):
-                continue
-        del on_their_way
-
-    def _open_batches(self, candidate: Dali | None) -> Iterator[Any]:
+    def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
         names = [spec.name for spec in self.index.manifest.fields]
-        loader = self.open_loader(
+        return self.open_loader(
             self.arguments["dataset"],
             batch_size=min(self.options.batch_size, len(self.index)),
             shuffle=True,
@@ -76,21 +92,35 @@ class DataEvidence:
             world_size=1,
             **{name: self.arguments[name] for name in _MEASURED_ARGUMENTS},
         )
-        return itertools.chain.from_iterable(itertools.repeat(loader))
-
-    def _circumstances(self) -> dict[str, Any]:
-        sizes = [(len(data), header.height * header.width) for data, header in self._samples()]
-        nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
-        return {
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "num_workers": self.options.num_workers,
-            "batch_size": self.options.batch_size,
-            "transform": repr(self.arguments["transform"]),
-            # rounded to a power of two, so that another part of the same data gives the same key
-            "sample_nbytes": 2 ** round(float(np.log2(nbytes))),
-            "sample_pixels": 2 ** round(float(np.log2(pixels))),
-            "versions": {name: version_of(name) for name in _DISTRIBUTIONS},
-        }
 
 
-_DISTRIBUTIONS = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
+def check_sizes(recipe: Recipe, stored_size: Size | None, *, index: AnyIndex, files: Files) -> None:
+    """Raise OptionError if batches could not be made because images would differ in size.
+
+    `stored_size`: that of all images, if the dataset knows it. Otherwise the headers of some are read, unless the recipe makes
+    all images equal: if these leave the recipe in one size, the others are assumed to do so too; collation raises if not.
+    """
+    if recipe.output_size(stored_size) is not None:
+        return
+    left = {
+        recipe.output_size((header.height, header.width)): f"{index.describe(sample)} is {header.height} x {header.width}"
+        for sample, _, header in _some_samples(index, files, _LOOKED_AT_FOR_SIZES)
+    }
+    if len(left) != 1:
+        recipe.check_equal_sizes(None, such_as=" and ".join(list(left.values())[:2]))
+
+
+def _some_samples(index: AnyIndex, files: Files, num: int) -> Iterator[tuple[int, bytes, ImageHeader]]:
+    """Yield the id, the bytes and the header of some samples; bad ones are left to the policy, when they are loaded."""
+    if not len(index):
+        return
+    ids = index.ids(np.unique(np.linspace(0, len(index) - 1, num, dtype=np.int64)))
+    entries = index.look_up(ids, IMAGE)
+    on_their_way = files.will_need(entries.extents)
+    for row, sample in enumerate(ids.tolist()):
+        try:
+            data = files.read(entries.extents, row)
+            yield sample, data, checked_header(data)
+        except DatapipeError:
+            continue
+    del on_their_way

@@ -8,32 +8,36 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.kept_images import KeptImages
+from datapipe.backends.kept_images import CacheStats
 from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer, null_observer
+from datapipe.core.observe import Observer
 from datapipe.datasets import Original, Unseen, see_through
 from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
-from datapipe.loader.images.batch_fields import BatchFields
-from datapipe.loader.images.caching import CacheStats, stats_of
-from datapipe.loader.images.choice import Backend, BackendRequest, Choice, resolve_device
-from datapipe.loader.images.columns import BoxesForm
+from datapipe.loader.images.choice import Backend, Choice
 from datapipe.loader.images.dataset import Dataset
-from datapipe.loader.images.evidence import DataEvidence
-from datapipe.loader.images.mixing import WeightedSampler
+from datapipe.loader.images.fields import BatchFields
 from datapipe.loader.images.passes import SamplePasses
-from datapipe.loader.images.sizes import check_sizes
-from datapipe.loader.iteration import BatchIterator, PassSetup
-from datapipe.loader.options import SETTABLE, LoaderOptions, Output, Shuffle, check_settable
-from datapipe.loader.parsing import parse_options
+from datapipe.loader.images.samplers import WeightedSampler
+from datapipe.loader.iteration import BatchIterator
+from datapipe.loader.options import (
+    SETTABLE,
+    BoxesForm,
+    LoaderOptions,
+    OnError,
+    Output,
+    Shuffle,
+    check_settable,
+    parse_image_options,
+)
 from datapipe.loader.policy import BadSample
-from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.scheduling import OnError
+from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
-from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone, leave_random_state
+from datapipe.loader.state import LoaderProgress
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, leave_random_state
 from datapipe.order.plan import Tail
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
@@ -117,9 +121,8 @@ class DataLoader:
         world_size: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        options = parse_options(arguments)
+        options = parse_image_options(arguments)
         seeding = Seed(seed_source(seed, generator))
-        resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
@@ -135,12 +138,11 @@ class DataLoader:
         cache_options = CacheOptions.of(cache, cache_nbytes)
         if cache_options is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
-        self._observer: Observer = null_observer
         self._passes = SamplePasses(
             self.dataset,
             files=open_files(self.dataset.index, row_groups=row_groups, remote=remote),
             recipe=self.recipe,
-            seed=seeding,
+            progress=LoaderProgress(seeding, self.dataset.index.fingerprint, (rank, world_size)),
             cache=cache_options,
             device=self._resolve_device,
             open_loader=DataLoader,
@@ -150,7 +152,7 @@ class DataLoader:
         setter = EpochSetter if shuffle else SequentialEpochSetter
         mixture = self.dataset.mixture
         num_samples = len(self.dataset) if mixture is None else sum(mixture.counts)
-        self.sampler = setter(self._passes.epochs, num_samples) if sampler is None else sampler
+        self.sampler = setter(self._progress.epochs, num_samples) if sampler is None else sampler
         self.batch_size = batch_size
         self.drop_last = options.tail is Tail.DROP
         self.generator = generator
@@ -161,22 +163,8 @@ class DataLoader:
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
-        collate_fn = arguments["collate_fn"]
-        makes_batches = collate_fn is None and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
-        if self.fields.has_image and makes_batches and not self.recipe.rest:
-            check_sizes(self.recipe, self._passes.stored_size, index=self.dataset.index, files=self._passes.files)
-        if self.recipe.batch and collate_fn is not None:
-            raise OptionError(f"{self.recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
-        request = BackendRequest(
-            arguments["backend"],
-            self.recipe,
-            self._passes.stored_size,
-            has_collate_fn=collate_fn is not None,
-            has_image=self.fields.has_image,
-            has_cache=arguments["cache"] is not None,
-        )
+        self._passes.configure(arguments, options)
         self.options = options
-        self._passes.configure(arguments, options, request)
         shown = {name: arguments[name] for name in SETTABLE} | {
             "num_workers": options.num_workers,
             "prefetch_factor": options.prefetch_factor,
@@ -192,7 +180,11 @@ class DataLoader:
             return
         check_settable(name)
         changed = {**arguments, name: value}
-        self._apply(changed, parse_options(changed))
+        self._apply(changed, parse_image_options(changed))
+
+    @property
+    def _progress(self) -> LoaderProgress:
+        return self._passes.progress
 
     _arguments: dict[str, Any]
     num_workers: int
@@ -208,8 +200,8 @@ class DataLoader:
         if self.dataset.original is not None:
             self.dataset.original.check_unchanged()
         passes = self._passes
-        check_still_alone(passes.rank, passes.present_rank(), passes.source())
-        return BatchIterator(PassSetup(passes.begin, passes.num_steps, passes.epochs, self.worker_init_fn))
+        self._progress.check_still_alone(passes.num_steps)
+        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self.worker_init_fn)
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
@@ -226,7 +218,7 @@ class DataLoader:
         Also calls `set_epoch` of a `sampler` or `batch_sampler` of your own if it has one; at other times that is left
         to you, as with torch.
         """
-        self._passes.epochs.set_epoch(epoch)
+        self._progress.epochs.set_epoch(epoch)
         own = self._arguments["sampler"] if self._arguments["batch_sampler"] is None else self.batch_sampler
         tell = getattr(own, "set_epoch", None)
         if callable(tell):
@@ -249,17 +241,12 @@ class DataLoader:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
             raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
-        self._observer = observer
         self._passes.observe(observer)
 
     @property
     def seed(self) -> int | None:
         """The seed of order and augmentation; None until it is drawn, when the first pass begins."""
-        return self._passes.seed.value
-
-    def describe_seed(self) -> str:
-        """Return the seed and its origin, for people."""
-        return self._passes.seed.describe()
+        return self._progress.seed.value
 
     @property
     def fields(self) -> BatchFields:
@@ -290,10 +277,6 @@ class DataLoader:
         stage = self._passes.batch_maker().dali
         return "cpu" if stage is None else stage.decoder_device()
 
-    def evidence(self) -> DataEvidence:
-        """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
-        return self._passes.evidence()
-
     @property
     def bad_samples(self) -> list[BadSample]:
         """The bad samples skipped or replaced, the latest 1,000."""
@@ -302,22 +285,13 @@ class DataLoader:
     @property
     def cache_stats(self) -> CacheStats | None:
         """The cache's hits in this process, and what it holds; None without a cache."""
-        kept = self.kept_images()
-        return None if kept is None else stats_of(kept)
-
-    def kept_images(self) -> KeptImages | None:
-        """Return the cache, which the first call opens. Raises StorageError if it cannot be opened."""
-        return self._passes.kept_images()
+        kept = self._passes.kept_images()
+        return None if kept is None else kept.stats()
 
     def store_facts(self) -> StoreFacts | None:
         """Return how samples are read from an object store at this moment; None for other data."""
         files = self._passes.files
         return files.facts() if isinstance(files, RemoteFiles) else None
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that share an epoch."""
-        return self._passes.rank.world_size
 
 
 def _open(dataset: object, transform: object) -> tuple[Dataset, object]:

@@ -1,4 +1,4 @@
-"""Make a batch of rows from its span of positions: look up windows, gather rows, deliver."""
+"""Make a batch of rows from its span of positions: look up windows or mapped rows, gather, deliver."""
 
 from __future__ import annotations
 
@@ -13,15 +13,28 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.table_windows import LoadedWindow, WindowStore
+from datapipe.backends.tables_arrow import RowGather
 from datapipe.columns.layout import MatrixLayout
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
-from datapipe.loader.object_pool import ObjectPool
+from datapipe.loader.batch_making import ObjectPool
+from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSample, BadSampleLog
-from datapipe.loader.tables.options import TableOptions
 from datapipe.order.plan import BatchSpan, Plan, Tail
 from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
+
+
+@dataclass(frozen=True, slots=True)
+class TableSetup:
+    """What all parts of a loader of tables refer to."""
+
+    index: TableIndex
+    layout: MatrixLayout
+    options: LoaderOptions
+    window_nbytes: int  # rows that are shuffled with each other, and read ahead
+    bad_samples: BadSampleLog
+    observer: Observer
 
 
 @dataclass(slots=True)
@@ -29,11 +42,11 @@ class RowBatch:
     """One batch in the making. Several threads may gather parts of it at once: each writes rows of its own."""
 
     span: BatchSpan
-    parts: list[tuple[int, LoadedWindow, RowRun]]  # first row of the batch, and the run whose rows follow from there
-    ahead: list[LoadedWindow]  # windows that later steps need
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory, if it is the host's
     good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
+    parts: list[tuple[int, LoadedWindow, RowRun]] = field(default_factory=list)  # first row of the batch; the rows from there on
+    ahead: list[LoadedWindow] = field(default_factory=list)  # windows that later steps need
     lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
 
     def __len__(self) -> int:
@@ -44,19 +57,7 @@ class TableParts(Protocol):
     """The backend of a loader of tables, shared by all its passes. Thread-safe."""
 
     @property
-    def index(self) -> TableIndex: ...
-
-    @property
-    def layout(self) -> MatrixLayout: ...
-
-    @property
-    def options(self) -> TableOptions: ...
-
-    @property
-    def observer(self) -> Observer: ...
-
-    @property
-    def bad_samples(self) -> BadSampleLog: ...
+    def setup(self) -> TableSetup: ...
 
     @property
     def workers(self) -> ObjectPool[Any]:
@@ -70,14 +71,14 @@ class TableParts(Protocol):
     def pieces_at_once(self) -> int:
         """Row groups that are best read together."""
 
-    def lease_batch(self, span: BatchSpan, parts: list[tuple[int, LoadedWindow, RowRun]], ahead: list[LoadedWindow]) -> RowBatch:
-        """Return memory for the rows of a span."""
+    def lease_batch(self, span: BatchSpan) -> RowBatch:
+        """Return a batch with memory for the rows of a span."""
 
     def lease_window(self, num_rows: int, room: int) -> Any:
         """Return memory for a window of (num_rows, width) matrices. `room`: rows of the largest window."""
 
     def fill(self, reader: Any, window: LoadedWindow, pieces: Sequence[Piece]) -> None:
-        """Read pieces of a window into their places."""
+        """Read pieces of a window into their places. Raises what reading and packing raise."""
 
     def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
         """Overwrite rows of a window with other rows of it."""
@@ -92,41 +93,109 @@ class TableParts(Protocol):
         """Return the batch as the user gets it, or its arrival on a device."""
 
 
-@dataclass(frozen=True)
+class FromWindows:
+    """Rows of shuffled windows, which are read as they become due."""
+
+    def __init__(self, parts: TableParts, plan: Plan, order: RunOrder, *, seed: int, first_step: int) -> None:
+        self._plan, self._order = plan, order
+        self._gather, self._at_once = parts.gather, parts.pieces_at_once
+        self._reads_ahead = parts.setup.options.num_workers > 0
+        self._store: WindowStore[Any] = WindowStore(
+            order,
+            seed=seed,
+            first_step=first_step,
+            lease=partial(parts.lease_window, room=order.max_window),
+            fill=parts.fill,
+            replace=parts.replace,
+            on_bad=partial(_note_bad, parts.setup),
+            on_error=parts.setup.options.on_error,
+            num_lists=sum(len(group.columns) for group in parts.setup.layout.lists),
+            pieces_at_once=parts.pieces_at_once,
+        )
+
+    def prepare(self, batch: RowBatch) -> None:
+        """Look up the windows of a batch, and those to come."""
+        span = batch.span
+        runs = self._runs(span)
+        used, batch.ahead = self._store.use(span.step, runs, self._following(span, runs) if self._reads_ahead else [])
+        place = 0
+        for window, run in zip(used, runs, strict=True):
+            batch.parts.append((place, window, run))
+            place += len(run)
+
+    def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
+        """Return work that reads row groups of windows that later steps need."""
+        return [
+            partial(self._store.fill_ahead, window.window)
+            for window in batch.ahead
+            for _ in range(0, len(window.pending), self._at_once)
+        ]
+
+    def load(self, batch: RowBatch, rows: range, worker: Any) -> int:
+        """Gather some rows, and return the time that took without reading. Raises what reading their windows raised."""
+        spent_ns = 0
+        for place, window, run in batch.parts:
+            first, end = max(rows.start, place), min(rows.stop, place + len(run))
+            if first >= end:
+                continue
+            self._store.ensure(window, worker)
+            start_ns = time.perf_counter_ns()
+            chosen = window.rows_of(run, first - place, end - place)
+            self._gather(batch, window, chosen, first)
+            if window.bad is not None:
+                batch.good[first:end] = ~window.bad[chosen]
+            spent_ns += time.perf_counter_ns() - start_ns
+        return spent_ns
+
+    def _runs(self, span: BatchSpan) -> list[RowRun]:
+        return [run for start, stop in span.ranges() for run in self._order.runs(span.after.epoch, start, stop)]
+
+    def _following(self, span: BatchSpan, runs: list[RowRun]) -> list[ShuffleWindow]:
+        """Return the windows that follow those of a step, and those of the step after it."""
+        found = [self._order.following(run.window) for run in runs]
+        if span.step + 1 < self._plan.num_steps:
+            found += [run.window for run in self._runs(self._plan.span(span.after.epoch, span.step + 1))]
+        used = {run.window for run in runs}
+        return [window for window in dict.fromkeys(found) if window is not None and window not in used]
+
+
+@dataclass(frozen=True, slots=True)
+class FromMappedRows:
+    """Rows that may be read in any order, gathered where they lie."""
+
+    plan: Plan
+    rows: RowGather
+
+    def prepare(self, batch: RowBatch) -> None:
+        """Do nothing: rows are not read ahead."""
+
+    def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
+        """Return no work."""
+        return []
+
+    def load(self, batch: RowBatch, rows: range, worker: object) -> int:
+        """Gather some rows, and return the time that took."""
+        start_ns, span = time.perf_counter_ns(), batch.span
+        positions = np.arange(span.start + rows.start, span.start + rows.stop, dtype=np.int64) % span.num_samples
+        self.rows.gather(self.plan.order(span.after.epoch, positions), batch.arrays, rows.start)
+        return time.perf_counter_ns() - start_ns
+
+
+@dataclass(frozen=True, slots=True)
 class TableMaker:
     """Makes the batches of one pass. Thread-safe. See `batch_making.BatchMaker`."""
 
     parts: TableParts
-    plan: Plan
-    order: RunOrder
-    seed: int
-    first_step: int
+    rows: FromWindows | FromMappedRows
     dali: None = None
-    _store: WindowStore[Any] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        store = WindowStore(
-            self.order,
-            seed=self.seed,
-            first_step=self.first_step,
-            # Refers to `parts` rather than to the maker, so that no cycle keeps windows alive.
-            lease=partial(self.parts.lease_window, room=self.order.max_window),
-            fill=self.parts.fill,
-            replace=self.parts.replace,
-            on_bad=partial(note_bad, self.parts.index, self.parts.bad_samples),
-            on_error=self.parts.options.on_error,
-            num_lists=sum(len(group.columns) for group in self.parts.layout.lists),
-            pieces_at_once=self.parts.pieces_at_once,
-        )
-        object.__setattr__(self, "_store", store)
 
     @property
-    def options(self) -> TableOptions:
-        return self.parts.options
+    def options(self) -> LoaderOptions:
+        return self.parts.setup.options
 
     @property
     def observer(self) -> Observer:
-        return self.parts.observer
+        return self.parts.setup.observer
 
     @property
     def workers(self) -> ObjectPool[Any]:
@@ -137,70 +206,34 @@ class TableMaker:
         return self.parts.enter_thread
 
     def prepare(self, span: BatchSpan) -> RowBatch:
-        """Look up the windows of a batch, and those to come; lease memory."""
+        """Lease memory for a batch, and look up where its rows are."""
         start_ns = time.perf_counter_ns()
-        epoch = span.after.epoch
-        runs = [run for start, stop in span.ranges() for run in self.order.runs(epoch, start, stop)]
-        used, ahead = self._store.use(span.step, runs, self._ahead(span, runs) if self.options.num_workers else [])
-        found, place = [], 0
-        for window, run in zip(used, runs, strict=True):
-            found.append((place, window, run))
-            place += len(run)
-        batch = self.parts.lease_batch(span, found, ahead)
+        batch = self.parts.lease_batch(span)
+        self.rows.prepare(batch)
         observe(self.observer, Stage.PLAN, span.step, start_ns, len(span))
         return batch
 
     def blocks(self, batch: RowBatch) -> list[range]:
-        """Return the rows of each block."""
         return self.parts.blocks(batch)
 
     def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
-        """Return work that reads row groups of windows that later steps need."""
-        return [
-            partial(self._store.fill_ahead, window.window)
-            for window in batch.ahead
-            for _ in range(0, len(window.pending), self.parts.pieces_at_once)
-        ]
+        return self.rows.spare(batch)
 
     def load_block(self, batch: RowBatch, rows: range, worker: Any) -> None:
-        """Gather some rows. Raises what reading their windows raised."""
-        spent_ns = 0
-        for place, window, run in batch.parts:
-            first, end = max(rows.start, place), min(rows.stop, place + len(run))
-            if first >= end:
-                continue
-            self._store.ensure(window, worker)
-            start_ns = time.perf_counter_ns()
-            chosen = window.rows_of(run, first - place, end - place)
-            self.parts.gather(batch, window, chosen, first)
-            if window.bad is not None:
-                batch.good[first:end] = ~window.bad[chosen]
-            spent_ns += time.perf_counter_ns() - start_ns
-        self.observer(StageEvent(Stage.COLLATE, batch.span.step, time.perf_counter_ns() - spent_ns, spent_ns, len(rows)))
+        """Gather some rows. Raises what reading them raised."""
+        spent_ns = self.rows.load(batch, rows, worker)
+        observe(self.observer, Stage.COLLATE, batch.span.step, time.perf_counter_ns() - spent_ns, len(rows))
 
     def decode(self, batch: RowBatch, pipeline: object, worker: object) -> None:
         raise AssertionError("tables have no stage that decodes whole batches")
 
     def finish(self, batch: RowBatch) -> Any:
-        """Return the matrices as the user gets them, or their arrival on a device."""
         batch.parts.clear()  # windows are not needed any more
         return self.parts.hand_over(batch)
 
-    # -- windows --------------------------------------------------------------------------------
-
-    def _ahead(self, span: BatchSpan, runs: list[RowRun]) -> list[ShuffleWindow]:
-        """Return the windows that follow those of a step, and those of the step after it."""
-        found = [self.order.following(run.window) for run in runs]
-        if span.step + 1 < self.plan.num_steps:
-            following = self.plan.span(span.after.epoch, span.step + 1)
-            found += [run.window for start, stop in following.ranges() for run in self.order.runs(span.after.epoch, start, stop)]
-        used = {run.window for run in runs}
-        return [window for window in dict.fromkeys(found) if window is not None and window not in used]
-
 
 def named_batch(
-    layout: MatrixLayout,
-    options: TableOptions,
+    setup: TableSetup,
     batch: RowBatch,
     matrices: list[torch.Tensor],
     *,
@@ -208,27 +241,25 @@ def named_batch(
     to_tensor: Callable[[NDArray[Any]], torch.Tensor] = torch.from_numpy,
 ) -> Any:
     """Return the matrices of a batch as the user gets them: `x`, or a tuple of x, the label, and which rows are no repeats."""
+    layout = setup.layout
     handed = [matrix.view(-1) if kind.is_vector else matrix for kind, matrix in zip(layout.matrices, matrices, strict=True)]
     groups: dict[str, Any] = {kind.name: one for kind, one in zip(layout.groups, handed, strict=False)}
     groups |= jagged
     x: Any = next(iter(groups.values())) if len(groups) == 1 else {name: groups[name] for name in layout.names or groups}
     answer = [] if layout.label is None else [handed[-1]]
-    if options.tail is Tail.MASK:
+    if setup.options.tail is Tail.MASK:
         real = np.arange(len(batch)) < batch.span.num_real
         answer.append(to_tensor(real[batch.good]))
     return (x, *answer) if answer else x
 
 
-def note_bad(
-    index: TableIndex, log: BadSampleLog, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError
-) -> None:
-    """Record a row group that is skipped or replaced."""
-    group = index.group(piece.group)
-    first = int(index.starts[piece.group]) + piece.start
-    where = f"{group} ({piece.stop - piece.start} rows from row {first} of the table)"
-    log.add(BadSample(window.window.epoch, window.step, first, where, str(error)))
-
-
 def observe(observer: Observer, stage: Stage, step: int, start_ns: int, num_samples: int, nbytes: int = 0) -> None:
     """Report to the observer a stage that ends now."""
     observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
+
+
+def _note_bad(setup: TableSetup, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError) -> None:
+    """Record a row group that is skipped or replaced."""
+    first = int(setup.index.starts[piece.group]) + piece.start
+    where = f"{setup.index.group(piece.group)} ({piece.stop - piece.start} rows from row {first} of the table)"
+    setup.bad_samples.add(BadSample(window.window.epoch, window.step, first, where, str(error)))

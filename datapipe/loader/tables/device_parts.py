@@ -20,17 +20,17 @@ from datapipe.backends.device import DeviceTransfer
 from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
 from datapipe.backends.pytree import tensors_of
 from datapipe.backends.table_windows import LoadedWindow
+from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
 from datapipe.backends.tables_cudf.packing import DevicePacker, PinnedUploads, pack
 from datapipe.backends.tables_cudf.reader import CudfReader
-from datapipe.columns.layout import MatrixLayout
-from datapipe.core.observe import Observer, Stage
-from datapipe.index.tables import TableIndex
-from datapipe.loader.object_pool import ObjectPool
-from datapipe.loader.policy import BadSampleLog
-from datapipe.loader.tables.batches import RowBatch, named_batch, observe
-from datapipe.loader.tables.options import TableOptions
+from datapipe.containers.tables.rows import check_unchanged
+from datapipe.core.observe import Stage
+from datapipe.loader.batch_making import ObjectPool
+from datapipe.loader.tables.batches import RowBatch, TableSetup, named_batch, observe
 from datapipe.order.plan import BatchSpan
-from datapipe.order.row_order import Piece, RowRun
+from datapipe.order.row_order import Piece
+
+_ROWS_AT_ONCE = 1 << 20  # of row groups that cuDF reads together: fewer do not keep a large GPU busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,7 @@ class DeviceWindow:
 class DeviceTableParts:
     """The parts that all passes of a loader share, with windows on a device. Thread-safe. See `TableParts`."""
 
-    index: TableIndex
-    layout: MatrixLayout
-    options: TableOptions
-    bad_samples: BadSampleLog
-    observer: Observer
+    setup: TableSetup
     workers: ObjectPool[CudfReader]
     runtime: DeviceRuntime
     stream: Stream  # of windows and batches
@@ -58,31 +54,48 @@ class DeviceTableParts:
     uploads: PinnedUploads
     pieces_at_once: int
 
+    @classmethod
+    def of(cls, setup: TableSetup, runtime: DeviceRuntime) -> DeviceTableParts:
+        """Return the parts. Call it in the consumer's thread: it creates streams there."""
+        index, layout, found = setup.index, setup.layout, library()
+        uploads = PinnedUploads(runtime, max_free=setup.options.depth + 2)
+        stream = runtime.new_stream()
+        with runtime.under(stream):
+            memory = stream_ordered_memory(found, runtime.device)
+        return cls(
+            setup,
+            workers=ObjectPool(
+                lambda: CudfReader(layout.columns, library=found, runtime=runtime, memory=memory, check=check_unchanged)
+            ),
+            runtime=runtime,
+            stream=stream,
+            packer=DevicePacker(layout, runtime=runtime, uploads=uploads),
+            uploads=uploads,
+            pieces_at_once=max(1, _ROWS_AT_ONCE * index.num_groups // max(1, len(index))),
+        )
+
     @property
     def enter_thread(self) -> Callable[[], None]:
         return self.runtime.enter_thread
 
-    def lease_batch(self, span: BatchSpan, parts: list[tuple[int, LoadedWindow, RowRun]], ahead: list[LoadedWindow]) -> RowBatch:
-        """Return memory for the rows of a span."""
-        return RowBatch(span, parts, ahead, self._allocated(len(span)), [], np.ones(len(span), np.bool_))
+    def lease_batch(self, span: BatchSpan) -> RowBatch:
+        return RowBatch(span, self._allocated(len(span)), [], np.ones(len(span), np.bool_))
 
     def blocks(self, batch: RowBatch) -> list[range]:
-        """Return one block: a thread only queues work."""
-        return [range(len(batch))] if len(batch) else []
+        return [range(len(batch))] if len(batch) else []  # a thread only queues work
 
     def lease_window(self, num_rows: int, room: int) -> DeviceWindow:
-        """Return memory for a window: (num_rows, width) of each matrix. `room`: rows of the largest window."""
         tensors = [tensor[:num_rows] for tensor in self._allocated(max(num_rows, room))]
         return DeviceWindow(tensors, self.runtime.record_event(self.stream))
 
     def fill(self, reader: CudfReader, window: LoadedWindow, pieces: Sequence[Piece]) -> None:
-        """Read pieces of a window into their places. Raises what the reader and the packer raise."""
+        observer = self.setup.observer
         start_ns, runtime, memory = time.perf_counter_ns(), self.runtime, window.arrays
         pieces = sorted(pieces, key=lambda piece: piece.group)  # so that the groups of one file follow each other
-        groups = [self.index.group(piece.group) for piece in pieces]
+        groups = [self.setup.index.group(piece.group) for piece in pieces]
         columns = reader.read(groups)
         num_rows, kept = sum(piece.stop - piece.start for piece in pieces), list[object](columns.values())
-        observe(self.observer, Stage.READ, window.step, start_ns, num_rows)
+        observe(observer, Stage.READ, window.step, start_ns, num_rows)
         start_ns = time.perf_counter_ns()
         runtime.wait_event(reader.stream, memory.ready)
         try:
@@ -99,10 +112,9 @@ class DeviceTableParts:
             event = runtime.record_event(reader.stream)
             runtime.pending.add(event, kept)
         memory.filled.append(event)
-        observe(self.observer, Stage.DECODE, window.step, start_ns, num_rows)
+        observe(observer, Stage.DECODE, window.step, start_ns, num_rows)
 
     def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
-        """Overwrite rows of a window with other rows of it."""
         self._join(window)
         with self.runtime.under(self.stream):
             targets, sources = self.uploads.to_device(rows), self.uploads.to_device(others)
@@ -110,7 +122,6 @@ class DeviceTableParts:
                 tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def gather(self, batch: RowBatch, window: LoadedWindow, chosen: slice | NDArray[np.int64], first: int) -> None:
-        """Copy some rows of a window to rows of a batch from `first` on."""
         self._join(window)
         with self.runtime.under(self.stream):
             if isinstance(chosen, slice):
@@ -122,8 +133,7 @@ class DeviceTableParts:
                 torch.index_select(source, 0, rows, out=target[first : first + len(chosen)])
 
     def hand_over(self, batch: RowBatch) -> DeviceTransfer:
-        """Return the arrival of a batch on the consumer's stream."""
-        runtime = self.runtime
+        runtime, transform = self.runtime, self.setup.options.batch_transform
         start_ns = time.perf_counter_ns()
         runtime.pending.reap()
         with runtime.under(self.stream):
@@ -131,12 +141,12 @@ class DeviceTableParts:
             if not batch.good.all():
                 rows = self.uploads.to_device(np.flatnonzero(batch.good))
                 matrices = [matrix.index_select(0, rows) for matrix in matrices]
-            result = named_batch(self.layout, self.options, batch, matrices, to_tensor=self.uploads.to_device)
-            if self.options.batch_transform is not None:
-                result = self.options.batch_transform(result)
+            result = named_batch(self.setup, batch, matrices, to_tensor=self.uploads.to_device)
+            if transform is not None:
+                result = transform(result)
         event = runtime.record_event(self.stream)
         tensors = [tensor for tensor in tensors_of(result) if tensor.device == runtime.device]
-        observe(self.observer, Stage.COPY, batch.span.step, start_ns, len(batch))
+        observe(self.setup.observer, Stage.COPY, batch.span.step, start_ns, len(batch))
         return DeviceTransfer(result, tensors, event, runtime)
 
     def _join(self, window: LoadedWindow) -> None:
@@ -148,5 +158,5 @@ class DeviceTableParts:
         with self.runtime.under(self.stream):
             return [
                 torch.empty((num_rows, matrix.width), dtype=getattr(torch, matrix.dtype), device=self.runtime.device)
-                for matrix in self.layout.matrices
+                for matrix in self.setup.layout.matrices
             ]

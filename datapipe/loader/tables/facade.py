@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,23 +12,22 @@ import torch
 from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
-from datapipe.core.checks import callable_or_none, real_number, whole_number
+from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer, null_observer
+from datapipe.core.observe import Observer
 from datapipe.index.tables import TableIndex
-from datapipe.loader.images.choice import resolve_device
-from datapipe.loader.iteration import BatchIterator, PassSetup
-from datapipe.loader.parsing import default_num_workers, parse_tail
+from datapipe.loader.iteration import BatchIterator
+from datapipe.loader.options import OnError, parse_options
 from datapipe.loader.policy import BadSample
-from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.scheduling import OnError
+from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
-from datapipe.loader.sources import SpanSource
-from datapipe.loader.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice, measured_rates
-from datapipe.loader.tables.options import WINDOW_NBYTES, TableOptions
-from datapipe.loader.tables.passes import TablePasses
-from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, check_still_alone
+from datapipe.loader.state import LoaderProgress
+from datapipe.loader.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice
+from datapipe.loader.tables.passes import WINDOW_NBYTES, TablePasses
+from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter
 from datapipe.order.plan import Plan, Tail
+
+_MIN_BLOCK = 4096  # rows gathered at once, if a batch has so many
 
 
 class TableDataset:
@@ -113,57 +111,49 @@ class TableLoader:
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         if backend not in TABLE_BACKENDS:
             raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
-        self.options = TableOptions(
-            batch_size=whole_number(batch_size, "batch_size"),
-            shuffle=bool(shuffle),
-            tail=parse_tail(tail, drop_last=drop_last),
-            num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers"),
-            prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor"),
-            on_error=on_error,
-            pin_memory=pin_memory,
-            timeout_s=real_number(timeout, "timeout"),
-            window_nbytes=whole_number(window_nbytes, "window_nbytes"),
-            batch_transform=callable_or_none(batch_transform, "batch_transform"),
-        )
-        self._worker_init_fn = callable_or_none(worker_init_fn, "worker_init_fn")
+        whole_number(window_nbytes, "window_nbytes", least=1)
+        self.options = parse_options(self._arguments, min_block=_MIN_BLOCK, max_block=sys.maxsize)
         seeding = Seed(seed_source(seed, generator))
-        resolve_rank(rank, world_size)  # refuse half a pair here, not at the first batch
         self._resolve_device = resolve_device(device)
         self.dataset = TableDataset(open_table(source))
         if transform is not None and not isinstance(transform, Columns):
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
-        chains_of = (lambda column: ()) if transform is None else transform.chains_of
         index = self.dataset.index
         self.layout: MatrixLayout = layout_of(
-            index, columns=columns, label=label, dtypes=dtypes, chains_of=chains_of, lists=lists
+            index,
+            columns=columns,
+            label=label,
+            dtypes=dtypes,
+            chains_of=(lambda column: ()) if transform is None else transform.chains_of,
+            lists=lists,
         )
         self._passes = TablePasses(
             index,
             layout=self.layout,
             options=self.options,
-            seed=seeding,
-            cache=cache,
+            progress=LoaderProgress(seeding, index.fingerprint, (rank, world_size)),
+            arguments=self._arguments,
             device=self._resolve_device,
-            backend=backend,
-            rates=functools.partial(_rates_of, self._arguments, index, self.layout, self.options, self._resolve_device),
-            ranks=(rank, world_size),
+            open_loader=TableLoader,
         )
-        self._observer: Observer = null_observer
-        self.origin = ""
         # Attributes that frameworks and scripts read from a torch DataLoader.
         self.batch_size = self.options.batch_size
         self.drop_last = self.options.tail is Tail.DROP
         self.num_workers = self.options.num_workers
-        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._passes.epochs, len(self.dataset))
+        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._progress.epochs, len(self.dataset))
         self.batch_sampler = OwnBatches(self)
         self.generator = generator
+
+    @property
+    def _progress(self) -> LoaderProgress:
+        return self._passes.progress
 
     # -- torch's contract -----------------------------------------------------------------------
 
     def __iter__(self) -> BatchIterator:
         passes = self._passes
-        check_still_alone(passes.rank, passes.present_rank(), SpanSource(passes.plan()))
-        return BatchIterator(PassSetup(passes.begin, passes.num_steps, passes.epochs, self._worker_init_fn))
+        self._progress.check_still_alone(passes.num_steps)
+        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self._arguments["worker_init_fn"])
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all."""
@@ -176,7 +166,7 @@ class TableLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over this epoch. Without it epochs count up from 0."""
-        self._passes.epochs.set_epoch(epoch)
+        self._progress.epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
@@ -193,17 +183,12 @@ class TableLoader:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
             raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
-        self._observer = observer
         self._passes.observe(observer)
 
     @property
     def seed(self) -> int | None:
         """The seed of the order; None until it is drawn, when the first pass begins."""
-        return self._passes.seed.value
-
-    def describe_seed(self) -> str:
-        """Return the seed and its origin, for people."""
-        return self._passes.seed.describe()
+        return self._progress.seed.value
 
     @property
     def device(self) -> torch.device:
@@ -213,7 +198,7 @@ class TableLoader:
     @property
     def bad_samples(self) -> list[BadSample]:
         """The row groups that were skipped or replaced, the latest 1,000."""
-        return list(self._passes.bad_samples.latest)
+        return list(self._passes.setup.bad_samples.latest)
 
     def choice(self) -> TableChoice:
         """Return the backend that serves this loader, and why. The first call may measure."""
@@ -226,29 +211,3 @@ class TableLoader:
 
 def _from_arguments(arguments: dict[str, Any]) -> TableLoader:
     return TableLoader(**arguments)
-
-
-def _rates_of(
-    arguments: dict[str, Any],
-    index: TableIndex,
-    layout: MatrixLayout,
-    options: TableOptions,
-    device: Callable[[], torch.device],
-) -> dict[str, float]:
-    """Measure the backends on this table, alone on this rank. `arguments`: those of the loader to be measured for."""
-    about = {
-        "layout": layout.fingerprint,
-        "num_rows": 2 ** round(math.log2(len(index))),  # so that another part of the same data gives the same key
-        "rows_per_group": 2 ** round(math.log2(max(1, len(index) // index.num_groups))),
-        "batch_size": options.batch_size,
-        "shuffle": options.shuffle,
-        "window_nbytes": options.window_nbytes,
-        "num_workers": options.num_workers,
-    }
-    changes = {"rank": 0, "world_size": 1, "seed": 0, "generator": None, "device": device(), "on_error": "skip"}
-    changes |= {"batch_size": min(options.batch_size, len(index)), "batch_transform": None, "worker_init_fn": None}
-
-    def open_loader(backend: TableBackend) -> TableLoader:
-        return TableLoader(**{**arguments, **changes, "backend": backend})
-
-    return measured_rates(open_loader, device=device(), circumstances=about)

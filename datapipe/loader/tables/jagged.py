@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from datapipe.columns.layout import MatrixLayout
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,25 @@ class Jagged:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         return KeyedJaggedTensor(keys=list(self.keys), values=self.values, lengths=self.lengths, offsets=self.offsets)
+
+
+def jagged_of(
+    layout: MatrixLayout, lists: Mapping[int, list[tuple[NDArray[Any], NDArray[np.int64]]]], good: NDArray[np.bool_]
+) -> dict[str, Jagged]:
+    """Return the groups of lists of a batch, by name.
+
+    `lists`: by first row, the elements and the lengths of each column. `good`: (b,) the rows to keep.
+    """
+    found, place = {}, 0
+    parts = [part for _, part in sorted(lists.items())]
+    for group in layout.lists:
+        columns = range(place, place + len(group.columns))
+        place = columns.stop
+        lengths = np.concatenate([part[number][1] for number in columns for part in parts])
+        if not good.all():
+            lengths = lengths.reshape(len(columns), -1)[:, good].ravel()  # the others' lists are empty
+        values = np.concatenate([part[number][0] for number in columns for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        keys = tuple(column.name for column in group.columns)
+        found[group.name] = Jagged(torch.from_numpy(values), torch.from_numpy(lengths), torch.from_numpy(offsets), keys)
+    return found

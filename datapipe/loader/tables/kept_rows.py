@@ -39,6 +39,18 @@ def cache_directory(cache: str | os.PathLike[str]) -> Path:
     return Path(path_name(cache, "cache"))
 
 
+def mapped_rows(path: str | os.PathLike[str], layout: MatrixLayout, whole: TableGroup) -> RowGather:
+    """Return the rows of a row-major file, mapped. `whole`: all of them, for messages."""
+    from datapipe.containers.hdf5.row_major import open_rows
+
+    opened = open_rows(path)
+    datasets = tuple(
+        StoredMatrix(tuple(column.name for column in matrix.columns), array)
+        for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
+    )
+    return RowGather(datasets, layout, whole)
+
+
 class KeptRows:
     """The finished rows of a table under a layout, in `directory`. Thread-safe.
 
@@ -106,13 +118,7 @@ class KeptRows:
                     os.replace(self._part, self.path)
                     self._log.unlink(missing_ok=True)
         self._is_done = True
-        opened = row_major.open_rows(self.path)
-        layout = _plain(self._layout)
-        datasets = tuple(
-            StoredMatrix(tuple(feature.column.name for feature in matrix.features), array)
-            for matrix, array in zip(layout.matrices, opened.arrays, strict=True)
-        )
-        return RowGather(datasets, layout, TableGroup(self._index.files[0], 0, len(self._index)))
+        return mapped_rows(self.path, _plain(self._layout), TableGroup(self._index.files[0], 0, len(self._index)))
 
     def __del__(self) -> None:
         if self._log_descriptor is not None:  # not before: a thread of an older pass may still be about to write to it

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from datapipe.backends.tables_arrow import RowGather, StoredMatrix
+from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.tables_arrow import RowGather
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.errors import OptionError, StateError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.index.tables import TableGroup, TableIndex
-from datapipe.loader.iteration import Epochs
+from datapipe.loader.batch_making import Steps
+from datapipe.loader.calibration import power_of_two, rates_of
+from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import BadSampleLog
-from datapipe.loader.ranks import resolve_rank
-from datapipe.loader.seeding import Seed
-from datapipe.loader.sources import SpanSource
-from datapipe.loader.state import LoaderState
-from datapipe.loader.tables.assembly import device_parts, host_parts
-from datapipe.loader.tables.batches import TableMaker
-from datapipe.loader.tables.choice import TableBackend, TableChoice, choose_table_backend
+from datapipe.loader.state import LoaderProgress, LoaderState
+from datapipe.loader.tables.batches import FromMappedRows, FromWindows, TableMaker, TableSetup
+from datapipe.loader.tables.choice import MEASURED, PACKAGES, TableBackend, TableChoice, choose_table_backend
 from datapipe.loader.tables.device_parts import DeviceTableParts
 from datapipe.loader.tables.host_parts import HostTableParts
-from datapipe.loader.tables.kept_rows import KeptRows, cache_directory
-from datapipe.loader.tables.options import TableOptions
-from datapipe.loader.tables.row_batches import RowMaker
-from datapipe.order.plan import Plan, Rank
+from datapipe.loader.tables.kept_rows import KeptRows, cache_directory, mapped_rows
+from datapipe.order.plan import Plan
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
+
+WINDOW_NBYTES = 1 << 30
 
 
 class TablePasses:
     """The passes over the table `index`, one after the other. What they share is made when the first one needs it.
 
-    Iterators refer to this, not to the loader. All calls come from the consumer's thread. `ranks` are those given, or None.
-    `rates`: measures the backends on this table.
+    Iterators refer to this, not to the loader. All calls come from the consumer's thread. `arguments`: those of the loader.
+    `open_loader`: makes a loader from such arguments, for measuring backends.
     """
 
     def __init__(
@@ -45,27 +45,19 @@ class TablePasses:
         index: TableIndex,
         *,
         layout: MatrixLayout,
-        options: TableOptions,
-        seed: Seed,
-        cache: str | os.PathLike[str] | None,
+        options: LoaderOptions,
+        progress: LoaderProgress,
+        arguments: Mapping[str, Any],
         device: Callable[[], torch.device],
-        backend: TableBackend,
-        rates: Callable[[], dict[str, float]],
-        ranks: tuple[int | None, int | None],
+        open_loader: Callable[..., Iterable[Any]],
     ) -> None:
-        self.index = index
-        self.seed = seed
-        self.epochs = Epochs()
-        self.bad_samples = BadSampleLog()
-        self._layout = layout
-        self._options = options
+        self.setup = TableSetup(index, layout, options, arguments["window_nbytes"], BadSampleLog(), null_observer)
+        self.progress = progress
+        self.backend: TableBackend = arguments["backend"]
+        self._arguments = arguments
         self._device = device
-        self.backend = backend
-        self._rates = rates
-        self._ranks = ranks
-        self._kept = self._open_kept(cache)
-        self._observer: Observer = null_observer
-        self._rank: Rank | None = None
+        self._open_loader = open_loader
+        self._kept = _open_kept(arguments["cache"], self.setup)
         self._choice: TableChoice | None = None
         self._parts: HostTableParts | DeviceTableParts | None = None
         self._rows: RowGather | None = None
@@ -73,104 +65,53 @@ class TablePasses:
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
-        self._observer, self._parts = observer, None
+        self.setup, self._parts = dataclasses.replace(self.setup, observer=observer), None
 
-    @property
-    def rank(self) -> Rank:
-        """This process's part of an epoch, as it was when first asked for."""
-        if self._rank is None:
-            self._rank = self.present_rank()
-        return self._rank
-
-    def present_rank(self) -> Rank:
-        """Return this process's part of an epoch as it would be resolved now."""
-        return resolve_rank(*self._ranks)
+    def plan(self, seed: int = 0) -> Plan:
+        """Return the steps of a pass with that seed; their number depends on no seed."""
+        rank, options = self.progress.rank, self.setup.options
+        return Plan(self._order(seed, options.batch_size * rank.world_size), options.batch_size, rank, options.tail)
 
     def num_steps(self) -> int:
         """Return the steps of a whole epoch on this rank."""
         return self.plan().num_steps
 
-    def plan(self, seed: int = 0) -> Plan:
-        """Return the steps of a pass with that seed; their number depends on no seed."""
-        rank, options = self.rank, self._options
-        return Plan(self._order(seed, rank), options.batch_size, rank, options.tail)
-
-    def begin(self) -> tuple[TableMaker | RowMaker, SpanSource]:
-        """Return the maker and the source of spans of a pass that begins now."""
-        rank = self.rank
-        seed = self.seed.settle(rank, self.index.fingerprint)
-        order = self._order(seed, rank)
-        plan = self._latest = Plan(order, self._options.batch_size, rank, self._options.tail)
-        if problem := sharing_problem(plan, self.index):
+    def begin(self) -> tuple[TableMaker, Steps]:
+        """Return the maker and the steps of a pass that begins now."""
+        index = self.setup.index
+        seed = self.progress.seed.settle(self.progress.rank, index.fingerprint)
+        plan = self._latest = self.plan(seed)
+        if problem := sharing_problem(plan, index):
             warnings.warn(problem, RuntimeWarning, stacklevel=5)  # at the `next()` that begins the pass
-        parts, upcoming = self._shared_parts(), self.epochs.upcoming
-        if self.index.is_row_major or (self._kept is not None and upcoming.epoch):
+        parts, upcoming = self._shared_parts(), self.progress.epochs.upcoming
+        if index.is_row_major or (self._kept is not None and upcoming.epoch):
             assert isinstance(parts, HostTableParts)  # cuDF serves neither
-            return RowMaker(parts, plan, self._mapped_rows(parts)), SpanSource(plan)
+            return TableMaker(parts, FromMappedRows(plan, self._mapped_rows(parts))), plan.spans
         if self._kept is not None:
             self._kept.open_for_writing()
-        runs = order.first if isinstance(order, FirstWindowed) else order
+        runs = _first_of(plan)
         assert not isinstance(runs, ShuffledRows)
-        return TableMaker(parts, plan, runs, seed, plan.step_at(upcoming)), SpanSource(plan)
+        windows = FromWindows(parts, plan, runs, seed=seed, first_step=plan.step_at(upcoming))
+        return TableMaker(parts, windows), plan.spans
 
     def state(self) -> LoaderState:
         """Return the place after the last batch delivered."""
-        plan, last = self._latest or self.plan(), self.epochs.last
-        return LoaderState(
-            epoch=last.epoch,
-            samples_done=last.samples_done,
+        plan = self._latest or self.plan()
+        return self.progress.state(
             global_batch=plan.global_batch,
-            num_samples=len(self.index),
             order=plan.order.kind,
-            seed=self.seed.value,
-            tail=self._options.tail.value,
-            dataset=self.index.fingerprint,
+            num_samples=len(self.setup.index),
+            tail=self.setup.options.tail,
         )
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved state with the next pass. Raises StateError for one that would not be continued exactly."""
         cursor = self.state().cursor_from(state)
-        if state.get("layout") != self._layout.fingerprint:
+        if state.get("layout") != self.setup.layout.fingerprint:
             raise StateError("the state was saved with other columns, label, dtypes or transform; pass the same ones as then")
         self.plan().check(cursor)
-        self.seed.resume(state["seed"])
+        self.progress.resume(cursor, state)
         self._latest = None
-        self.epochs.resume(cursor)
-
-    def _order(self, seed: int, rank: Rank) -> StoredRows | ShuffledRows | WindowedRows | FirstWindowed:
-        index, options = self.index, self._options
-        if not options.shuffle:
-            return StoredRows(index.starts)
-        if index.is_row_major:
-            return ShuffledRows(len(index), seed)
-        windowed = WindowedRows.within(
-            index.starts,
-            seed=seed,
-            global_batch=options.batch_size * rank.world_size,
-            row_nbytes=self._layout.row_nbytes + PLACE_NBYTES,
-            window_nbytes=options.window_nbytes,
-        )
-        return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
-
-    def _shared_parts(self) -> HostTableParts | DeviceTableParts:
-        """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
-        if self._parts is None:
-            index, layout, options, log = self.index, self._layout, self._options, self.bad_samples
-            if self.choice().uses_cudf:
-                self._parts = device_parts(
-                    self._device(), index=index, layout=layout, options=options, bad_samples=log, observer=self._observer
-                )
-            else:
-                self._parts = host_parts(
-                    self._device(),
-                    index=index,
-                    layout=layout,
-                    options=options,
-                    bad_samples=log,
-                    observer=self._observer,
-                    kept=self._kept,
-                )
-        return self._parts
 
     def choice(self) -> TableChoice:
         """Return the backend that serves these passes, and why. The first call may measure."""
@@ -178,48 +119,75 @@ class TablePasses:
             self._choice = choose_table_backend(
                 self.backend,
                 self._device(),
-                index=self.index,
-                layout=self._layout,
+                index=self.setup.index,
+                layout=self.setup.layout,
                 has_cache=self._kept is not None,
                 rates=self._rates,
             )
         return self._choice
 
-    def _open_kept(self, cache: str | os.PathLike[str] | None) -> KeptRows | None:
-        if cache is None:
-            return None
-        if not self._options.shuffle or self._options.on_error != "raise":
-            raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
-        if self._layout.lists:
-            raise OptionError(
-                "cache keeps rows of one size, which lists have not; leave it out, or pad them by dp.Columns.PadList"
-            )
-        if self.index.is_row_major:
-            raise OptionError("cache: the table is row-major, and mapped already; leave it out")
-        return KeptRows(cache_directory(cache), self.index, self._layout)
+    def _rates(self) -> list[float]:
+        """Measure the backends on this table, alone on this rank."""
+        setup, index, options = self.setup, self.setup.index, self.setup.options
+        changes = {"rank": 0, "world_size": 1, "seed": 0, "generator": None, "device": self._device(), "on_error": "skip"}
+        changes |= {"batch_size": min(options.batch_size, len(index)), "batch_transform": None, "worker_init_fn": None}
+        return rates_of(
+            MEASURED,
+            lambda backend: self._open_loader(**{**self._arguments, **changes, "backend": backend}),
+            device=self._device(),
+            packages=PACKAGES,
+            circumstances={
+                "layout": setup.layout.fingerprint,
+                "num_rows": power_of_two(len(index)),
+                "rows_per_group": power_of_two(len(index) // index.num_groups),
+                "batch_size": options.batch_size,
+                "shuffle": options.shuffle,
+                "window_nbytes": setup.window_nbytes,
+                "num_workers": options.num_workers,
+            },
+        )
+
+    def _order(self, seed: int, global_batch: int) -> StoredRows | ShuffledRows | WindowedRows | FirstWindowed:
+        index = self.setup.index
+        if not self.setup.options.shuffle:
+            return StoredRows(index.starts)
+        if index.is_row_major:
+            return ShuffledRows(len(index), seed)
+        windowed = WindowedRows.within(
+            index.starts,
+            seed=seed,
+            global_batch=global_batch,
+            row_nbytes=self.setup.layout.row_nbytes + PLACE_NBYTES,
+            window_nbytes=self.setup.window_nbytes,
+        )
+        return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
+
+    def _shared_parts(self) -> HostTableParts | DeviceTableParts:
+        """Return what all passes share. Call it in the consumer's thread: for a GPU it creates a stream there."""
+        if self._parts is None:
+            device = self._device()
+            if self.choice().uses_cudf:
+                self._parts = DeviceTableParts.of(self.setup, cuda_runtime(device))
+            else:
+                runtime = cuda_runtime(device) if device.type == "cuda" else None
+                self._parts = HostTableParts.of(self.setup, runtime, self._kept)
+        return self._parts
 
     def _mapped_rows(self, parts: HostTableParts) -> RowGather:
         """Return the rows of a row-major file, or those that were kept."""
-        from datapipe.containers.hdf5.row_major import open_rows
-
         if self._rows is None and self._kept is not None:
-            self._rows = self._kept.complete(parts.keep, num_threads=self._options.num_workers)
+            self._rows = self._kept.complete(parts.keep, num_threads=self.setup.options.num_workers)
         if self._rows is None:
-            (file,) = self.index.files
+            index = self.setup.index
+            (file,) = index.files
             check_unchanged(file)
-            opened = open_rows(file.path)
-            datasets = tuple(
-                StoredMatrix(tuple(column.name for column in matrix.columns), array)
-                for matrix, array in zip(opened.matrices, opened.arrays, strict=True)
-            )
-            self._rows = RowGather(datasets, self._layout, TableGroup(file, 0, len(self.index)))
+            self._rows = mapped_rows(file.path, self.setup.layout, TableGroup(file, 0, len(index)))
         return self._rows
 
 
 def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
     """Return why ranks read the same row groups, with a remedy; None if each reads its own."""
-    order, ranks = plan.order, plan.rank.world_size
-    order = order.first if isinstance(order, FirstWindowed) else order
+    order, ranks = _first_of(plan), plan.rank.world_size
     if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
         return None
     return (
@@ -227,3 +195,20 @@ def sharing_problem(plan: Plan, index: TableIndex) -> str | None:
         f"{-(-ranks // order.num_lanes)} ranks read each row group; write the table with more and smaller row groups, at least "
         "four for each rank"
     )
+
+
+def _first_of(plan: Plan) -> Any:
+    """Return the order of a plan's first epoch."""
+    return plan.order.first if isinstance(plan.order, FirstWindowed) else plan.order
+
+
+def _open_kept(cache: str | os.PathLike[str] | None, setup: TableSetup) -> KeptRows | None:
+    if cache is None:
+        return None
+    if not setup.options.shuffle or setup.options.on_error != "raise":
+        raise OptionError("cache keeps rows to shuffle all of them in full; pass shuffle=True and on_error='raise' with it")
+    if setup.layout.lists:
+        raise OptionError("cache keeps rows of one size, which lists have not; leave it out, or pad them by dp.Columns.PadList")
+    if setup.index.is_row_major:
+        raise OptionError("cache: the table is row-major, and mapped already; leave it out")
+    return KeptRows(cache_directory(cache), setup.index, setup.layout)

@@ -1,4 +1,4 @@
-"""Stop the user's daemon threads that iterate a loader when the interpreter ends.
+"""Guard an iterator's `next()`: one thread at a time, and no daemon thread once the interpreter ends.
 
 At the interpreter's end, `pthread_exit` unwinds a daemon thread that asks for Python's lock. Within torch's C++ code,
 for example where a tensor is freed, that aborts the process. So such threads are halted first, within `next()`.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+
+from datapipe.core.errors import LifecycleError
 
 _LIMIT_S = 2.0  # for a thread that is busy elsewhere: with a batch, or waiting for a queue
 
@@ -63,3 +65,23 @@ def _register_at_exit() -> None:
 # `_register_at_exit` runs when the main thread has ended, and the function that it registers once the other non-daemon threads
 # have ended too: until then a daemon thread may feed them.
 threading._register_atexit(_register_at_exit)  # type: ignore[attr-defined]
+
+
+class OneThread:
+    """Guards an iterator's `next()`: refuses a second thread while one is inside, and stops a daemon once Python ends."""
+
+    def __init__(self) -> None:
+        self._inside: dict[str, int] = {}  # `setdefault` and `pop` are atomic
+
+    def __enter__(self) -> None:
+        ending.halt_if_exiting()
+        me = threading.get_ident()
+        if self._inside.setdefault("thread", me) != me:
+            raise LifecycleError(
+                "two threads called next() on one iterator at once; do not share an iterator between threads: let one "
+                "thread iterate and pass batches on through a queue.Queue, or give each thread a loader of its own, such as "
+                "one of loader.dataset.select(...), a part of the samples"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._inside.pop("thread", None)
