@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_RUNTIME_NBYTES = 1 << 16  # of `_PyRuntime`, searched for the flag
+_RUNTIME_NBYTES = 1 << 17  # of `_PyRuntime`, searched for the flag; Python 3.13 has it behind the first 64 KiB
 _ROUNDS = 3  # of holding the lock and letting go of it
 _LOOKS = 15  # at memory, each time
 _LIMIT_S = 60  # time for the child to carry out the instruction

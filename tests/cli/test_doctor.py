@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -105,10 +106,11 @@ def test_a_torchvision_for_another_torch_is_named_with_its_remedy(
     install("timm", "import torchvision")
     text = advice()
     assert "torchvision 9.9 (cannot be imported), timm 9.9 (cannot be imported)" in text
-    version, _, build = torch.__version__.partition("+")
+    installed = importlib.metadata.version("torch")  # PyPI's build for CUDA has no `+cu132` there, unlike `torch.__version__`
+    version, _, build = installed.partition("+")
     said = "advice    torchvision 9.9 (RuntimeError: operator torchvision::nms does not exist); timm 9.9 (RuntimeError: "
     assert said in text
-    assert f"with torch {torch.__version__}" in text
+    assert f"with torch {installed}" in text
     assert f"pip install --force-reinstall torch=={version} torchvision" in text
     assert (f"--index-url https://download.pytorch.org/whl/{build}\n" in text) == bool(build)
     install("torchvision", "")
