@@ -24,9 +24,8 @@ from fixtures import flip_bit
 
 from datapipe.core.errors import OptionError, StorageError
 from datapipe.fetch.cache import in_memory
-from datapipe.fetch.cache.capacity import free_memory
 from datapipe.fetch.cache.entries import ENTRY_NBYTES, Entry, Head, pack_entry, pack_head, unpack_entry, unpack_head
-from datapipe.fetch.cache.locations import CacheOptions
+from datapipe.fetch.cache.locations import CacheOptions, free_memory
 from datapipe.fetch.cache.store import Gap, Kept, Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
-from datapipe.fetch.cache.files import StoreFiles
+from datapipe.fetch.cache.store import StoreFiles
 
 logger = get_logger(__name__)
 

@@ -34,13 +34,26 @@ from datapipe.fetch.cache.entries import (
     unpack_entry,
     unpack_head,
 )
-from datapipe.fetch.cache.files import StoreFiles
 
 logger = get_logger(__name__)
 
 Size = tuple[int, int]
 
 _MAX_END = (1 << 63) - 1  # the largest file offset
+
+
+class StoreFiles:
+    """Descriptors of a store's index and data, closed when nothing refers to them any more."""
+
+    def __init__(self, index: int, data: int, *, where: str, in_memory: bool) -> None:
+        self.index = index
+        self.data = data
+        self.where = where  # its name in messages
+        self.in_memory = in_memory
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` may be gone
+        close(self.index)
+        close(self.data)
 
 
 class Kept(NamedTuple):
