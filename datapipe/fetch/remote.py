@@ -13,6 +13,7 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
+from datapipe.fetch.shard_cache.filling import Filling
 from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
@@ -54,6 +55,7 @@ class RemoteFiles:
     ) -> None:
         """`pinned`: etag and size that objects must have, by URL; others are those that the first answer finds."""
         self.cache = cache
+        self._filling = None if cache is None else Filling(cache)
         self._pinned = pinned or {}
         self._local = local
         self._settings = settings
@@ -102,20 +104,20 @@ class RemoteFiles:
         if here:
             self._local.will_need(extents.take(here))
         keys = list(zip(self._keys(extents, there), extents.has_crc[there].tolist(), strict=True))
-        if self.cache is not None:
-            self.cache.start()
+        if self.cache is not None and self._filling is not None:
+            self._filling.start()
             keys = [(key, has_crc) for key, has_crc in keys if not self.cache.has(key[0])]
         return self._ask(keys, is_urgent=False)
 
     def follow(self, schedule: Schedule) -> None:
         """Let the cache of shards, where there is one, go by when they are due."""
-        if self.cache is not None:
-            self.cache.follow(schedule)
+        if self._filling is not None:
+            self._filling.follow(schedule)
 
     def reach(self, epoch: int, step: int) -> None:
         """Tell the cache of shards where the pass stands."""
-        if self.cache is not None:
-            self.cache.reach(epoch, step)
+        if self._filling is not None:
+            self._filling.reach(epoch, step)
 
     def take_network_ns(self) -> int:
         """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""

@@ -17,7 +17,7 @@ import datapipe as dp
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.shard_cache import filling
 from datapipe.fetch.shard_cache.cache import ShardCache
-from datapipe.fetch.shard_cache.filling import WindowFiller
+from datapipe.fetch.shard_cache.filling import Filling, WindowFiller
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.loader.images.passes import shard_uses
 
@@ -69,7 +69,7 @@ def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path,
     assert uses_of is not None
     assert isinstance(loader._passes.files, RemoteFiles)
     assert loader._passes.files.cache is not None
-    shards = loader._passes.files.cache._shards
+    shards = loader._passes.files.cache.shards
     at_once = max(len({use.url for use in uses_of(0) if use.first_step <= step <= use.last_step}) for step in range(len(loader)))
     assert at_once < len(shards) / 2
     monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.0)
@@ -85,8 +85,9 @@ def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path,
 
     monkeypatch.setattr(filling, "fetch", counted)
     cache, schedule = ShardCache(directory, shards), Schedule(uses_of, num_ahead=0)
-    cache.follow(schedule)
-    filler = WindowFiller(weakref.ref(cache), directory, schedule)
+    begun = Filling(cache)
+    begun.follow(schedule)
+    filler = WindowFiller(weakref.ref(begun), directory, schedule)
     for epoch in range(2):
         for step in range(len(loader)):
             schedule.reach(epoch, step)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core.errors import FormatError, IntegrityError
-from datapipe.fetch.cache.store import Kept, Store, open_on_disk
+from datapipe.fetch.cache.locations import open_on_disk
+from datapipe.fetch.cache.store import Kept, Store
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
 from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
 

@@ -1,4 +1,4 @@
-"""Find, read, and fetch in the background the shards of one dataset in a cache directory."""
+"""Find and read the shards of one dataset in a cache directory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import hashlib
 import os
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from datapipe.core.printable import get_logger
 from datapipe.fetch.shard_cache.directory import CacheDirectory
-from datapipe.fetch.shard_cache.filling import NUM_STREAMS, Filler, WindowFiller, warn_of_large_shards
-from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.stores.location import Location
 
 _LOOK_S = 1.0  # between checks for shards that other processes fetched
@@ -58,68 +55,31 @@ class _OpenShard:
 
 
 class ShardCache:
-    """Reads shards of a dataset from a cache directory, and fetches them into it in threads.
+    """The shards of a dataset in a cache directory, as far as they are there. Thread-safe.
 
-    In a full shuffle no shard is worth more than another, so as many as fit are kept, the same in every
-    process, and none of them is evicted for another; shards of other datasets are, those that nobody reads and that were used
-    longest ago first. In windows it is known when each shard is due (`follow`): what is due next is fetched, and what is due
-    last makes room for it. Thread-safe.
+    `shards`: by URL, in the order in which they are to be fetched; `filling` fetches them.
     """
 
     def __init__(self, directory: CacheDirectory, shards: Mapping[str, CachedShard], *, max_open: int = 256) -> None:
-        """`shards`: by URL, in the order in which they are fetched."""
         self.directory = directory
-        self._shards = dict(shards)
-        self._own = frozenset(shard.name for shard in self._shards.values())
+        self.shards = dict(shards)
+        self.own = frozenset(shard.name for shard in self.shards.values())  # names
         self._max_open = max_open
         self._open: OrderedDict[str, _OpenShard] = OrderedDict()
         self._there: set[str] = set()
         self._looked_s = float("-inf")
         self._damaged: set[str] = set()
         self._lock = threading.Lock()
-        self._schedule: Schedule | None = None
-        self._is_filling = False
         self.hits = self.misses = 0  # samples
-
-    def start(self) -> None:
-        """Begin to fetch the missing shards, unless already begun."""
-        with self._lock:
-            if self._is_filling:
-                return
-            self._is_filling = True
-            fill: Filler | WindowFiller
-            if self._schedule is None:
-                fill, num_threads = Filler(weakref.ref(self), self.directory, list(self._shards.values()), self._own), 1
-            else:
-                fill, num_threads = WindowFiller(weakref.ref(self), self.directory, self._schedule), NUM_STREAMS
-            for _ in range(num_threads):
-                threading.Thread(target=fill, name="datapipe-shard-cache", daemon=True).start()
-
-    def follow(self, schedule: Schedule) -> None:
-        """Fetch and evict by when shards are due from now on. Threads that go by another schedule end."""
-        with self._lock:
-            if self._schedule is None:
-                self.directory.shrink()
-                warn_of_large_shards(self.directory, list(self._shards.values()))
-            self._schedule, self._is_filling = schedule, False
-
-    def follows(self, schedule: Schedule) -> bool:
-        """Whether this is the schedule to go by."""
-        return self._schedule is schedule
-
-    def reach(self, epoch: int, step: int) -> None:
-        """Tell where the pass stands, where the cache goes by a schedule."""
-        if self._schedule is not None:
-            self._schedule.reach(epoch, step)
 
     def shard_at(self, url: str) -> CachedShard | None:
         """The shard of a URL, unless it is not to be read from here."""
-        shard = self._shards.get(url)
+        shard = self.shards.get(url)
         return None if shard is None or shard.name in self._damaged else shard
 
     def hold(self, url: str) -> None:
         """Keep a shard that has just been fetched from being evicted, until it is released."""
-        self._there.add(self._shards[url].name)
+        self._there.add(self.shards[url].name)
         self._opened(url)
 
     def release(self, name: str) -> None:
@@ -163,7 +123,7 @@ class ShardCache:
 
     def reject(self, url: str) -> None:
         """Remove a shard whose bytes differ from what was written; it is not read from here again."""
-        shard = self._shards.get(url)
+        shard = self.shards.get(url)
         if shard is None:
             return
         with self._lock:
@@ -177,17 +137,17 @@ class ShardCache:
 
     def num_there(self) -> tuple[int, int]:
         """Return how many of the dataset's shards are in the cache, and how many there are."""
-        return len(self._own & self.directory.names()), len(self._own)
+        return len(self.own & self.directory.names()), len(self.own)
 
     def missing_nbytes(self) -> int:
         """Return the bytes of the dataset's shards beyond the cache's capacity; 0 if all of them fit."""
-        return max(0, sum({shard.name: shard.nbytes for shard in self._shards.values()}.values()) - self.directory.capacity)
+        return max(0, sum({shard.name: shard.nbytes for shard in self.shards.values()}.values()) - self.directory.capacity)
 
     def _opened(self, url: str) -> _OpenShard | None:
         found = self._open.get(url)
         if found is not None:
             return found
-        shard = self._shards.get(url)
+        shard = self.shards.get(url)
         if shard is None or shard.name in self._damaged or not self._may_be_there(shard.name):
             return None
         descriptor = self.directory.open_shard(shard.name, shard.nbytes)

@@ -1,46 +1,88 @@
-"""The threads that fetch shards into a cache: as many as fit, in a full shuffle; in windows those that are due next."""
+"""Fetch the shards of a dataset into a cache, in threads.
+
+In a full shuffle no shard is worth more than another, so as many as fit are kept, the same in every process, and none of them
+is evicted for another; shards of other datasets are, those that nobody reads and that were used longest ago first. In windows it
+is known when each shard is due: what is due next is fetched, and what is due last makes room for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator
 
 from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.core.printable import get_logger
+from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.directory import CacheDirectory, PartialShard
 from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.stores.transfers import download
 
-if TYPE_CHECKING:
-    from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
-
-NUM_STREAMS = 4  # shards that windows fetch at once: one connection to a store gives 50 to 100 MB/s
+_NUM_STREAMS = 4  # shards that windows fetch at once: one connection to a store gives 50 to 100 MB/s
 _BUSY_S, _LONGEST_BUSY_S = 0.2, 5.0  # before asking again where other processes had the lock, or fetch what is missing
 _LOOK_S = 1.0  # at what has changed, where the pass does not go on
 
 logger = get_logger(__name__)
 
 
-class Filler:
-    """Fetches shards into the cache until all are there, there is no room, or nobody has the cache any more."""
+class Filling:
+    """The fetching of what a cache lacks; its threads end once nothing refers to this object. Thread-safe."""
 
-    def __init__(
-        self, cache: weakref.ref[ShardCache], directory: CacheDirectory, shards: list[CachedShard], own: frozenset[str]
-    ) -> None:
-        self._cache = cache
-        self._directory = directory
-        self._missing = shards
-        self._own = own
+    def __init__(self, cache: ShardCache) -> None:
+        self.cache = cache
+        self._schedule: Schedule | None = None
+        self._has_begun = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to fetch the missing shards, unless already begun."""
+        with self._lock:
+            if self._has_begun:
+                return
+            self._has_begun = True
+            fill: Filler | WindowFiller
+            if self._schedule is None:
+                fill, num_threads = Filler(weakref.ref(self), self.cache), 1
+            else:
+                fill, num_threads = WindowFiller(weakref.ref(self), self.cache.directory, self._schedule), _NUM_STREAMS
+            for _ in range(num_threads):
+                threading.Thread(target=fill, name="datapipe-shard-cache", daemon=True).start()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Fetch and evict by when shards are due from now on. Threads that go by another schedule end."""
+        with self._lock:
+            if self._schedule is None:
+                self.cache.directory.shrink()
+                _warn_of_large_shards(self.cache.directory, self.cache.shards.values())
+            self._schedule, self._has_begun = schedule, False
+
+    def follows(self, schedule: Schedule) -> bool:
+        """Return whether this is the schedule to go by."""
+        return self._schedule is schedule
+
+    def reach(self, epoch: int, step: int) -> None:
+        """Tell where the pass stands, where there is a schedule to go by."""
+        if self._schedule is not None:
+            self._schedule.reach(epoch, step)
+
+
+class Filler:
+    """Fetches shards into the cache until all are there, there is no room, or nothing refers to the filling any more."""
+
+    def __init__(self, filling: weakref.ref[Filling], cache: ShardCache) -> None:
+        self._filling = filling
+        self._directory = cache.directory  # but not the cache, which would stay open
+        self._missing = list(cache.shards.values())
+        self._own = cache.own
 
     def __call__(self) -> None:
-        with _Reported(self._directory):
+        with _reported(self._directory):
             self._directory.shrink()
-            warn_of_large_shards(self._directory, self._missing)
+            _warn_of_large_shards(self._directory, self._missing)
             pause_s = _BUSY_S
-            while self._missing and self._cache() is not None:
+            while self._missing and self._filling() is not None:
                 there = self._directory.names()
                 self._missing = [shard for shard in self._missing if shard.name not in there]
                 if self._fetch_one():
@@ -56,7 +98,7 @@ class Filler:
         for shard in self._missing:
             part = self._directory.reserve(shard.name, shard.nbytes, keep=self._own.__contains__)
             if part is not None:
-                return fetch(shard, part, is_wanted=lambda: self._cache() is not None)
+                return fetch(shard, part, is_wanted=lambda: self._filling() is not None)
         return False
 
     def _has_room(self) -> bool:
@@ -70,19 +112,21 @@ class WindowFiller:
     """Fetches the shards that a pass needs next, several at once, and evicts those that it needs last.
 
     What the pass has yet to read is held open, so that no other process evicts it. Shards that are due no sooner than those
-    that are there are left to ranges of requests. To be called by NUM_STREAMS threads.
+    that are there are left to ranges of requests. Several threads call it.
     """
 
-    def __init__(self, cache: weakref.ref[ShardCache], directory: CacheDirectory, schedule: Schedule) -> None:
-        self._cache = cache
+    def __init__(self, filling: weakref.ref[Filling], directory: CacheDirectory, schedule: Schedule) -> None:
+        self._filling = filling
         self._directory = directory
         self._schedule = schedule
         self._fetching: set[str] = set()  # URLs
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        with _Reported(self._directory):
-            while (cache := self._cache()) is not None and cache.follows(self._schedule):
+        with _reported(self._directory):
+            while (filling := self._filling()) is not None and filling.follows(self._schedule):
+                cache = filling.cache
+                del filling  # so that nothing but its user refers to it during a fetch
                 cache.release_unless(self._schedule.is_needed)
                 has_fetched = self._fetch_next(cache)
                 del cache
@@ -105,7 +149,7 @@ class WindowFiller:
                 part = self._reserve(cache, shard, steps)
                 if part is None and self._directory.is_fetched(shard.name):
                     continue  # by another process
-                if part is None or not fetch(shard, part, is_wanted=lambda: self._cache() is not None):
+                if part is None or not fetch(shard, part, is_wanted=lambda: self._filling() is not None):
                     return False  # no room, and what comes after it is due later still
                 cache.hold(url)
                 return True
@@ -143,7 +187,7 @@ def fetch(shard: CachedShard, part: PartialShard, *, is_wanted: Callable[[], boo
     return True
 
 
-def warn_of_large_shards(directory: CacheDirectory, shards: list[CachedShard]) -> None:
+def _warn_of_large_shards(directory: CacheDirectory, shards: Collection[CachedShard]) -> None:
     """Say so where there is room for none of them."""
     smallest = min((shard.nbytes for shard in shards), default=0)
     if smallest > directory.capacity:
@@ -155,17 +199,11 @@ def warn_of_large_shards(directory: CacheDirectory, shards: list[CachedShard]) -
         )
 
 
-class _Reported:
-    """A block whose failure ends what is taken in, with a warning, and never the training."""
-
-    def __init__(self, directory: CacheDirectory) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: object) -> bool:
-        if not isinstance(exc, (OSError, DatapipeError)):
-            return False
+@contextlib.contextmanager
+def _reported(directory: CacheDirectory) -> Iterator[None]:
+    """Let a failure in the block end what is taken in, with a warning, and never the training."""
+    try:
+        yield
+    except (OSError, DatapipeError) as exc:
         text = exc if isinstance(exc, DatapipeError) else exc.strerror
-        logger.warning("%s: takes nothing more (%s); what it has is still used", self._directory.path, text)
-        return True
+        logger.warning("%s: takes nothing more (%s); what it has is still used", directory.path, text)
