@@ -43,7 +43,7 @@ from datapipe.containers.tar import scanner as tar
 from datapipe.containers.tfrecord import layout as frame
 from datapipe.containers.tfrecord import scanner as tfrecord
 from datapipe.core.errors import DatapipeError
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 
 MAX_S = 10
 MAX_GROWTH_MB = 300

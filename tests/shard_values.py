@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 from datapipe.containers.rows import read_rows
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 
 
 def is_by_rows(path: Path, container: str, field: str = "image") -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from datapipe.core.errors import IntegrityError, MissingDataError, StorageError
-from datapipe.index.row_groups import RowGroup, Rows
+from datapipe.index.entries import RowGroup, Rows
 
 
 def read_rows(group: RowGroup) -> Rows:

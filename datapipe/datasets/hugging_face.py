@@ -11,7 +11,7 @@ import numpy as np
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.core.errors import FormatError, OptionError
-from datapipe.index.concat import AnyIndex
+from datapipe.index.concat import AnyIndex, select
 from datapipe.index.file_list import FileListIndex
 
 
@@ -31,7 +31,7 @@ def hugging_face_index(dataset: Any) -> AnyIndex | None:
     if len(index) != dataset.data.num_rows:
         raise OptionError(f"the files of the datasets.Dataset have {len(index)} rows, but it has {dataset.data.num_rows}")
     chosen = dataset._indices
-    return index if chosen is None else index.select(chosen.column(0).to_numpy().astype(np.int64))
+    return index if chosen is None else select(index, chosen.column(0).to_numpy())
 
 
 def _arrow_files(dataset: Any) -> AnyIndex:

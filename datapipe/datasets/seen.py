@@ -14,7 +14,7 @@ from datapipe.containers import open_index
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.datasets.hugging_face import hugging_face_index
 from datapipe.datasets.image_folders import folder_index
-from datapipe.index.concat import AnyIndex, concatenated
+from datapipe.index.concat import AnyIndex, concatenated, select
 from datapipe.transforms import Recipe
 
 _LOOKED_AT = 1000  # samples of converted data whose names are compared; labels are compared for all
@@ -62,11 +62,7 @@ def _subset(dataset: Any) -> Seen | Unseen:
         return whole
     try:
         positions = np.fromiter((operator.index(position) for position in dataset.indices), np.int64)
-        return Seen(
-            whole.index.select(np.where(positions < 0, positions + len(whole.index), positions)),
-            whole.transform,
-            whole.gives_tuples,
-        )
+        return Seen(select(whole.index, positions), whole.transform, whole.gives_tuples)
     except (TypeError, OptionError) as exc:
         return Unseen(f"a Subset whose indices are not positions ({exc})")
 
@@ -95,8 +91,7 @@ def converted_index(dataset: Any, path: str | os.PathLike[str]) -> AnyIndex:
     """
     if isinstance(dataset, Subset):
         whole = converted_index(dataset.dataset, path)
-        positions = np.fromiter(dataset.indices, np.int64)
-        return whole.select(np.where(positions < 0, positions + len(whole), positions))
+        return select(whole, np.fromiter(dataset.indices, np.int64))
     name, seen, root = f"data={os.fspath(path)!r}", see_through(dataset), getattr(dataset, "root", None)
     if root is None or isinstance(seen, Unseen):
         raise OptionError(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from datapipe.containers.rows import read_rows
 from datapipe.core.errors import IntegrityError, MissingDataError, StorageError, copied
-from datapipe.index.row_groups import RowGroup, Rows
+from datapipe.index.entries import RowGroup, Rows
 from datapipe.stores.location import is_url
 
 MAX_NBYTES = 256 << 20

@@ -1,25 +1,96 @@
-"""Concatenate several datasets: their samples one after the other, each read from its own place."""
+"""Compose indexes: some of a dataset's samples in an order of their own, and the samples of several datasets."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core.errors import OptionError
-from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, check_positions
+from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.manifest import Manifest
-from datapipe.index.row_groups import RowGroup, RowGrouping
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
-_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class Selection:
+    """Samples of an index, named by their ids, which they keep. Thread-safe; pickles as its arguments.
+
+    `ids`: in the order of the selection; not all of the whole need be among them, and some may come several times.
+    """
+
+    def __init__(self, whole: WholeIndex, ids: Ints) -> None:
+        self.whole = whole
+        self._ids = ids
+        self._groupings: dict[frozenset[str], RowGrouping | None] = {}
+
+    def __reduce__(self) -> tuple[type[Selection], tuple[WholeIndex, Ints]]:
+        return Selection, (self.whole, self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the whole."""
+        return self.whole.manifest
+
+    @property
+    def where(self) -> str:
+        """What to call the dataset in a message."""
+        return self.whole.where
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some of the data lies in an object store."""
+        return self.whole.is_remote
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else wrote some of the data."""
+        return self.whole.is_foreign
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
+        return hashlib.sha256(self.whole.fingerprint.encode() + self._ids.astype("<i8").tobytes()).hexdigest()[:16]
+
+    def ids(self, positions: Ints) -> Ints:
+        """Return (m,) the sample ids at these positions."""
+        check_positions(positions, len(self))
+        return self._ids[positions]
+
+    def look_up(self, ids: Ints, field: str) -> Entries:
+        """Return the labels and the extents of `field` of these samples."""
+        return self.whole.look_up(ids, field)
+
+    def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
+        """Return the row groups that an order should keep together, as those of the whole come in this order."""
+        wanted = frozenset(fields)
+        if wanted not in self._groupings:
+            self._groupings[wanted] = self.whole.row_grouping(wanted, self._ids)
+        return self._groupings[wanted]
+
+    def stored_at(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return (m,) the number of the shard that each sample is stored in, and its row there; not for lists of files."""
+        return self.whole.stored_at(ids)  # type: ignore[union-attr]
+
+    def shard_paths(self, ids: Ints) -> list[str]:
+        """Return the path or URL of the shard, or of the file, of each of these samples."""
+        return self.whole.shard_paths(ids)
+
+    def labels(self, ids: Ints | None = None) -> Ints:
+        """Return (n,) the label of every sample, in the order of the selection, or of these."""
+        return self.whole.labels(self._ids if ids is None else ids)
+
+    def describe(self, id: int) -> Description:
+        """Return a description of one sample, for messages."""
+        return self.whole.describe(id)
 
 
 class ConcatIndex:
@@ -58,10 +129,6 @@ class ConcatIndex:
         """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()[:16]
 
-    def select(self, positions: Ints) -> Selection:
-        """Return the samples at these positions, in this order; they keep their ids."""
-        return Selection(self, self.ids(np.asarray(positions, np.int64)))
-
     def ids(self, positions: Ints) -> Ints:
         """Return (m,) the sample ids at these positions."""
         check_positions(positions, len(self))
@@ -72,14 +139,11 @@ class ConcatIndex:
 
     def look_up(self, ids: Ints, field: str) -> Entries:
         """Return the labels and the extents of `field` of these samples."""
-        found = [
-            (rows, self.parts[place].look_up(ids[rows] - self._first_id[place], field))
-            for place, rows in self._shared_out(ids, self._first_id)
-        ]
-        if not found:
-            found = [(np.arange(0), self.parts[0].look_up(ids, field))]
-        labels = _spread([(rows, entries.labels) for rows, entries in found], len(ids))
-        return Entries(ids, labels, _spread_extents([(rows, entries.extents) for rows, entries in found], len(ids)))
+        shares = self._shared_out(ids, self._first_id) or [(0, np.arange(0))]
+        found = [self.parts[place].look_up(ids[rows] - self._first_id[place], field) for place, rows in shares]
+        back = np.argsort(np.concatenate([rows for _, rows in shares]))
+        labels = np.concatenate([entries.labels for entries in found])[back]
+        return Entries(ids, labels, _joined([entries.extents for entries in found]).take(back.tolist()))
 
     def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
         """Return row groups as `SampleIndex.row_grouping` does; a dataset addressed by bytes is one row group among the others.
@@ -121,9 +185,7 @@ class ConcatIndex:
             return np.concatenate([part.labels() for part in self.parts])
         labels = np.empty(len(ids), np.int64)
         for place, rows in self._shared_out(ids, self._first_id):
-            part = self.parts[place]
-            whole = part.whole if isinstance(part, Selection) else part
-            labels[rows] = whole.labels(ids[rows] - self._first_id[place])
+            labels[rows] = self.parts[place].labels(ids[rows] - self._first_id[place])
         return labels
 
     def describe(self, id: int) -> Description:
@@ -163,40 +225,21 @@ def _starts(lengths: Sequence[int]) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(lengths, np.int64))])
 
 
-def _spread(parts: Sequence[tuple[Ints, NDArray[_Scalar]]], num: int) -> NDArray[_Scalar]:
-    whole = np.empty(num, parts[0][1].dtype)
-    for rows, values in parts:
-        whole[rows] = values
-    return whole
-
-
-def _spread_extents(parts: Sequence[tuple[Ints, Extents]], num: int) -> Extents:
-    paths = [""] * num
-    prefixes: list[bytes] | None = [b""] * num if any(extents.prefixes for _, extents in parts) else None
-    groups: list[RowGroup | None] | None = [None] * num if any(extents.row_groups for _, extents in parts) else None
-    for rows, extents in parts:
-        for place, row in enumerate(rows.tolist()):
-            paths[row] = extents.paths[place]
-            if prefixes is not None and extents.prefixes is not None:
-                prefixes[row] = extents.prefixes[place]
-            if groups is not None and extents.row_groups is not None:
-                groups[row] = extents.row_groups[place]
-    loose = all(extents.one_file_each for _, extents in parts)
+def _joined(parts: Sequence[Extents]) -> Extents:
+    """Return the extents of all parts one after the other."""
+    has_prefixes, has_groups = any(part.prefixes for part in parts), any(part.row_groups for part in parts)
+    is_loose = all(part.one_file_each for part in parts)
+    sizes = [np.full(len(part), WHOLE_FILE, np.int64) if part.one_file_each else part.nbytes for part in parts]
     return Extents(
-        paths=paths,
-        offset=_spread([(rows, extents.offset) for rows, extents in parts], num),
-        nbytes=_spread([(rows, _whole_files(extents)) for rows, extents in parts], num),
-        crc32c=_spread([(rows, extents.crc32c) for rows, extents in parts], num),
-        has_crc=_spread([(rows, extents.has_crc) for rows, extents in parts], num),
-        one_file_each=loose,
-        prefixes=prefixes,
-        row_groups=groups,
+        paths=[path for part in parts for path in part.paths],
+        offset=np.concatenate([part.offset for part in parts]),
+        nbytes=np.concatenate(sizes),
+        crc32c=np.concatenate([part.crc32c for part in parts]),
+        has_crc=np.concatenate([part.has_crc for part in parts]),
+        one_file_each=is_loose,
+        prefixes=[one for part in parts for one in part.prefixes or [b""] * len(part)] if has_prefixes else None,
+        row_groups=[one for part in parts for one in part.row_groups or [None] * len(part)] if has_groups else None,
     )
-
-
-def _whole_files(extents: Extents) -> Ints:
-    """Return sizes; whole files stay WHOLE_FILE among other extents."""
-    return np.full(len(extents), WHOLE_FILE, np.int64) if extents.one_file_each else extents.nbytes
 
 
 WholeIndex = SampleIndex | FileListIndex | ConcatIndex
@@ -209,6 +252,13 @@ def wholes(index: AnyIndex) -> list[SampleIndex | FileListIndex]:
     if isinstance(index, Selection):
         return wholes(index.whole)
     return [dataset for part in index.parts for dataset in wholes(part)] if isinstance(index, ConcatIndex) else [index]
+
+
+def select(index: AnyIndex, positions: Ints) -> Selection:
+    """Return the samples at these positions, in this order; they keep their ids. Negative positions count from the end."""
+    positions = np.asarray(positions, np.int64)
+    ids = index.ids(np.where(positions < 0, positions + len(index), positions))
+    return Selection(index.whole if isinstance(index, Selection) else index, ids)
 
 
 def concatenated(indexes: Sequence[AnyIndex]) -> AnyIndex:

@@ -1,16 +1,56 @@
-"""What an index answers: where the bytes of samples lie, their labels, and names for messages."""
+"""What an index answers: where samples lie, in bytes or in row groups, their labels, and names for messages.
+
+The values of a row group are compressed together, so its rows can only be read together.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
-from datapipe.index.row_groups import RowGroup
+
+CONTAINERS = ("parquet", "hdf5")  # formats whose fields may be addressed by rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Some rows of a shard, and one field of them, which are read at once."""
+
+    container: str
+    path: str  # of the shard
+    column: str  # the field's name in the shard
+    number: int  # of the row group in the shard
+    first: int  # row of the shard
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+class Rows(Protocol):
+    """The values of a row group in memory. Thread-safe."""
+
+    @property
+    def nbytes(self) -> int:
+        """The approximate size in memory."""
+
+    def __getitem__(self, row: int, /) -> bytes:
+        """Return one value; rows count from the first of the group. Raises DecodeError if there is none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGrouping:
+    """The row groups of a dataset, as an order of its samples needs them."""
+
+    starts: NDArray[np.int64]  # (g + 1,) positions at which a row group begins, and the number of samples
+    nbytes: int  # of a row group, on average, as far as known
+
 
 WHOLE_FILE = -1  # in place of a number of bytes
 

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, check_positions
+from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest, ShardInfo
-from datapipe.index.row_groups import RowGrouping
-from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
 
@@ -64,10 +62,6 @@ class FileListIndex:
             digest.update(b"-" if self._labels is None else self._labels.astype("<i8").tobytes())
             self._fingerprint = digest.hexdigest()[:16]
         return self._fingerprint
-
-    def select(self, positions: Ints) -> Selection:
-        """Return the files at these positions, in this order; they keep their ids."""
-        return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: Ints) -> Ints:
         """Return (m,) the sample ids at these positions: the same numbers."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.index.concat import AnyIndex, ConcatIndex
-from datapipe.index.selection import Selection
+from datapipe.index.concat import AnyIndex, ConcatIndex, Selection
 
 Ints = NDArray[np.int64]
 

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from datapipe.core.errors import FormatError
 from datapipe.core.regular_files import path_inside
-from datapipe.index.entries import Description, Entries, Extents, check_positions
+from datapipe.index.entries import CONTAINERS, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars
 from datapipe.index.remote_set import ConvertedSet, RemoteShards
-from datapipe.index.row_groups import CONTAINERS, RowGroup, RowGrouping
-from datapipe.index.selection import Selection
 from datapipe.index.sidecar import Sidecar
 from datapipe.order.sample_order import Permutation
 
@@ -89,10 +87,6 @@ class SampleIndex:
     def fingerprint(self) -> str:
         """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         return self.manifest.fingerprint
-
-    def select(self, positions: NDArray[np.int64]) -> Selection:
-        """Return the samples at these positions, in this order; they keep their ids."""
-        return Selection(self, self.ids(np.asarray(positions, np.int64)))
 
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (m,) the sample ids at these positions of the dataset: ascending over all of it."""

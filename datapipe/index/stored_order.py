@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.index.concat import AnyIndex, ConcatIndex, wholes
+from datapipe.index.concat import AnyIndex, ConcatIndex, Selection, wholes
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.selection import Selection
 
 Ints = NDArray[np.int64]
 

@@ -25,7 +25,7 @@ from datapipe.containers.hdf5.scanner import index_shard
 from datapipe.containers.rows import read_rows
 from datapipe.core.errors import DecodeError, FormatError, IntegrityError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 
 NUM = 9
 ROWS = range(NUM)

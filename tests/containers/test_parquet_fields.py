@@ -25,7 +25,7 @@ from datapipe.containers import open_index
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.rows import read_rows
 from datapipe.core.errors import DecodeError, FormatError, IntegrityError
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 
 NUM = 9
 IMAGES = [jpeg(number, 20, 24) for number in range(NUM)]

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.fetch.local import LocalFiles, plan_reads
 from datapipe.fetch.row_groups import RowGroups, max_lanes, row_groups_of_windows
-from datapipe.index.entries import Extents
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import Extents, RowGroup
 from datapipe.order.plan import Cursor, Plan, Rank, Tail
 from datapipe.order.sample_order import MAX_LANES, WindowedOrder
 

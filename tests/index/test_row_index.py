@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import FormatError
 from datapipe.index import open_sidecars as index_module
+from datapipe.index.concat import select
+from datapipe.index.entries import RowGroup
 from datapipe.index.manifest import Manifest, ShardInfo
-from datapipe.index.row_groups import RowGroup
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, Sidecar, SidecarRows, write_sidecar
 
@@ -113,7 +114,7 @@ def test_grouping_keeps_together_what_is_read_together(
     directory = tmp_path_factory.mktemp("grouping")
     whole = make_index(directory, [rows_of(one) for one in starts])
     chosen = data.draw(st.none() | st.lists(st.integers(0, len(whole) - 1), max_size=30))
-    index = whole if chosen is None else whole.select(np.array(chosen, np.int64))
+    index = whole if chosen is None else select(whole, np.array(chosen, np.int64))
     grouping = index.row_grouping(["image", "caption"])
     assert grouping is not None
     begins = grouping.starts.tolist()
@@ -147,6 +148,6 @@ def test_no_sidecar_is_opened_where_nothing_can_be_addressed_by_rows(tmp_path: P
     index = make_index(tmp_path / "parquet", [rows_of([0, 4, 9])] * 3)
     assert index.row_grouping(["image"]) is index.row_grouping({"image"})
     assert len(opened) == 3, "once, however often it is asked for"
-    some = index.select(np.array([1, 2, 20]))
+    some = select(index, np.array([1, 2, 20]))
     assert some.row_grouping(["image"]) is some.row_grouping({"image"})
     assert len(opened) == 6, "of a selection too: every pass asks for it"

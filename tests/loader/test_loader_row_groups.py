@@ -20,7 +20,7 @@ from datapipe.containers import open_index
 from datapipe.containers.hdf5 import rows as hdf5_rows
 from datapipe.containers.parquet import rows as parquet_rows
 from datapipe.core.errors import DatapipeError, IntegrityError, StateError
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 
 MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "parquet": lambda source, destination: write_parquet(source, destination, compression="zstd", row_group_size=3),

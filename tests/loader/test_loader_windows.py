@@ -18,7 +18,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 import datapipe as dp
 from converters import OnError
 from datapipe.containers import open_index
-from datapipe.index.concat import ConcatIndex
+from datapipe.index.concat import ConcatIndex, select
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.stored_order import stored_order
 from datapipe.order.plan import Cursor
@@ -55,9 +55,9 @@ def test_stored_order_goes_shard_by_shard(converted: Path, gaps: Path, shards: P
     index = {
         "whole": lambda: one,
         "gaps": lambda: other,
-        "chosen": lambda: other.select(chosen),
+        "chosen": lambda: select(other, chosen),
         "joined": lambda: ConcatIndex([one, other]),
-        "chosen of joined": lambda: ConcatIndex([one, other]).select(chosen * 2),
+        "chosen of joined": lambda: select(ConcatIndex([one, other]), chosen * 2),
         "tars of others": lambda: open_index(shards),
     }[kind]()
     stored = stored_order(index, ["image"])

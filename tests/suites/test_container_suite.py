@@ -38,6 +38,7 @@ from datapipe.codecs.probe import probe
 from datapipe.containers import foreign, open_index
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
 from datapipe.fetch.local import LocalFiles
+from datapipe.index.concat import select
 from datapipe.index.manifest import BUILDING_NAME
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import Sidecar
@@ -175,15 +176,15 @@ def test_opening_again_scans_nothing(made: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_selections_keep_ids(made: Path) -> None:
     index = open_index(made)
-    some = index.select(np.array([30, 2, 2]))
+    some = select(index, np.array([30, 2, 2]))
     assert len(some) == 3
     assert some.ids(np.arange(3)).tolist() == [30, 2, 2]
     assert some.labels().tolist() == index.labels()[[30, 2, 2]].tolist()
-    again = some.select(np.array([1]))
+    again = select(some, np.array([1]))
     assert again.ids(np.arange(1)).tolist() == [2]
-    assert len({index.fingerprint, some.fingerprint, again.fingerprint, index.select(np.array([2, 30, 2])).fingerprint}) == 4
+    assert len({index.fingerprint, some.fingerprint, again.fingerprint, select(index, np.array([2, 30, 2])).fingerprint}) == 4
     with pytest.raises(DatapipeError, match=r"beyond the dataset's 3"):
-        some.select(np.array([3]))
+        select(some, np.array([3]))
 
 
 def test_an_index_pickles_small(made: Path) -> None:

@@ -25,7 +25,7 @@ from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import Form, form_of, value_bytes
 from datapipe.core.errors import DecodeError
 from datapipe.core.regular_files import open_file
-from datapipe.index.row_groups import RowGroup
+from datapipe.index.entries import RowGroup
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 

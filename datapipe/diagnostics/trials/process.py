@@ -32,7 +32,7 @@ from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.regular_files import open_descriptor, open_file
 from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample, SampledFiles, Shards
 from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED
-from datapipe.index.concat import AnyIndex
+from datapipe.index.concat import AnyIndex, select
 from datapipe.index.entries import WHOLE_FILE, Entries
 from datapipe.index.file_list import FileListIndex
 from datapipe.loader import DataLoader, Dataset
@@ -217,7 +217,7 @@ def index_of(sample: Sample, scratch: Path) -> AnyIndex:
             for name, path in zip(names, data.paths, strict=True):
                 (directory / name).symlink_to(path)
         index = open_foreign(ForeignSet("tar", directory, names))
-        return index.select(np.arange(min(MAX_SAMPLES, len(index)), dtype=np.int64))
+        return select(index, np.arange(min(MAX_SAMPLES, len(index)), dtype=np.int64))
     labels = None if min(data.labels) < 0 else np.array(data.labels, np.int64)
     return FileListIndex(list(data.paths), labels, where=sample.where)
 

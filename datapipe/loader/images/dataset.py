@@ -17,7 +17,7 @@ from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.core.printable import printable
 from datapipe.datasets import Original
 from datapipe.fetch.files import open_files
-from datapipe.index.concat import AnyIndex, concatenated
+from datapipe.index.concat import AnyIndex, concatenated, select
 from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.loader.images.fields import LABEL, BatchFields, FurtherFields
 from datapipe.loader.policy import located
@@ -153,8 +153,7 @@ class Dataset:
         """Return a dataset of the samples at these positions, in this order. They keep their ids, and so their random crops."""
         if self.mixture is not None:
             raise OptionError("select() on a dataset of mix() or repeat(): select from each dataset first, then mix or repeat")
-        positions = positions_of(indices, "select()")
-        return Dataset(self.index.select(np.where(positions < 0, positions + len(self), positions)), self.fields)
+        return Dataset(select(self.index, positions_of(indices, "select()")), self.fields)
 
     def take(self, num_samples: int) -> Dataset:
         """Return the first `num_samples` samples, or all if there are fewer."""
