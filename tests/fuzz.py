@@ -36,9 +36,9 @@ from fixtures import encode, picture
 from PIL import Image
 
 from datapipe.codecs.probe import probe
+from datapipe.containers.formats import read_rows
 from datapipe.containers.hdf5 import scanner as hdf5
 from datapipe.containers.parquet import scanner as parquet
-from datapipe.containers.rows import read_rows
 from datapipe.containers.tar import scanner as tar
 from datapipe.containers.tfrecord import layout as frame
 from datapipe.containers.tfrecord import scanner as tfrecord

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from pathlib import Path
 
-from datapipe.containers.rows import read_rows
+from datapipe.containers.formats import read_rows
 from datapipe.index.entries import RowGroup
 
 

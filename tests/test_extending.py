@@ -17,7 +17,7 @@ import converters.sources
 import datapipe as dp
 from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
-from datapipe.containers import foreign, formats
+from datapipe.containers import formats
 from datapipe.order.draws import Draws
 from datapipe.testing.synthetic_images import make_image_folder
 from datapipe.transforms.protocols import PixelOp
@@ -36,9 +36,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _with_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(formats._FORMATS, "pack", re.compile(r".+\.pack"))
-    others = foreign.scanner_of
-    monkeypatch.setattr(foreign, "scanner_of", lambda name: format_pack.index_shard if name == "pack" else others(name))
+    monkeypatch.setitem(formats._FORMATS, "pack", (re.compile(r".+\.pack"), format_pack.__name__))
 
 
 @pytest.mark.usefixtures("_with_packs")

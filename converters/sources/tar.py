@@ -18,10 +18,11 @@ from converters.sources.manifest import refuse_class_from
 from converters.sources.spool import compression_of
 from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.field_names import HEAD_NBYTES
 from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
-from datapipe.containers.tar.fields import HEAD_NBYTES, field_of_suffix
+from datapipe.containers.tar.layout import field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.printable import printable

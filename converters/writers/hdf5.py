@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from converters.writers import LABEL_FIELD, ShardStream, StoredSample, WrittenShard, sample_key, write_all
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.hdf5 import layout as form
+from datapipe.containers import hdf5 as form
 from datapipe.core.errors import FormatError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 

@@ -22,8 +22,8 @@ from crc32c import crc32c
 
 from converters.writers import LABEL_FIELD, ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.hugging_face import FEATURES
-from datapipe.containers.parquet import layout as form
+from datapipe.containers import parquet as form
+from datapipe.containers.field_names import FEATURES
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.thrift_compact import DamagedError

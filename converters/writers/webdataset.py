@@ -27,7 +27,6 @@ from converters.writers import (
 )
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.tar import layout as tar_format
-from datapipe.containers.tar.fields import suffix_of_bytes
 from datapipe.containers.tar.layout import (
     BLOCK_NBYTES,
     DALI_INDEX_SUFFIX,
@@ -37,6 +36,7 @@ from datapipe.containers.tar.layout import (
     dali_index,
     member_header,
     padding,
+    suffix_of_bytes,
 )
 from datapipe.core.errors import DecodeError
 from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows

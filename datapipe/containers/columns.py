@@ -1,19 +1,33 @@
-"""Collect the fields of a shard while it is scanned: whose bytes lie where.
+"""Collect the fields of shards while they are scanned: those that all samples of a shard have, and those of all shards.
 
-Only at the end is it known which fields all samples have, so each place is kept as three numbers.
+Only at the end is it known which fields all samples have, so the place of a value is kept as three numbers.
 """
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.field_names import field_name
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.field_names import IMAGE, LABEL, field_name
+from datapipe.core.errors import FormatError
+from datapipe.core.printable import get_logger
+from datapipe.index.sidecar import FieldColumn, SidecarRows
+
+_ENCODINGS = {
+    FieldKind.TEXT: "text",
+    FieldKind.JSON: "json",
+    FieldKind.ARRAY: "npy",
+    FieldKind.BYTES: "bytes",
+}  # images may be any
+_NUM_NAMED = 8  # fields in a message
+_NEEDED = frozenset((IMAGE, LABEL))
+
+logger = get_logger(__name__)
 
 
 class FieldExtents:
@@ -50,6 +64,10 @@ class FieldExtents:
         """Return (offset, nbytes) of a row, if every row has the field."""
         return self._offsets[row], self._nbytes[row]
 
+    def column(self, *, encoding: str, prefix: bytes = b"") -> FieldColumn:
+        """Return the places for a sidecar, if every row has the field."""
+        return FieldColumn(np.array(self._offsets, np.int64), np.array(self._nbytes, np.int64), prefix, encoding=encoding)
+
     def parted(self, chosen: NDArray[np.bool_]) -> tuple[FieldExtents, FieldExtents]:
         """Return the chosen places, and the others."""
         parts = FieldExtents(self.spec), FieldExtents(self.spec)
@@ -65,6 +83,50 @@ class FieldExtents:
             return self
         places = [place for one in (self, *others) for place in zip(one._rows, one._offsets, one._nbytes, strict=True)]
         return FieldExtents(self.spec, sorted(places))
+
+
+def rows_of_extents(
+    fields: Mapping[str, FieldExtents],
+    keys: Sequence[bytes],
+    labels: Sequence[int],
+    *,
+    label_encoding: str,
+    prefixes: Mapping[str, bytes] | None = None,
+) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+    """Return the rows of a shard whose values lie in one piece each, and their fields.
+
+    `fields`: by name. `prefixes`: by field, the bytes that belong before those of every sample.
+    """
+    rows = SidecarRows(())
+    rows.add_samples(keys, labels)
+    for name, field in fields.items():
+        encoding = label_encoding if name == LABEL else _ENCODINGS.get(field.spec.kind, "")
+        rows.add_column(name, field.column(encoding=encoding, prefix=(prefixes or {}).get(name, b"")))
+    return rows, tuple(FieldSpec(name, field.spec.kind) for name, field in fields.items())
+
+
+def rows_of_images(
+    images: FieldColumn, keys: Iterable[bytes], labels: Sequence[int] | None, *, classes: tuple[str, ...] | None, where: str
+) -> tuple[SidecarRows, list[FieldSpec]]:
+    """Return rows with the image and, unless it is None, the label of every sample, and these fields.
+
+    `classes`: names by label, if they are known. Raises FormatError, naming `where`, for labels that are no class numbers.
+    """
+    if labels is not None and min(labels) < -1:
+        raise FormatError(f"{where}: a label is {min(labels)}, expected class numbers; write labels from 0")
+    if labels is not None and classes is not None and max(labels) >= len(classes):
+        raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(classes)} classes; write the file again")
+    rows = SidecarRows((), classes=classes)
+    rows.add_column(IMAGE, images)
+    rows.add_samples(keys, [-1] * len(images.offset) if labels is None else labels)
+    return rows, [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+
+
+def add_field(rows: SidecarRows, called: str, kind: FieldKind, column: FieldColumn) -> FieldSpec:
+    """Add a field under a free name made of what it is called in the shard; return it."""
+    spec = FieldSpec(free_name(field_name(called), rows.field_names), kind)
+    rows.add_column(spec.name, column)
+    return spec
 
 
 def further_fields(columns: Mapping[str, FieldExtents], num_rows: int) -> tuple[dict[str, FieldExtents], dict[str, int]]:
@@ -94,3 +156,63 @@ def free_name(name: str, taken: Collection[str]) -> str:
     """Return `name`, with a number appended if it is taken."""
     names = itertools.chain([name], (f"{name[:28]}_{number}" for number in range(2, 2 + len(taken))))
     return next(one for one in names if one not in taken)
+
+
+class CommonFields:
+    """Collects the fields of one shard after the other, to find those that all samples of all shards have. Not thread-safe.
+
+    If some shards lack the image or the label, the set is refused, as training on it would not be what was meant; any other
+    field that some samples lack is left out, which is reported once for the whole set.
+    """
+
+    def __init__(self) -> None:
+        self._num_samples = self._num_shards = 0
+        self._kinds: dict[str, set[FieldKind]] = {}
+        self._num_whole: dict[str, int] = {}  # shards in which all samples have the field
+        self._num_having: dict[str, int] = {}  # samples that have it
+        self._unread: dict[str, str] = {}
+
+    def add(self, rows: SidecarRows, fields: tuple[FieldSpec, ...], where: str) -> None:
+        """Add a shard named `where`. Raises FormatError if only it, or only the others, have the image or the label."""
+        needed = {spec.name for spec in fields} & _NEEDED
+        before = self._kinds.keys() & _NEEDED
+        if self._num_shards and needed != before:
+            had = ", ".join(self._kinds)
+            has = ", ".join(spec.name for spec in fields)
+            raise FormatError(f"{where}: has fields {has}, the shards before it {had}; open them separately")
+        self._num_shards += 1
+        self._num_samples += len(rows)
+        self._unread |= rows.unread
+        for spec in fields:
+            self._kinds.setdefault(spec.name, set()).add(spec.kind)
+            self._num_whole[spec.name] = self._num_whole.get(spec.name, 0) + 1
+            self._num_having[spec.name] = self._num_having.get(spec.name, 0) + len(rows)
+        for name, num in rows.lacking.items():
+            self._kinds.setdefault(name, set())
+            self._num_having[name] = self._num_having.get(name, 0) + len(rows) - num
+
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """Return the fields of every sample, in the order in which they came."""
+        return tuple(FieldSpec(name, next(iter(kinds))) for name, kinds in self._kinds.items() if self._is_common(name))
+
+    def say_what_is_left_out(self, where: str) -> None:
+        """Log one warning of the fields that are left out, and one note of columns that cannot be fields."""
+        left_out = [
+            f"{name!r}, which {self._num_samples - self._num_having[name]} of {self._num_samples} samples lack"
+            if self._num_having[name] < self._num_samples
+            else f"{name!r}, of other kinds in other shards ({', '.join(sorted(kind.value for kind in kinds))})"
+            for name, kinds in self._kinds.items()
+            if not self._is_common(name)
+        ]
+        if left_out:
+            logger.warning("%s: left out: %s", where, _listed(left_out))
+        if self._unread:
+            logger.info("%s: not read: %s", where, _listed([f"{name!r} ({why})" for name, why in self._unread.items()]))
+
+    def _is_common(self, name: str) -> bool:
+        return self._num_whole.get(name) == self._num_shards and len(self._kinds[name]) == 1
+
+
+def _listed(texts: list[str]) -> str:
+    more = f"; and {len(texts) - _NUM_NAMED} more" if len(texts) > _NUM_NAMED else ""
+    return "; ".join(texts[:_NUM_NAMED]) + more

@@ -1,13 +1,18 @@
-"""Name fields, and guess kinds from names and first bytes."""
+"""Name fields, and tell their kinds by names, first bytes, and the metadata of Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
 from datapipe.core.errors import DecodeError
+from datapipe.core.printable import get_logger
 
 IMAGE = "image"
 LABEL = "label"
@@ -16,6 +21,10 @@ LABEL = "label"
 IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
 LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
+
+HEAD_NBYTES = 256  # of a value: enough to recognise it
+_UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin like the other encodings
+FEATURES = b"huggingface"  # the key in a schema's metadata; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _MAX_LENGTH = 32
@@ -27,6 +36,8 @@ _MASK_WORDS = frozenset(
 _TEXT_WORDS = frozenset(
     ("txt", "text", "texts", "caption", "captions", "transcript", "transcription", "description", "title", "prompt", "sentence")
 )
+
+logger = get_logger(__name__)
 
 
 def is_field_name(name: str) -> bool:
@@ -76,10 +87,6 @@ def _words(text: str) -> list[str]:
     return re.split(r"[^a-z]+", text.lower())
 
 
-HEAD_NBYTES = 256  # of a value: enough to recognise it
-_UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin like the other encodings
-
-
 def kind_of_bytes(name: str, head: bytes) -> FieldKind:
     """Return the kind of a field. `name`: its name in the shard; `head`: the first HEAD_NBYTES of a value."""
     encoding = encoding_of(head)
@@ -100,4 +107,27 @@ def kind_of_text(name: str) -> FieldKind:
 
 
 def _is_json_name(name: str) -> bool:
-    return "json" in re.split(r"[^a-z]+", name.lower())
+    return "json" in _words(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The columns of images and the names of classes, from the metadata of a file."""
+
+    images: frozenset[str] = frozenset()
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by column of labels, their names
+
+
+def read_features(metadata: Mapping[bytes, bytes] | None, where: str) -> Features:
+    """Return the features; none if there is no such document, or with a warning if it does not parse."""
+    text = (metadata or {}).get(FEATURES)
+    if text is None:
+        return Features()
+    try:
+        described: dict[str, Any] = json.loads(text)["info"]["features"]
+        kinds = {name: value.get("_type") for name, value in described.items() if isinstance(value, dict)}
+        classes = {name: tuple(map(str, described[name]["names"])) for name, kind in kinds.items() if kind == "ClassLabel"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        logger.warning("%s: the 'huggingface' metadata do not parse (%r); classes have no names", where, exc)
+        return Features()
+    return Features(frozenset(name for name, kind in kinds.items() if kind == "Image"), classes)

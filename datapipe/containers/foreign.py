@@ -12,14 +12,15 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers import folder
-from datapipe.containers.common_fields import CommonFields
+from datapipe.containers.columns import CommonFields
+from datapipe.containers.formats import scanner_of
 from datapipe.containers.listing import ScanNotes, told_of_loops
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
@@ -226,35 +227,6 @@ def write_index(
         first += len(rows)
     fields.say_what_is_left_out(where)
     write_manifest(home, _manifest(container, fields.fields(), shards, classes))
-
-
-def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
-    """Return the function that indexes a shard of that format, by its path; imported here, as some need large libraries.
-
-    That of tars and of Parquet also takes URLs.
-    """
-    match container:
-        case "tar":
-            from datapipe.containers.tar import scanner as tar
-
-            return tar.index_shard
-        case "tfrecord":
-            from datapipe.containers.tfrecord import scanner as tfrecord
-
-            return tfrecord.index_shard
-        case "hdf5":
-            from datapipe.containers.hdf5 import scanner as hdf5
-
-            return hdf5.index_shard
-        case "parquet":
-            from datapipe.containers.parquet import scanner as parquet
-
-            return parquet.index_shard
-        case "arrow":
-            from datapipe.containers.arrow import scanner as arrow
-
-            return arrow.index_shard
-    raise ValueError(f"container is {container!r}, which has no scanner")
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:

@@ -1,25 +1,32 @@
-"""Which names are those of shards, in which format, and which of them belong together."""
+"""Tell the formats of shards by their names, which shards belong together, and what reads them."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import held_apart_names
-from datapipe.core.errors import FormatError
+from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.index.entries import RowGroup, Rows
+from datapipe.index.sidecar import SidecarRows
 
 _T = TypeVar("_T")
 
+# The names of files of a format, and the module whose `index_shard` indexes one.
 _FORMATS = {
-    "tar": re.compile(r".+\.tar"),
+    "tar": (re.compile(r".+\.tar"), "datapipe.containers.tar.scanner"),
     # `x.tfrecord`, `x.tfrecords`, `x.tfrecord.gz` (refused, with the reason), TFDS's `x.tfrecord-00000-of-00010`, and the
     # `train-00000-of-01024` of TensorFlow's own scripts
-    "tfrecord": re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"),
-    "hdf5": re.compile(r".+\.(h5|hdf5|he5)"),
-    "parquet": re.compile(r".+\.parquet"),
-    "arrow": re.compile(r"(?!.+\.index\.).+\.arrow"),
+    "tfrecord": (re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"), "datapipe.containers.tfrecord.scanner"),
+    "hdf5": (re.compile(r".+\.(h5|hdf5|he5)"), "datapipe.containers.hdf5.scanner"),
+    "parquet": (re.compile(r".+\.parquet"), "datapipe.containers.parquet.scanner"),
+    "arrow": (re.compile(r"(?!.+\.index\.).+\.arrow"), "datapipe.containers.arrow"),
 }
+# The module that reads row groups of a format by `read_rows`, and names the errors by which it finds damage.
+_ROW_READERS = {"hdf5": "datapipe.containers.hdf5.rows", "parquet": "datapipe.containers.parquet.rows"}
 _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 
 
@@ -46,4 +53,39 @@ def container_of(name: str) -> str | None:
     """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None
-    return next((container for container, pattern in _FORMATS.items() if pattern.fullmatch(name)), None)
+    return next((container for container, (pattern, _) in _FORMATS.items() if pattern.fullmatch(name)), None)
+
+
+def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]:
+    """Return the function that indexes a shard of that format, by its path; imported now, as some need large libraries.
+
+    That of tars and of Parquet also takes URLs.
+    """
+    scanner: Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]
+    scanner = importlib.import_module(_FORMATS[container][1]).index_shard
+    return scanner
+
+
+def read_rows(group: RowGroup) -> Rows:
+    """Read one field of a row group: values as the bytes that decoders and `field_values` take. Thread-safe.
+
+    Numbers are `.npy` files, texts UTF-8, nested values JSON; images are as stored, or `.npy` files of pixels.
+    Raises MissingDataError, StorageError, or IntegrityError if the shard is damaged or has changed since it was indexed.
+    """
+    if group.container not in _ROW_READERS:
+        raise IntegrityError(f"{group.path}: its index has row groups, which {group.container} has not; get the index again")
+    reader = importlib.import_module(_ROW_READERS[group.container])
+    try:
+        rows: Rows = reader.read_rows(group)
+        return rows
+    except (MissingDataError, StorageError):  # of a store, which has said what is wrong
+        raise
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{group.path}: is missing; get the file again") from exc
+    except reader.DAMAGE as exc:
+        if isinstance(exc, OSError) and exc.errno:
+            raise StorageError(exc.errno, f"{group.path}: cannot be read ({exc.strerror or exc})") from exc
+        raise IntegrityError(
+            f"{group.path}: {group.column!r} of rows {group.first} to {group.end - 1} cannot be read ({str(exc) or repr(exc)}): "
+            "damaged, or changed since it was indexed; get the file again"
+        ) from exc

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datapipe.containers.foreign import index_stamp, scanner_of, write_index, write_stamp
-from datapipe.containers.formats import container_of, grouped, refuse_several_sets
+from datapipe.containers.foreign import index_stamp, write_index, write_stamp
+from datapipe.containers.formats import container_of, grouped, refuse_several_sets, scanner_of
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.index.manifest import BUILDING_NAME, read_manifest

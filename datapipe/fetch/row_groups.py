@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from datapipe.containers.rows import read_rows
+from datapipe.containers.formats import read_rows
 from datapipe.core.errors import IntegrityError, MissingDataError, StorageError, copied
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.stores.location import is_url

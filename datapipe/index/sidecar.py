@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class FieldColumn:
     nbytes: NDArray[np.int64]  # (n,); for rows the approximate size of a value, 0 if unknown
     prefix: bytes = b""  # bytes that belong before those of every sample
     column: str | None = None  # the name in the shard of a field that is addressed by rows
+    encoding: str = ""  # as of `FieldExtent`
 
 
 @dataclass(slots=True)
@@ -96,6 +98,11 @@ class SidecarRows:
         self.sizes.append(size)
         for name in self.extents:
             self.extents[name].append(extents[name])
+
+    def add_samples(self, keys: Iterable[bytes], labels: Iterable[int]) -> None:
+        """Add the samples of a shard that others wrote, of which no more is known; their ids are row numbers."""
+        for row, (key, label) in enumerate(zip(keys, labels, strict=True)):
+            self.append(id=row, key=key, source=b"", label=label, size=(0, 0), extents={})
 
     def add_column(self, name: str, column: FieldColumn) -> None:
         """Add a field of all samples."""
@@ -143,7 +150,7 @@ class SidecarRows:
     def _of_column(self, name: str) -> dict[str, pa.Array]:
         found, num = self.columns[name], len(self)
         return {
-            f"{name}.encoding": _byte_strings([b""] * num, pa.string()),
+            f"{name}.encoding": _byte_strings([found.encoding.encode()] * num, pa.string()),
             f"{name}.offset": _numbers(found.offset),
             f"{name}.nbytes": _numbers(found.nbytes),
             f"{name}.crc32c": _numbers(np.zeros(num, np.uint32)),

@@ -3,8 +3,7 @@
 A pack is the four bytes PACK, then for each sample the label (int32) and the number of bytes (uint32) of the image, both
 little endian, then the image. A format is one function that says where the bytes of each sample lie; order, reading,
 decoding, states, bad samples and caches need nothing else. In datapipe this file is `datapipe/containers/pack/scanner.py`,
-and its name gets a line in `_FORMATS` of `datapipe/containers/formats.py`, the function one in `scanner_of` of
-`datapipe/containers/foreign.py`.
+and its name gets a line in `_FORMATS` of `datapipe/containers/formats.py`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from shard_values import is_by_rows, values_of
 
 from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers import open_index
+from datapipe.containers.formats import read_rows
 from datapipe.containers.parquet.scanner import index_shard
-from datapipe.containers.rows import read_rows
 from datapipe.core.errors import DecodeError, FormatError, IntegrityError
 from datapipe.index.entries import RowGroup
 

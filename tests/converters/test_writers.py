@@ -33,9 +33,9 @@ from converters.writers import (
 from converters.writers.hdf5 import ShardFields, lay_out
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import is_field_name
-from datapipe.containers.hdf5.layout import DATA_START
+from datapipe.containers.hdf5 import DATA_START
 from datapipe.containers.parquet.pages import Chunk, pages
-from datapipe.containers.tar.fields import field_of_suffix, suffix_of_bytes
+from datapipe.containers.tar.layout import field_of_suffix, suffix_of_bytes
 from datapipe.core.errors import DecodeError, FormatError, OptionError
 from datapipe.index.sidecar import Sidecar, write_sidecar
 
@@ -284,7 +284,7 @@ def test_paths_are_file_names_with_the_right_suffix(tmp_path: Path, source: byte
 
 def test_row_groups_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one begins before a row group outgrows its limit; a sample that does alone has one of its own."""
-    monkeypatch.setattr("datapipe.containers.parquet.layout.ROW_GROUP_NBYTES", 20_000)
+    monkeypatch.setattr("datapipe.containers.parquet.ROW_GROUP_NBYTES", 20_000)
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY[:2])
     sizes = [9_000, 9_000, 9_000, 50_000, 1_000, 1_000, 9_000, 9_000]
     for number, nbytes in enumerate(sizes):
@@ -330,7 +330,7 @@ def test_texts_that_are_no_text_are_refused(tmp_path: Path, field: str, data: by
 def test_fields_that_no_page_could_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TARGETS["parquet"].open_shard(tmp_path / "x", fields=MANY)
     writer.check(sample(0))
-    monkeypatch.setattr("datapipe.containers.parquet.layout.MAX_FIELD_NBYTES", 500)
+    monkeypatch.setattr("datapipe.containers.parquet.MAX_FIELD_NBYTES", 500)
     with pytest.raises(DecodeError, match=r"field 'image' of \d+ bytes exceeds the 500 of a page"):
         writer.check(sample(0))
 

@@ -318,7 +318,7 @@ def test_extents_may_be_rows_or_bytes(tmp_path: Any) -> None:
 
 
 def test_errors_say_which_rows(tmp_path: Any) -> None:
-    from datapipe.containers.rows import read_rows
+    from datapipe.containers.formats import read_rows
 
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1" * 9)

@@ -16,7 +16,7 @@ import pytest
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers import open_index
-from datapipe.containers.arrow.scanner import index_shard
+from datapipe.containers.arrow import index_shard
 from datapipe.core import arrow_maps
 from datapipe.core.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest

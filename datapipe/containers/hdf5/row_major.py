@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers.hdf5.layout import VERSIONS
+from datapipe.containers.hdf5 import VERSIONS
 from datapipe.core.errors import FormatError, StorageError
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.tables import ColumnKind, TableColumn

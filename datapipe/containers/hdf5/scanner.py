@@ -1,6 +1,6 @@
 """Scan HDF5 files of images: where each image is, its label, and what else the file has of each sample.
 
-Reads datapipe's own layout (`image/data` and `image/offsets`, see `hdf5.layout`), a dataset of variable-length uint8 arrays,
+Reads datapipe's own layout (`image/data` and `image/offsets`, see `containers.hdf5`), a dataset of variable-length uint8 arrays,
 one encoded image each, and an array of pixels. Images that lie in one piece each are addressed by bytes; those in chunks of
 several, or behind a filter, by rows. Datasets with the same number of rows are further fields.
 Links to other files, external storage and virtual datasets are not followed.
@@ -14,15 +14,12 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.columns import free_name
-from datapipe.containers.field_names import IMAGE, LABEL, field_name
-from datapipe.containers.hdf5 import layout as form
-from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, find_field, row_starts
-from datapipe.containers.hdf5.pixels import are_pixels
+from datapipe.containers import hdf5 as form
+from datapipe.containers.columns import add_field, rows_of_images
+from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, are_pixels, find_field, row_starts
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
 from datapipe.core.errors import FormatError
@@ -66,22 +63,13 @@ def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, t
     image = _choose_images(found, unread, objects, where)
     num = len(image)
     label_name, labels = _read_labels(file, image.name, num, where)
-    if labels is not None and labels.min() < -1:
-        raise FormatError(f"{where}: a label is {labels.min()}, expected class numbers; write labels from 0")
-    keys = _read_keys(file, num, at_most=len(data))
-    rows = SidecarRows(())
-    rows.add_column(IMAGE, image.column)
-    for row in range(num):  # labels are read now, as they may lie in pieces, or compressed
-        key = b"%d" % row if keys is None else keys[row]
-        rows.append(id=row, key=key, source=b"", label=-1 if labels is None else int(labels[row]), size=(0, 0), extents={})
-    specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    keys = _read_keys(file, num, at_most=len(data)) or [b"%d" % row for row in range(num)]
+    rows, specs = rows_of_images(image.column, keys, labels, classes=None, where=where)
     passed_over = {image.name, label_name, form.KEY, *([form.SIZE] if isinstance(objects[image.name], h5py.Group) else [])}
     others = [one for name, one in found.items() if len(one) == num and name not in passed_over]
     for one in others:
         called = one.name.removeprefix(f"{image.name.rpartition('/')[0]}/")
-        spec = FieldSpec(free_name(field_name(called), rows.field_names), one.kind)
-        rows.add_column(spec.name, one.column)
-        specs.append(spec)
+        specs.append(add_field(rows, called, one.kind, one.column))
     rows.unread = {name: why for name, why in unread.items() if _num_rows(objects[name]) == num and not _is_view(objects[name])}
     rows.row_groups = row_starts([image, *others], num)
     return rows, tuple(specs)
@@ -175,8 +163,8 @@ def _identity(entry: h5py.Group | h5py.Dataset) -> int:
     return address
 
 
-def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[str, NDArray[np.int64] | None]:
-    """Return the name of a dataset next to the images or at the root, and (n,) the label of each image; or None."""
+def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[str, list[int] | None]:
+    """Return the name of a dataset next to the images or at the root, and the label of each image; or None."""
     directory = images.rpartition("/")[0]
     for place in dict.fromkeys((directory, "")):
         for name in _LABEL_NAMES:
@@ -185,8 +173,7 @@ def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[st
                 continue
             dataset = file[full]
             if dataset.dtype.kind in "iu" and dataset.shape in ((num,), (num, 1)) and not dataset.external:
-                labels: NDArray[np.int64] = dataset[()].astype(np.int64).reshape(num)
-                return full, labels
+                return full, dataset[()].astype(np.int64).reshape(num).tolist()
             logger.warning(
                 "%s: %r holds no class numbers of %d images (%s %s); the set is read without labels", where, full, num,
                 dataset.shape, dataset.dtype,

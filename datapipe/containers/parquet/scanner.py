@@ -8,23 +8,47 @@ integers, recognised by its name or by the schema's metadata. The other columns 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.field_names import IMAGE, IMAGE_COLUMNS, KEY_COLUMNS, LABEL, LABEL_COLUMNS
-from datapipe.containers.hugging_face import Features, read_features
-from datapipe.containers.mapped import byte_source
-from datapipe.containers.parquet import layout as form
-from datapipe.containers.parquet.columns import NUMBER_NBYTES, PYARROW_ERRORS, is_believable, read_names, read_numbers
-from datapipe.containers.parquet.fields import ParquetFile, ReadableColumn, add_further_columns
+from datapipe.containers import parquet as form
+from datapipe.containers.columns import add_field, rows_of_images
+from datapipe.containers.field_names import (
+    HEAD_NBYTES,
+    IMAGE_COLUMNS,
+    KEY_COLUMNS,
+    LABEL_COLUMNS,
+    Features,
+    kind_of_bytes,
+    kind_of_text,
+    read_features,
+)
+from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
-from datapipe.containers.parquet.rows import NoFieldError
+from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
+from datapipe.containers.parquet.rows import (
+    CODECS,
+    NUMBER_NBYTES,
+    NoFieldError,
+    first_value,
+    is_believable,
+    page_nbytes,
+    read_names,
+    read_numbers,
+)
 from datapipe.containers.parquet.thrift_compact import DamagedError
+from datapipe.containers.parquet.values import PYARROW_ERRORS
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.printable import get_logger
-from datapipe.index.sidecar import SidecarRows
+from datapipe.index.sidecar import FieldColumn, SidecarRows
 
+_KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 _MAX_KEY = 1024  # bytes
 _MAX_LISTED = 12  # columns named in an error
 _REMEDY = (
@@ -63,16 +87,9 @@ def _index_columns(path: str | Path, file: ParquetFile) -> tuple[SidecarRows, tu
     label = _label_column(footer, features, str(path))
     labels = None if label is None else _read_labels(path, file, label)
     names = features.classes.get(label.name) if label is not None else None
-    if labels is not None and names is not None and max(labels) >= len(names):
-        raise FormatError(f"{path}: a label is {max(labels)}, its metadata name {len(names)} classes; write the file again")
-    keys = _read_keys(path, file, image)
-    rows = SidecarRows((), classes=names)
-    rows.add_column(IMAGE, found.column)
-    for row in range(footer.num_rows):  # labels are read now, as they may be encoded and compressed
-        key = keys[row] if keys is not None else None
-        number = -1 if labels is None else labels[row]
-        rows.append(id=row, key=key or b"%d" % row, source=b"", label=number, size=(0, 0), extents={})
-    specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    keys = _read_keys(path, file, image) or [None] * footer.num_rows
+    named = [key or b"%d" % row for row, key in enumerate(keys)]
+    rows, specs = rows_of_images(found.column, named, labels, classes=names, where=str(path))
     specs += add_further_columns(rows, file, (image.name,) if label is None else (image.name, label.name))
     if any(column.column is not None for column in rows.columns.values()):
         rows.row_groups = tuple(file.starts.tolist())
@@ -140,9 +157,8 @@ def _read_labels(path: str | Path, file: ParquetFile, label: SchemaLeaf) -> list
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
         raise FormatError(f"{path}: column {label.path!r} claims to be larger than its rows; get the file again")
     labels = [-1 if value is None else value for value in read_numbers(path, label)]
-    if len(labels) != num or min(labels) < -1:
-        what = f"{len(labels)} labels for {num} images" if len(labels) != num else f"a label is {min(labels)}"
-        raise FormatError(f"{path}: {what}, expected a class number from 0 for each; write the file again")
+    if len(labels) != num:
+        raise FormatError(f"{path}: {len(labels)} labels for {num} images; write the file again")
     return labels
 
 
@@ -165,3 +181,106 @@ def _listed(columns: tuple[SchemaLeaf, ...]) -> str:
     shown = [f"{column.path} {column.physical_type}" for column in columns[:_MAX_LISTED]]
     more = f", and {len(columns) - _MAX_LISTED} more" if len(columns) > _MAX_LISTED else ""
     return (", ".join(shown) or "no columns") + more
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableColumn:
+    """A column with readable values."""
+
+    column: FieldColumn
+    kind: FieldKind
+    head: bytes | None  # of the first value; None if it is null
+
+
+class ParquetFile:
+    """A file to be indexed: its path, its footer and its bytes."""
+
+    def __init__(self, path: str, footer: Footer, data: ByteSource) -> None:
+        """Raises DamagedError."""
+        self.path = path
+        self.footer = footer
+        self.data = data
+        self.starts = np.array(footer.row_starts(), np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return self.footer.num_rows
+
+    def find(self, name: str) -> ReadableColumn:
+        """Return the column of that name, or path. Raises NoFieldError, with the reason, and the errors of damaged files."""
+        leaves = self.footer.leaves(name)
+        if len({leaf.name for leaf in leaves}) != 1 or len({leaf.path for leaf in leaves}) < len(leaves):
+            raise NoFieldError("several columns have this name")
+        if len(leaves) == 1 and leaves[0].physical_type == "BYTE_ARRAY":
+            try:
+                return self._by_bytes(leaves[0])
+            except UnaddressableError:
+                pass
+        return self._by_rows(name, leaves)
+
+    def _by_bytes(self, leaf: SchemaLeaf) -> ReadableColumn:
+        if leaf.is_repeated:
+            raise UnaddressableError("a list")
+        offset, nbytes = np.empty(self.num_rows, np.int64), np.empty(self.num_rows, np.int64)
+        row = -1
+        for row, place in enumerate(itertools.islice(self._places(leaf), self.num_rows)):
+            offset[row], nbytes[row] = place
+        if row + 1 != self.num_rows:
+            raise DamagedError(f"column {leaf.path!r} has {row + 1} values for {self.num_rows} rows")
+        head = self.data[offset[0] : offset[0] + min(nbytes[0], HEAD_NBYTES)]
+        kind = kind_of_text(leaf.name) if leaf.is_text else kind_of_bytes(leaf.name, head)
+        return ReadableColumn(FieldColumn(offset, nbytes), kind, head)
+
+    def _places(self, leaf: SchemaLeaf) -> Iterator[tuple[int, int]]:
+        for chunk, _ in self.footer.chunks(leaf):
+            for values in plain_values(self.data, chunk):
+                yield from byte_arrays(self.data, values)
+
+    def _by_rows(self, name: str, leaves: list[SchemaLeaf]) -> ReadableColumn:
+        strange = [leaf.physical_type for leaf in leaves if leaf.physical_type in ("INT96", "FIXED_LEN_BYTE_ARRAY")]
+        if strange:
+            raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
+        nbytes = np.zeros(len(self.starts) - 1, np.int64)
+        for leaf in leaves:
+            for number, (chunk, codec) in enumerate(self.footer.chunks(leaf)):
+                if codec not in CODECS:
+                    raise NoFieldError(f"compressed ({codec})")
+                nbytes[number] += page_nbytes(chunk, self.data, leaf, file_nbytes=len(self.data))
+        made, value = first_value(self.path, name, leaves)
+        kind = made.kind
+        if kind in (FieldKind.BYTES, FieldKind.TEXT):
+            kind = kind_of_text(name) if kind is FieldKind.TEXT else kind_of_bytes(name, value or b"")
+        sizes = np.diff(self.starts)
+        each = np.repeat(nbytes // np.maximum(sizes, 1), sizes)
+        head = None if value is None else value[:HEAD_NBYTES]
+        return ReadableColumn(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
+
+
+def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[str]) -> list[FieldSpec]:
+    """Add every column but those `taken` as a field; a column that cannot be one is recorded in `rows.unread`.
+
+    Raises DamagedError and PYARROW_ERRORS if the file's own tables are inconsistent.
+    """
+    specs: list[FieldSpec] = []
+    names = dict.fromkeys(column.name for column in file.footer.columns)
+    for name in names:
+        if name in taken or name in _KEYS:
+            continue
+        paths = [leaf.path for leaf in file.footer.columns if leaf.name == name]
+        try:
+            found = file.find(f"{name}.{form.BYTES}" if _is_image(name, paths) else name)
+        except StorageError:
+            raise
+        except (NoFieldError, DamagedError, *PYARROW_ERRORS) as exc:
+            rows.unread[name] = str(exc)
+            continue
+        specs.append(add_field(rows, name, found.kind, found.column))
+    return specs
+
+
+def _is_image(name: str, paths: list[str]) -> bool:
+    """Return True if a column is a struct of bytes and their file name, as `datasets` has it for images."""
+    return f"{name}.{form.BYTES}" in paths and {*paths} <= {f"{name}.{form.BYTES}", f"{name}.{form.PATH}"}

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, json_bytes
 from datapipe.codecs.npy import npy_bytes
-from datapipe.containers.parquet.columns import PYARROW_ERRORS
 from datapipe.core.errors import DecodeError
 
+# the exceptions that pyarrow raises for damaged files, from its own checks and from the libraries it uses
+PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)
 _NUMBERS = {"halffloat": "f2", "float": "f4", "double": "f8", "bool": "?"}  # by Arrow's names, where numpy's differ
 _MAX_DEPTH = 32
 

@@ -15,23 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.columns import FieldExtents, further_fields
-from datapipe.containers.field_names import IMAGE, LABEL
+from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
+from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.mapped import ByteSource, byte_source
-from datapipe.containers.tar.fields import HEAD_NBYTES, IMAGE_SUFFIXES, field_of_suffix
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
-from datapipe.containers.tar.layout import LABEL_SUFFIX
+from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, field_of_suffix
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
-from datapipe.index.sidecar import FieldExtent, SidecarRows
+from datapipe.index.sidecar import SidecarRows
 
 IMAGE_FIELD = FieldSpec(IMAGE, FieldKind.IMAGE)
-_ENCODINGS = {
-    FieldKind.TEXT: "text",
-    FieldKind.JSON: "json",
-    FieldKind.ARRAY: "npy",
-    FieldKind.BYTES: "bytes",
-}  # images may be any
 _MAX_SUFFIXES = 1000  # limit of different ones
 _MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
 _MAX_LABEL = (1 << 63) - 1
@@ -140,15 +133,12 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
     labels = columns.pop(LABEL_SUFFIX, None)
     further, lacking = further_fields(columns, len(keys))
     found = {IMAGE: image} | ({LABEL: labels} if labels else {}) | further
-    rows = SidecarRows(tuple(found), lacking=lacking)
+    numbers = _labels(label_texts, labels, keys, where) if labels else [-1] * len(keys)
+    rows, specs = rows_of_extents(found, keys, numbers, label_encoding=LABEL_SUFFIX)
+    rows.lacking = lacking
     if num_strange:
         rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
-    numbers = _labels(label_texts, labels, keys, where) if labels else [-1] * len(keys)
-    encodings = {name: LABEL_SUFFIX if name == LABEL else _ENCODINGS.get(column.spec.kind, "") for name, column in found.items()}
-    for row, key in enumerate(keys):
-        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in found.items()}
-        rows.append(id=row, key=key, source=b"", label=numbers[row], size=(0, 0), extents=extents)
-    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in found.items())
+    return rows, specs
 
 
 def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> FieldExtents:

@@ -13,28 +13,27 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.npy import npy_header
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.columns import FieldExtents
-from datapipe.containers.field_names import IMAGE, LABEL, is_mask_name
+from datapipe.containers.columns import FieldExtents, free_name, rows_of_extents
+from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL, field_name, is_mask_name, kind_of_bytes
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
-from datapipe.containers.tfrecord.fields import FurtherFeatures
 from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
-from datapipe.index.sidecar import FieldExtent, SidecarRows
+from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = (form.IMAGE, "image")
 _LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
 _KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
 _MAX_KEY = 1024  # bytes
+_MAX_FEATURES = 1000  # of different names in a shard
 _LOOKED_AT = 64  # bytes of a feature: enough to recognise an image
 _ABOUT_THE_IMAGE = (form.FORMAT, form.HEIGHT, form.WIDTH, "image/colorspace", "image/channels")  # no fields of their own
-_ENCODINGS = {
-    FieldKind.LABEL: "varint", FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes",
-}  # fmt: skip
-
 logger = get_logger(__name__)
 
 
@@ -115,12 +114,9 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
         raise FormatError(f"{where}: no samples")
     further = others.fields(len(keys))
     columns = {IMAGE: image} | ({LABEL: label} if label_name else {}) | further
-    encodings = {name: _ENCODINGS.get(column.spec.kind, "") for name, column in columns.items()}
-    rows = SidecarRows(tuple(columns), prefixes=others.prefixes, lacking=others.lacking, unread=others.unread)
-    for row, key in enumerate(keys):
-        extents = {name: FieldExtent(encodings[name], *column.at(row), None) for name, column in columns.items()}
-        rows.append(id=row, key=key, source=b"", label=labels[row], size=(0, 0), extents=extents)
-    return rows, tuple(FieldSpec(name, column.spec.kind) for name, column in columns.items())
+    rows, specs = rows_of_extents(columns, keys, labels, label_encoding="varint", prefixes=others.prefixes)
+    rows.lacking, rows.unread = others.lacking, others.unread
+    return rows, specs
 
 
 def _image_name(data: mmap.mmap, features: dict[str, ExampleFeature], place: str) -> str:
@@ -172,3 +168,70 @@ def _key(data: mmap.mmap, features: dict[str, ExampleFeature], number: int) -> b
 
 def _listed(features: dict[str, ExampleFeature]) -> str:
     return ", ".join(sorted(features)) or "none"
+
+
+class FurtherFeatures:
+    """Collects the features besides the image and the label, sample by sample, and then returns the fields that they make.
+
+    A single value of bytes is a field: a text if the name says so, else what its first bytes show (an image, a mask, an
+    array), else bytes. Floats are a field if they lie in one piece and their number is the same in all samples: an array,
+    with the header of a `.npy` file put before them when they are read. Integers, stored as varints, cannot be fields.
+    """
+
+    def __init__(self, data: mmap.mmap, passed_over: frozenset[str | None]) -> None:
+        self.prefixes: dict[str, bytes] = {}  # by field, like `lacking`: filled by `fields`
+        self.lacking: dict[str, int] = {}  # samples without it, by field that is left out
+        self.unread: dict[str, str] = {}  # why not, by feature
+        self._data = data
+        self._passed_over = passed_over
+        self._columns: dict[tuple[str, str], FieldExtents] = {}  # by name and kind of the feature
+
+    def add(self, row: int, features: dict[str, ExampleFeature]) -> None:
+        """Record where the features of a sample lie."""
+        for name, feature in features.items():
+            if name in self._passed_over or not feature.num_values:
+                continue
+            if reason := _unread(feature):
+                self.unread.setdefault(name, reason)
+                continue
+            column = self._columns.get((name, feature.kind))
+            if column is None:
+                if len(self._columns) == _MAX_FEATURES:
+                    self.unread.setdefault("...", f"features of more than {_MAX_FEATURES} names")
+                    continue
+                column = self._columns[name, feature.kind] = FieldExtents(self._spec(name, feature))
+            column.add(row, feature.offset, feature.nbytes)
+
+    def fields(self, num_rows: int) -> dict[str, FieldExtents]:
+        """Return the fields that all samples have, by name, in the order of the features' names."""
+        fields: dict[str, FieldExtents] = {}
+        for name, kind in sorted(self._columns):
+            column = self._columns[name, kind]
+            if kind == "float" and not column.is_uniform:
+                self.unread.setdefault(name, "floats, of different numbers per sample")
+            if name in self.unread:
+                continue
+            field = free_name(field_name(name), fields.keys() | self.lacking.keys())
+            if len(column) < num_rows:
+                self.lacking[field] = num_rows - len(column)
+                continue
+            fields[field] = column
+            column.spec = FieldSpec(field, column.spec.kind)
+            if kind == "float":
+                self.prefixes[field] = npy_header((column.at(0)[1] // 4,), np.dtype("<f4"))
+        return fields
+
+    def _spec(self, name: str, feature: ExampleFeature) -> FieldSpec:
+        if feature.kind == "float":
+            return FieldSpec(field_name(name), FieldKind.ARRAY)
+        head = self._data[feature.offset : feature.offset + min(feature.nbytes, HEAD_NBYTES)]
+        return FieldSpec(field_name(name), kind_of_bytes(name, head))
+
+
+def _unread(feature: ExampleFeature) -> str | None:
+    """Return why a feature with values cannot be a field; None if it can."""
+    if feature.kind == "int64":
+        return "integers"
+    if feature.kind == "bytes":
+        return "several values" if feature.num_values > 1 else None
+    return None if feature.nbytes else "floats in several pieces"

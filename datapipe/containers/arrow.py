@@ -17,21 +17,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.columns import free_name
+from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.field_names import (
     HEAD_NBYTES,
-    IMAGE,
     IMAGE_COLUMNS,
     KEY_COLUMNS,
-    LABEL,
     LABEL_COLUMNS,
-    field_name,
+    Features,
     kind_of_bytes,
     kind_of_text,
+    read_features,
 )
-from datapipe.containers.hugging_face import Features, read_features
 from datapipe.containers.mapped import mapped
 from datapipe.core import arrow_maps
 from datapipe.core.errors import FormatError
@@ -71,22 +69,15 @@ def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) ->
             unread[name] = str(exc)
     image = _image_column(features, schema, places, where)
     label = _label_column(features, schema)
-    labels = [-1] * num if label is None else _labels(columns[label], label, where)
+    labels = None if label is None else _labels(columns[label])
     names = features.classes.get(label) if label is not None else None
-    if names is not None and max(labels) >= len(names):
-        raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(names)} classes; write the file again")
-    rows = SidecarRows((), classes=names)
-    rows.add_column(IMAGE, places[image][0])
     named = [columns[name] for name in KEY_COLUMNS if name in columns and _is_text(schema.field(name).type)]
     keys = next(filter(None, map(_names, [*named, columns[image]])), None) or [f"{Path(where).stem}/{row}" for row in range(num)]
-    for row, key in enumerate(keys):
-        rows.append(id=row, key=os.fsencode(key), source=b"", label=labels[row], size=(0, 0), extents={})
-    specs = [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if label is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    rows, specs = rows_of_images(places[image][0], map(os.fsencode, keys), labels, classes=names, where=where)
     for name, (column, first) in places.items():
         if name not in (image, label):
             kind = kind_of_text(name) if _is_text(schema.field(name).type) else kind_of_bytes(name, first)
-            specs.append(FieldSpec(free_name(field_name(name), rows.field_names), kind))
-            rows.add_column(specs[-1].name, column)
+            specs.append(add_field(rows, name, kind, column))
     rows.unread = {name: why for name, why in unread.items() if name != label}
     return rows, tuple(specs)
 
@@ -167,9 +158,6 @@ def _names(parts: list[Any]) -> list[str] | None:
     return names if all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names) else None
 
 
-def _labels(parts: list[Any], name: str, where: str) -> list[int]:
+def _labels(parts: list[Any]) -> list[int]:
     """Return the label of each row; -1 if it is null."""
-    labels = [-1 if value is None else value for part in parts for value in part.to_pylist()]
-    if min(labels) < -1:
-        raise FormatError(f"{where}: {name!r} holds {min(labels)}, expected class numbers from 0; write the file again")
-    return labels
+    return [-1 if value is None else value for part in parts for value in part.to_pylist()]

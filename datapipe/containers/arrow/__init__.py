@@ -1,1 +1,0 @@
-"""Read Arrow files of Hugging Face datasets."""
