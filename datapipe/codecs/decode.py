@@ -11,17 +11,16 @@ from __future__ import annotations
 import functools
 import io
 import os
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from datapipe.codecs.masks import PILLOW_ERRORS
 from datapipe.codecs.probe import ImageHeader, npy_pixels_offset
 from datapipe.core.errors import DecodeError, DependencyError, OptionError
 
@@ -79,7 +78,7 @@ class PillowDecoder:
         try:
             with Image.open(io.BytesIO(data)) as image:
                 pixels = np.asarray(image.convert("RGB"))
-        except _PILLOW_ERRORS as exc:
+        except PILLOW_ERRORS as exc:
             raise DecodeError(f"{header.encoding} does not decode: {exc}") from exc
         if pixels.shape[:2] != (header.height, header.width):
             raise DecodeError(f"{header.encoding} decodes to {pixels.shape[:2]}, its header says {(header.height, header.width)}")
@@ -199,10 +198,6 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
     "simplejpeg": SimpleJpegDecoder,
     "pillow": PillowDecoder,
 }
-_PILLOW_ERRORS = (
-    UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,
-    struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip  # all of them seen from Pillow's plugins on damaged files
 
 
 def _is_common_jpeg(header: ImageHeader) -> bool:

@@ -24,10 +24,10 @@ from datapipe.codecs.npy import NPY_MAGIC, read_npy_array
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
-_PILLOW_ERRORS = (
+PILLOW_ERRORS = (
     UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,
     struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
+)  # fmt: skip  # all of them seen from Pillow's plugins on damaged files
 
 
 def open_mask(data: bytes) -> Image.Image:
@@ -38,7 +38,7 @@ def open_mask(data: bytes) -> Image.Image:
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data))
             image.load()
-    except _PILLOW_ERRORS as exc:
+    except PILLOW_ERRORS as exc:
         raise DecodeError(f"mask does not decode: {exc}") from exc
     return image
 

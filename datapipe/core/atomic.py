@@ -53,11 +53,11 @@ _IRREGULAR = (
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def atomic_writer(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open `path` for writing; it appears, whole, when the block ends without an exception.
 
-    `mode`: that of the new file, less the umask. The temporary name is unique, so two writers of one path do not
-    mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
+    `mode`: that of the new file, less the umask. `durable`: whether to wait until the disk has it. The temporary name is unique,
+    so two writers of one path do not mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
     """
     refuse_to_replace(path)
     temporary = path.with_name(f".{path.name[:_NAME_LENGTH]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
@@ -65,13 +65,15 @@ def atomic_writer(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class Selection:
-    """Samples of an index, named by their ids, which they keep. Thread-safe; pickles as its arguments.
+    """The interface of `SampleIndex` over some samples of an index, which keep their ids. Thread-safe; pickles as its arguments.
 
     `ids`: in the order of the selection; not all of the whole need be among them, and some may come several times.
     """
@@ -37,36 +37,29 @@ class Selection:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the whole."""
         return self.whole.manifest
 
     @property
     def where(self) -> str:
-        """What to call the dataset in a message."""
         return self.whole.where
 
     @property
     def is_remote(self) -> bool:
-        """Whether some of the data lies in an object store."""
         return self.whole.is_remote
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else wrote some of the data."""
         return self.whole.is_foreign
 
     @property
     def fingerprint(self) -> str:
-        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         return hashlib.sha256(self.whole.fingerprint.encode() + self._ids.astype("<i8").tobytes()).hexdigest()[:16]
 
     def ids(self, positions: Ints) -> Ints:
-        """Return (m,) the sample ids at these positions."""
         check_positions(positions, len(self))
         return self._ids[positions]
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """Return the labels and the extents of `field` of these samples."""
         return self.whole.look_up(ids, field)
 
     def row_grouping(self, fields: Collection[str]) -> RowGrouping | None:
@@ -81,7 +74,6 @@ class Selection:
         return self.whole.stored_at(ids)  # type: ignore[union-attr]
 
     def shard_paths(self, ids: Ints) -> list[str]:
-        """Return the path or URL of the shard, or of the file, of each of these samples."""
         return self.whole.shard_paths(ids)
 
     def labels(self, ids: Ints | None = None) -> Ints:
@@ -89,7 +81,6 @@ class Selection:
         return self.whole.labels(self._ids if ids is None else ids)
 
     def describe(self, id: int) -> Description:
-        """Return a description of one sample, for messages."""
         return self.whole.describe(id)
 
 
@@ -126,11 +117,9 @@ class ConcatIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         return hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode()).hexdigest()[:16]
 
     def ids(self, positions: Ints) -> Ints:
-        """Return (m,) the sample ids at these positions."""
         check_positions(positions, len(self))
         ids = np.empty(len(positions), np.int64)
         for place, rows in self._shared_out(positions, self._first_position):
@@ -138,7 +127,6 @@ class ConcatIndex:
         return ids
 
     def look_up(self, ids: Ints, field: str) -> Entries:
-        """Return the labels and the extents of `field` of these samples."""
         shares = self._shared_out(ids, self._first_id) or [(0, np.arange(0))]
         found = [self.parts[place].look_up(ids[rows] - self._first_id[place], field) for place, rows in shares]
         back = np.argsort(np.concatenate([rows for _, rows in shares]))
@@ -172,7 +160,6 @@ class ConcatIndex:
         return shards, rows
 
     def shard_paths(self, ids: Ints) -> list[str]:
-        """Return the path or URL of the shard, or of the file, of each of these samples."""
         paths = [""] * len(ids)
         for place, here in self._shared_out(ids, self._first_id):
             for row, path in zip(here.tolist(), self.parts[place].shard_paths(ids[here] - self._first_id[place]), strict=True):
@@ -180,7 +167,6 @@ class ConcatIndex:
         return paths
 
     def labels(self, ids: Ints | None = None) -> Ints:
-        """Return (n,) the label of every sample in dataset order, or of these."""
         if ids is None:
             return np.concatenate([part.labels() for part in self.parts])
         labels = np.empty(len(ids), np.int64)
@@ -189,7 +175,6 @@ class ConcatIndex:
         return labels
 
     def describe(self, id: int) -> Description:
-        """Return a description of one sample, for messages."""
         place = int(np.searchsorted(self._first_id, id, side="right")) - 1
         there = self.parts[place].describe(id - int(self._first_id[place]))
         return Description(id, there.path, there.key, there.source)

@@ -87,7 +87,6 @@ class FileListIndex:
         return None
 
     def shard_paths(self, ids: Ints) -> list[str]:
-        """Return the file of each of these samples."""
         return [self._paths[place] for place in ids.tolist()]
 
     def labels(self, ids: Ints | None = None) -> Ints:
@@ -97,7 +96,6 @@ class FileListIndex:
         return self._labels if ids is None else self._labels[ids]
 
     def describe(self, id: int) -> Description:
-        """Return a description of one sample, for messages."""
         return Description(id, self._paths[id], os.fsencode(self._paths[id]), "")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,15 +83,10 @@ class ConvertedSet:
     def _keep(self, shard: ShardInfo, data: bytes) -> None:
         """Write a copy. It is not flushed to disk, as every opening checks it and it can be fetched again."""
         path = self.copies / (shard.name + SIDECAR_SUFFIX)
-        temporary = path.with_name(f".{secrets.token_hex(8)}{atomic.TEMPORARY_SUFFIX}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
+            with atomic.atomic_writer(path, mode=0o600, durable=False) as file:
                 file.write(data)
-            os.replace(temporary, path)
         except OSError as exc:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise StorageError(exc.errno, f"{path}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
 
     def _read_again(self, shard: ShardInfo) -> bytes:

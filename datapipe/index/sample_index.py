@@ -161,7 +161,7 @@ class SampleIndex:
         return self._locate(ids)
 
     def shard_paths(self, ids: NDArray[np.int64]) -> list[str]:
-        """Return the path or URL of the shard of each of these samples."""
+        """Return the path or URL of the shard, or of the file, of each of these samples."""
         return [self._shard_paths[shard] for shard in self._locate(ids)[0].tolist()]
 
     def labels(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:

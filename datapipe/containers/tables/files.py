@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from datapipe.containers.tables.remote import footer_of, urls_of
+from datapipe.containers.remote_shards import named_shards, shards_under
 from datapipe.containers.tables.rows import ArrowBatches
 from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
@@ -25,8 +25,8 @@ from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
-from datapipe.stores.location import is_url
-from datapipe.stores.random_access import RemoteBytes, RemoteFile
+from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -96,7 +96,7 @@ def _of_path(text: str) -> list[str]:
     if not text:
         raise OptionError("the path to the table is empty")
     if is_url(text):
-        return urls_of(text)
+        return _urls_of(text)
     here = Path(text)
     if here.is_dir():
         refuse_unfinished(here)
@@ -118,6 +118,21 @@ def _of_path(text: str) -> list[str]:
                 raise _no_table(match)
         return matches
     raise MissingDataError(f"{text}: no such file or directory")
+
+
+def _urls_of(text: str) -> list[str]:
+    """Return the URLs of the Parquet files that a URL, a pattern, braces or a prefix names, and pin what is there now.
+
+    Raises MissingDataError and StorageError, and FormatError for files of other formats.
+    """
+    listing = named_shards(text) or shards_under(parse_location(text))
+    if listing.container != "parquet":
+        raise FormatError(f"{text}: of the tables in stores Parquet is read, not {listing.container}; copy or convert the files")
+    urls = []
+    for one in listing.objects:
+        urls.append(str(listing.location / one.name))
+        pin_object(urls[-1], etag=one.etag, nbytes=one.nbytes)
+    return urls
 
 
 def _is_shown(path: Path, root: Path) -> bool:
@@ -171,10 +186,16 @@ def _scan_parquet(path: str) -> _Scanned:
 
 def _scan_remote(url: str) -> _Scanned:
     data = RemoteBytes(url)
-    footer = footer_of(data)
+    footer = _footer_of(data)
     with pq.ParquetFile(RemoteFile(data), pre_buffer=False) as opened:
         file = TableFile(url, "parquet", len(data), 0, 0, etag=data.object.etag)
         return _described(file, opened.metadata, opened.schema_arrow, footer)
+
+
+def _footer_of(data: RemoteBytes) -> bytes:
+    """Return the footer of a Parquet file; fewer bytes where it is none."""
+    length = int.from_bytes(data[-8:-4], "little")
+    return data[max(0, len(data) - 8 - length) : max(0, len(data) - 8)]
 
 
 def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _Scanned:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from datapipe.containers.tables.remote import RemoteParquet
 from datapipe.core import arrow_maps
 from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, StorageError
 from datapipe.core.regular_files import opened_by_name
 from datapipe.index.tables import TableFile, TableGroup
 from datapipe.stores.location import is_url
+from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object
 
 _MAX_OPEN = 8  # files of one reader
-_WORKED = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)  # the exceptions that pyarrow raises for damaged files
+_MAX_GAP = 1 << 20  # bytes read for nothing rather than in a request of its own
 
 
 class ArrowBatches:
@@ -86,7 +86,7 @@ class GroupReader:
             if exc.errno is not None:
                 raise StorageError(exc.errno, exc.strerror, file.path) from exc
             raise _damaged(group, exc) from exc
-        except _WORKED as exc:
+        except arrow_maps.DAMAGE as exc:
             self._open.pop(file.path, None)
             raise _damaged(group, exc) from exc
         if table.num_rows != group.num_rows:
@@ -105,7 +105,7 @@ class GroupReader:
 
     def _open_now(self, file: TableFile) -> _OpenTable:
         if is_url(file.path):
-            return RemoteParquet(file, self._columns, self._dictionaries)
+            return _RemoteParquet(file, self._columns, self._dictionaries)
         if file.container == "arrow":
             return _OpenArrow(file.path, self._columns)
         if file.container == "hdf5":
@@ -123,6 +123,53 @@ class _OpenParquet:
 
     def read(self, number: int) -> Any:
         return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+
+
+class _RemoteParquet:
+    """Some columns of a Parquet file in a store. Not thread-safe. `dictionaries`: columns to be read as such."""
+
+    def __init__(self, file: TableFile, columns: Sequence[str], dictionaries: Sequence[str]) -> None:
+        pin_object(file.path, etag=file.etag, nbytes=file.nbytes)  # which another process may have found
+        self._data = RemoteBytes(file.path)
+        self._columns = list(columns)
+        self._file = pq.ParquetFile(
+            RemoteFile(self._data), read_dictionary=list(dictionaries), pre_buffer=False, page_checksum_verification=True
+        )
+
+    def read(self, number: int) -> Any:
+        """Return a row group as a table. Raises StorageError, and what pyarrow raises for damaged files."""
+        self._data.fetch(list(_joined(self._chunks(number))))
+        try:
+            return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+        finally:
+            self._data.forget()
+
+    def _chunks(self, number: int) -> list[tuple[int, int]]:
+        """Start and end of the wanted columns' chunks."""
+        group, found = self._file.metadata.row_group(number), []
+        for place in range(group.num_columns):
+            chunk = group.column(place)
+            name = chunk.path_in_schema
+            if any(name == column or name.startswith(f"{column}.") for column in self._columns):
+                start = chunk.data_page_offset
+                if chunk.dictionary_page_offset:
+                    start = min(start, chunk.dictionary_page_offset)
+                found.append((start, start + chunk.total_compressed_size))
+        return sorted(found)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges that lie near each other as one."""
+    first: tuple[int, int] | None = None
+    for start, end in ranges:
+        if first is not None and start <= first[1] + _MAX_GAP:
+            first = (first[0], max(first[1], end))
+            continue
+        if first is not None:
+            yield first
+        first = (start, end)
+    if first is not None:
+        yield first
 
 
 class _OpenArrow:
