@@ -28,8 +28,9 @@ from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.core.printable import counted
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, refuse_unfinished
+from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.remote_set import open_set
-from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TABLE_NAME
 from datapipe.stores.location import Location
 from datapipe.stores.transfers import download_to

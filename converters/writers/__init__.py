@@ -18,7 +18,8 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import is_field_name
 from datapipe.core.errors import OptionError
-from datapipe.index.sidecar import Sidecar, SidecarRows
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sidecar import SidecarRows
 
 IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
 LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)

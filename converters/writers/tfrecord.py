@@ -13,7 +13,8 @@ from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.scanner import scan_frames
 from datapipe.core.errors import DecodeError
-from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _LABEL_ENCODING = "varint"
 _AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of the maximum number of fields

@@ -39,7 +39,8 @@ from datapipe.containers.tar.layout import (
     suffix_of_bytes,
 )
 from datapipe.core.errors import DecodeError
-from datapipe.index.sidecar import FieldExtent, Sidecar, SidecarRows
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _LABEL_ENCODING = "text"  # decimal ASCII
 

@@ -57,7 +57,7 @@ def atomic_writer(path: Path, *, mode: int = 0o666, durable: bool = True) -> Ite
     """Open `path` for writing; it appears, whole, when the block ends without an exception.
 
     `mode`: that of the new file, less the umask. `durable`: whether to wait until the disk has it. The temporary name is unique,
-    so two writers of one path do not mix their bytes: the last to finish wins. Raises what `refuse_to_replace` raises, and OSError.
+    so two writers of one path do not mix their bytes: the last to finish wins. Raises as `refuse_to_replace`, and OSError.
     """
     refuse_to_replace(path)
     temporary = path.with_name(f".{path.name[:_NAME_LENGTH]}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")

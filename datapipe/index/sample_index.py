@@ -18,9 +18,8 @@ from datapipe.core.errors import FormatError
 from datapipe.core.regular_files import path_inside
 from datapipe.index.entries import CONTAINERS, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest
-from datapipe.index.open_sidecars import OpenSidecars
+from datapipe.index.open_sidecars import OpenSidecars, Sidecar
 from datapipe.index.remote_set import ConvertedSet, RemoteShards
-from datapipe.index.sidecar import Sidecar
 from datapipe.order.sample_order import Permutation
 
 

@@ -1,4 +1,4 @@
-"""Write and read sidecars: the index of one shard, an Arrow IPC file that is memory-mapped.
+"""Write sidecars: the index of one shard, an Arrow IPC file that is memory-mapped.
 
 Columns: `id` int64, `key` binary, `source` binary (path of the source file, relative, as the file
 system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unknown), and for each
@@ -13,7 +13,6 @@ the shard, and `datapipe.index.row_groups`, a JSON list of the rows at which row
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -26,17 +25,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.core import arrow_maps, atomic
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
-from datapipe.index.manifest import ShardInfo
+from datapipe.core import atomic
 
 SIDECAR_SUFFIX = ".index.arrow"
 ROW_NBYTES = 32  # least size of a sample: four numbers, and the ends of two texts
-_PREFIX = "datapipe.prefix."
-_ROWS = "datapipe.rows."
-_ROW_GROUPS = "datapipe.index.row_groups"
-_NO_LABEL = -1
-_MAX_NBYTES = 1 << 61  # so that the sum of an offset and a size fits 63 bits
+PREFIX_KEY = "datapipe.prefix."  # keys of the metadata
+ROWS_KEY = "datapipe.rows."
+ROW_GROUPS_KEY = "datapipe.index.row_groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +124,12 @@ class SidecarRows:
             "datapipe.shard": shard_name,
             "datapipe.fields": ",".join(self.field_names),
         }
-        metadata |= {_PREFIX + name: prefix.hex() for name, prefix in self.prefixes.items()}
+        metadata |= {PREFIX_KEY + name: prefix.hex() for name, prefix in self.prefixes.items()}
         for name, found in self.columns.items():
             if found.column is not None:
-                metadata[_ROWS + name] = found.column.encode(errors="surrogateescape")
+                metadata[ROWS_KEY + name] = found.column.encode(errors="surrogateescape")
         if self.row_groups:
-            metadata[_ROW_GROUPS] = json.dumps(self.row_groups)
+            metadata[ROW_GROUPS_KEY] = json.dumps(self.row_groups)
         return pa.table(columns).replace_schema_metadata(metadata)
 
     def _of_extents(self, name: str) -> dict[str, pa.Array]:
@@ -183,167 +178,3 @@ def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
     with atomic.atomic_writer(path) as file:
         file.write(data)
     return hashlib.sha256(data).hexdigest()
-
-
-@functools.lru_cache(maxsize=64)
-def _schema(field_names: tuple[str, ...]) -> pa.Schema:
-    """Return the columns of a sidecar with these fields."""
-    columns = {
-        "id": pa.int64(), "key": pa.binary(), "source": pa.binary(), "label": pa.int64(), "height": pa.int32(),
-        "width": pa.int32(),
-    }  # fmt: skip
-    parts = {"encoding": pa.string(), "offset": pa.int64(), "nbytes": pa.int64(), "crc32c": pa.uint32(), "has_crc": pa.uint8()}
-    for name in field_names:
-        columns |= {f"{name}.{part}": kind for part, kind in parts.items()}
-    return pa.schema(list(columns.items()))
-
-
-class Sidecar:
-    """One opened sidecar. Columns are numpy views of the memory map. Immutable, and so thread-safe.
-
-    `shard`: the manifest's entry of its shard; extents must lie within the shard, and the bytes must have the manifest's hash,
-    so that an opened sidecar gives what was written. Opening reads all of it once, at more than a gigabyte a second. Raises
-    MissingDataError, StorageError or FormatError on opening.
-    """
-
-    __slots__ = (
-        "_buffers", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "row_columns",
-        "row_groups", "widths",
-    )  # fmt: skip
-
-    def __init__(self, path: Path, *, shard: ShardInfo | None = None) -> None:
-        self.path = path
-        data = self._map()
-        if shard is not None and shard.index_sha256 and hashlib.sha256(data).hexdigest() != shard.index_sha256:
-            raise self._error("differs from what was written (sha256)")
-        try:
-            metadata = self._read(data)
-            self._take_metadata(metadata)
-        except arrow_maps.DAMAGE as exc:
-            if isinstance(exc, FormatError):
-                raise
-            raise self._error(f"not an Arrow file, or damaged ({exc})") from exc
-        if shard is not None and self.num_samples != shard.num_samples:
-            raise self._error(f"has {self.num_samples} samples, the manifest says {shard.num_samples}")
-        self._check_values(_MAX_NBYTES if shard is None else shard.nbytes)
-
-    def _map(self) -> pa.Buffer:
-        try:
-            data = arrow_maps.map_file(self.path)
-        except FileNotFoundError as exc:
-            raise MissingDataError(f"{self.path}: index is missing; `datapipe verify` lists everything that is") from exc
-        except OSError as exc:
-            if exc.errno is None:
-                raise self._error(f"cannot be mapped ({exc})") from exc
-            raise StorageError(exc.errno, f"{self.path}: cannot be read ({exc.strerror})") from exc
-        return data
-
-    def _read(self, data: pa.Buffer) -> dict[bytes, bytes]:
-        """Read the columns and return the schema's metadata. Raises FormatError or `arrow_maps.DAMAGE`."""
-        if not arrow_maps.is_file(data):
-            raise self._error("not an Arrow file, or cut off")
-        with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
-            metadata = reader.schema.metadata or {}
-            if metadata.get(b"datapipe.index.sidecar") != b"1":
-                raise self._error("not a datapipe index")
-            self.field_names = tuple(metadata[b"datapipe.fields"].decode().split(","))
-            if not reader.schema.equals(_schema(self.field_names)):
-                raise self._error("its columns are not those of an index")
-            batches = list(reader)
-        if len(batches) > 1:
-            raise self._error(f"has {len(batches)} record batches, but an index has one")
-        for batch in batches:
-            batch.validate(full=True)
-        self.num_samples = sum(batch.num_rows for batch in batches)
-        self._buffers = dict(zip(reader.schema.names, batches[0].columns, strict=True)) if self.num_samples else {}
-        if any(column.null_count for column in self._buffers.values()):
-            raise self._error("has null values")
-        return metadata
-
-    def _take_metadata(self, metadata: dict[bytes, bytes]) -> None:
-        self.ids = self._fixed("id", np.int64)
-        self.labels = self._fixed("label", np.int64)
-        self.heights = self._fixed("height", np.int32)
-        self.widths = self._fixed("width", np.int32)
-        self.prefixes = self._read_prefixes(metadata)
-        self.row_columns = self._read_row_columns(metadata)
-        self.row_groups = self._read_row_groups(metadata)
-
-    def _check_values(self, data_nbytes: int) -> None:
-        """Raise FormatError for values that no valid index has. `data_nbytes`: the size of the shard."""
-        if not self.num_samples:
-            return
-        if int(self.labels.min()) < _NO_LABEL:
-            raise self._error(f"a label is {int(self.labels.min())}, the least is {_NO_LABEL}")
-        for name in self.field_names:
-            offsets, sizes = self.offsets(name), self.nbytes(name)
-            by_rows = name in self.row_columns
-            most = self.num_samples - 1 if by_rows else data_nbytes
-            is_sound = offsets.min() >= 0 and sizes.min() >= 0 and offsets.max() <= most and sizes.max() <= _MAX_NBYTES
-            if not is_sound or (not by_rows and int((offsets + sizes).max()) > data_nbytes):
-                end = "rows" if by_rows else f"{data_nbytes} bytes"
-                raise self._error(f"field {name!r} of a sample reaches beyond the {end} of its shard")
-
-    def _error(self, what: str) -> FormatError:
-        return FormatError(f"{self.path}: {what}; index or convert again")
-
-    def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
-        """Return, by field, bytes that belong before those of every extent; fields without any are left out."""
-        spelled = {name: metadata.get((_PREFIX + name).encode(), b"") for name in self.field_names}
-        try:
-            return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
-        except ValueError as exc:
-            raise self._error(f"a prefix is not hexadecimal ({exc})") from exc
-
-    def _read_row_columns(self, metadata: dict[bytes, bytes]) -> dict[str, str]:
-        """Return, by field that is addressed by rows, its name in the shard."""
-        called = {name: metadata.get((_ROWS + name).encode()) for name in self.field_names}
-        return {name: text.decode(errors="surrogateescape") for name, text in called.items() if text is not None}
-
-    def _read_row_groups(self, metadata: dict[bytes, bytes]) -> NDArray[np.int64]:
-        """Return (g + 1,) rows at which row groups begin, and the number of rows; empty if no field is addressed by them."""
-        try:
-            starts = np.array(json.loads(metadata.get(_ROW_GROUPS.encode(), b"[]")), np.int64)
-        except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise self._error(f"row groups are not a list of rows ({exc})") from exc
-        is_sound = starts.ndim == 1 and (len(starts) > 1 or not self.row_columns)
-        if not is_sound or (len(starts) and (starts[0] or starts[-1] != self.num_samples or (np.diff(starts) < 0).any())):
-            raise self._error(f"row groups do not cover its {self.num_samples} samples")
-        return starts
-
-    def _fixed(self, name: str, dtype: type) -> NDArray[Any]:
-        if not self.num_samples:
-            return np.empty(0, dtype)
-        column = self._buffers[name]
-        values: NDArray[Any] = np.frombuffer(
-            column.buffers()[1], dtype, self.num_samples, column.offset * np.dtype(dtype).itemsize
-        )
-        return values
-
-    def offsets(self, name: str) -> NDArray[np.int64]:
-        """Return (n,) bytes from the start of the shard, or rows if `row_columns` has the field."""
-        return self._fixed(f"{name}.offset", np.int64)
-
-    def nbytes(self, name: str) -> NDArray[np.int64]:
-        """Return (n,) sizes in bytes; approximate ones if `row_columns` has the field."""
-        return self._fixed(f"{name}.nbytes", np.int64)
-
-    def crc32c(self, name: str) -> NDArray[np.uint32]:
-        """Return (n,) checksums, valid where `has_crc` is 1."""
-        return self._fixed(f"{name}.crc32c", np.uint32)
-
-    def has_crc(self, name: str) -> NDArray[np.uint8]:
-        """Return (n,) 1 if the checksum was computed."""
-        return self._fixed(f"{name}.has_crc", np.uint8)
-
-    def encoding(self, name: str, row: int) -> str:
-        """Return the encoding of a sample's field; "" if unknown."""
-        return str(self._buffers[f"{name}.encoding"][row].as_py())
-
-    def key(self, row: int) -> bytes:
-        """Return the key of a sample."""
-        return bytes(self._buffers["key"][row].as_py())
-
-    def source(self, row: int) -> bytes:
-        """Return the source file of a sample, relative, as the file system spells it."""
-        return bytes(self._buffers["source"][row].as_py())

@@ -43,10 +43,15 @@ class ListedObject:
 def list_objects(location: Location) -> list[ListedObject]:
     """Return the objects directly under a prefix, by name. Raises StorageError, and OptionError where the store cannot list."""
     refuse_unlistable(location)
+    found, prefix = _directly_under(location)
+    return sorted((_listed_object(meta, prefix) for meta in found["objects"]), key=lambda one: one.name.encode())
+
+
+def _directly_under(location: Location) -> tuple[Any, str]:
+    """Return what the store lists directly under a prefix, and what its keys begin with."""
     requests().check_process()
     prefix = f"{location.key}/" if location.key else ""
-    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
-    return sorted((listed_object(meta, prefix) for meta in found["objects"]), key=lambda one: one.name.encode())
+    return retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S), prefix
 
 
 def object_facts(location: Location, *, timeout_s: float = OPEN_TIMEOUT_S) -> ListedObject:
@@ -56,7 +61,7 @@ def object_facts(location: Location, *, timeout_s: float = OPEN_TIMEOUT_S) -> Li
     return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 
-def listed_object(meta: Any, prefix: str) -> ListedObject:
+def _listed_object(meta: Any, prefix: str) -> ListedObject:
     """Return an object of a listing, named below `prefix`; its etag is quoted as in the answers to other requests."""
     etag = meta["e_tag"]
     if etag is not None and not etag.startswith(('"', "W/")):  # Azure's listings leave the quotes out
@@ -77,9 +82,7 @@ def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
     """
     if location.scheme in ("http", "https", "hf"):
         return []
-    requests().check_process()
-    prefix = f"{location.key}/" if location.key else ""
-    found = retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S)
+    found, prefix = _directly_under(location)
     names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]
     names += [meta["path"].removeprefix(prefix) for meta in found["objects"]]
     return sorted(names)[:at_most]
@@ -106,7 +109,7 @@ def list_below(location: Location) -> Generator[list[ListedObject]]:
             options: dict[str, Any] = {} if last is None else {"offset": last}
             for page in open_store(location).list(prefix, chunk_size=_PAGE, **options):
                 if page:
-                    yield [listed_object(meta, prefix) for meta in page]
+                    yield [_listed_object(meta, prefix) for meta in page]
                     last = page[-1]["path"]
                     attempts.succeeded()
             return

@@ -234,16 +234,18 @@ def test_what_all_samples_have_is_a_field(tmp_path: Path) -> None:
     assert [spec.name for spec in fields][:2] == ["image", "label"]
     assert (rows.lacking, rows.unread) == ({}, {})
     for contents, name, _ in FURTHER.values():
-        for extent in rows.extents[name]:
-            assert data[extent.offset : extent.offset + extent.nbytes] == contents
+        column = rows.columns[name]
+        assert [data[start : start + nbytes] for start, nbytes in zip(column.offset, column.nbytes, strict=True)] == [
+            contents
+        ] * 3
 
 
 def test_one_field_may_have_several_suffixes(tmp_path: Path) -> None:
     members = [("a.jpg", IMAGE), ("a.depth.png", b"1"), ("b.png", IMAGE), ("b.depth.jpg", b"22"), ("c.image.jpg", IMAGE)]
     rows, fields = index_shard(shard(tmp_path, tar(*members, ("c.depth.png", b"333"))))
     assert [spec.name for spec in fields] == ["image", "depth"]
-    assert [extent.nbytes for extent in rows.extents["depth"]] == [1, 2, 3]
-    assert [extent.nbytes for extent in rows.extents["image"]] == [len(IMAGE)] * 3
+    assert rows.columns["depth"].nbytes.tolist() == [1, 2, 3]
+    assert rows.columns["image"].nbytes.tolist() == [len(IMAGE)] * 3
 
 
 def test_members_that_would_be_one_field_keep_their_suffixes(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_second_image_of_some_samples(tmp_path: Path) -> None:
     """The first suffix in order of preference is the image; the others become fields if all samples have them."""
     rows, fields = index_shard(shard(tmp_path, tar(("a.png", b"1"), ("a.jpg", IMAGE), ("b.png", b"22"))))
     assert [spec.name for spec in fields] == ["image"]
-    assert [extent.nbytes for extent in rows.extents["image"]] == [len(IMAGE), 2]
+    assert rows.columns["image"].nbytes.tolist() == [len(IMAGE), 2]
     assert rows.lacking == {"png": 1}
 
 

@@ -141,7 +141,7 @@ def test_frames_are_those_of_another_writer(tmp_path: Path) -> None:
     assert theirs == b"".join(frames(theirs[start + 12 : start + nbytes - 4]) for start, nbytes in found)
     rows, _ = index_shard(tmp_path / "theirs")
     assert rows.labels == [0, 1, 2]
-    assert [theirs[extent.offset : extent.offset + extent.nbytes] for extent in rows.extents["image"]] == images
+    assert [value_in(tmp_path / "theirs", rows, "image", row) for row in range(3)] == images
 
 
 def test_masks() -> None:
@@ -176,10 +176,9 @@ def test_features_are_found(features: dict[str, Any], image: bytes, label: int |
     assert len(rows) == 2
     assert [field.name for field in fields][: 1 if label is None else 2] == (["image"] if label is None else ["image", "label"])
     assert rows.labels == [-1 if label is None else label] * 2
-    for extent in rows.extents["image"]:
-        assert path.read_bytes()[extent.offset : extent.offset + extent.nbytes] == image
-    for extent in rows.extents.get("label", []):
-        assert path.read_bytes()[extent.offset : extent.offset + extent.nbytes] == encode_int(label or 0)
+    for row in range(2):
+        assert value_in(path, rows, "image", row) == image
+        assert label is None or value_in(path, rows, "label", row) == encode_int(label)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +233,8 @@ def test_samples_are_called_by_what_names_them(name: str, tmp_path: Path) -> Non
 
 def value_in(path: Path, rows: SidecarRows, name: str, row: int) -> bytes:
     """The bytes as they are read: after the prefix."""
-    extent = rows.extents[name][row]
-    return rows.prefixes.get(name, b"") + path.read_bytes()[extent.offset : extent.offset + extent.nbytes]
+    column = rows.columns[name]
+    return rows.prefixes.get(name, b"") + path.read_bytes()[column.offset[row] : column.offset[row] + column.nbytes[row]]
 
 
 def test_further_features_are_fields(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from converters.writers import TARGETS
 from datapipe.cli.main import main
 from datapipe.core.errors import FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import read_manifest
-from datapipe.index.sidecar import Sidecar
+from datapipe.index.open_sidecars import Sidecar
 
 pytestmark = pytest.mark.slow
 

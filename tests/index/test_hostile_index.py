@@ -20,8 +20,9 @@ from datapipe.containers.arrow import index_shard
 from datapipe.core import arrow_maps
 from datapipe.core.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, FieldExtent, Sidecar, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, FieldExtent, SidecarRows, write_sidecar
 
 NBYTES = 1000  # of the shard
 

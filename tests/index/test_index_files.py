@@ -29,8 +29,9 @@ from datapipe.index.manifest import (
     refuse_unfinished,
     write_manifest,
 )
+from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, Sidecar, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 from datapipe.order.sample_order import Permutation
 
 FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
@@ -133,7 +134,8 @@ def test_pandas_is_left_alone(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, TARGETS, StoredField, StoredSample
-from datapipe.index.sidecar import Sidecar, write_sidecar
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sidecar import write_sidecar
 assert Sidecar(Path({str(tmp_path / "x.index.arrow")!r})).offsets("image").tolist() == [5000, 3000]
 for name, target in TARGETS.items():
     writer = target.open_shard(Path({str(tmp_path)!r}) / name, fields=(IMAGE_FIELD, LABEL_FIELD), classes=("a",))

@@ -20,8 +20,9 @@ from datapipe.index import open_sidecars as index_module
 from datapipe.index.concat import select
 from datapipe.index.entries import RowGroup
 from datapipe.index.manifest import Manifest, ShardInfo
+from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, Sidecar, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, SidecarRows, write_sidecar
 
 COLUMN = "pictures.byt\udcff"  # a name that is not UTF-8
 

@@ -19,7 +19,8 @@ from datapipe.core.errors import FormatError, IntegrityError
 from datapipe.fetch.cache.locations import open_on_disk
 from datapipe.fetch.cache.store import Kept, Store
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
-from datapipe.index.sidecar import SIDECAR_SUFFIX, Sidecar
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX
 
 STAMP = 7
 

@@ -40,8 +40,8 @@ from datapipe.core.errors import DatapipeError, MissingDataError, StorageError, 
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import select
 from datapipe.index.manifest import BUILDING_NAME
+from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import Sidecar
 
 
 def copy_folder(source: Path, destination: Path) -> Path:
