@@ -8,10 +8,11 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
-from datapipe.core.errors import FormatError, StorageError
+from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 ROWS_PER_SIDECAR = 1 << 16
+FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
 
 
 def refuse_several_sets(root: Path) -> None:
@@ -22,33 +23,29 @@ def refuse_several_sets(root: Path) -> None:
         raise FormatError(f"{root}: holds {len(sets)} datasets ({', '.join(names)}); open one, e.g. {root / names[0]}")
 
 
-def class_names(root: Path) -> list[str]:
-    """Return class names in label order."""
-    return [os.fsdecode(name) for name in list_classes(root)]
-
-
 def index_folder(root: Path, notes: ScanNotes) -> Iterator[SidecarRows]:
     """List the folder. Yields sidecar rows of up to ROWS_PER_SIDECAR samples, in the order of ids.
 
     `notes` receives the directories that were read.
 
     Files are not opened, so sizes and checksums are unknown and extents are whole files. Raises
-    MissingDataError or StorageError if a directory cannot be read.
+    MissingDataError if there is no image, or StorageError if a directory cannot be read.
     """
-    rows, number = SidecarRows(("image",)), 0
-    for label, name in enumerate(list_classes(root)):
+    names = list_classes(root)
+    classes = tuple(map(os.fsdecode, names))
+    rows, number = SidecarRows(("image",), classes=classes), 0
+    for label, name in enumerate(names):
         for file in _sorted_class(root, name, notes):
             extent = FieldExtent("", 0, file.nbytes, None)
             rows.append(id=number, key=file.source, source=file.source, label=label, size=(0, 0), extents={"image": extent})
             number += 1
             if len(rows) == ROWS_PER_SIDECAR:
                 yield rows
-                rows = SidecarRows(("image",))
-    if len(rows) or not number:
+                rows = SidecarRows(("image",), classes=classes)
+    if not number:
+        raise MissingDataError(f"{root}: no images in its class folders; check the path")
+    if len(rows):
         yield rows
-
-
-FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
 
 
 def directory_times(root: Path, notes: ScanNotes) -> dict[str, int]:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,87 +146,59 @@ def _make_index(data: ForeignSet, home: Path) -> None:
     if data.container == "folder":
         folder.refuse_several_sets(data.directory)
         notes = ScanNotes()
-        shards = _index_folder(data, home, notes)
+        parts = enumerate(_progress(folder.index_folder(data.directory, notes), data, total=None))
+        scanned = (
+            ScannedShard(f"part-{number:05d}", data.where, rows, folder.FIELDS, sum(one.nbytes for one in rows.extents["image"]))
+            for number, rows in parts
+        )
+        write_index(home, "folder", scanned, where=data.where)
         if notes.loops:
             logger.warning("%s: %s", data.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
-        classes = tuple(folder.class_names(data.directory))
-        if not sum(shard.num_samples for shard in shards):
-            raise MissingDataError(f"{data.where}: no images in its class folders; check the path")
-        write_manifest(home, _manifest(data.container, folder.FIELDS, shards, classes))
         write_stamp(home, {"directories": folder.directory_times(data.directory, notes)})
         return
     stats, index_shard = _shard_stats(data), scanner_of(data.container)
-    names = _progress(data.names, data, total=len(data.names))
-    scanned = ((name, str(data.directory / name), *index_shard(data.directory / name)) for name in names)
-    write_index(
-        home, data.container, scanned, where=data.where, sizes={name: (size, time) for name, (size, time) in stats.items()}
-    )
+    paths = ((name, data.directory / name) for name in _progress(data.names, data, total=len(data.names)))
+    scanned = (ScannedShard(name, str(path), *index_shard(path), *stats[name]) for name, path in paths)
+    write_index(home, data.container, scanned, where=data.where)
     write_stamp(home, {"shards": stats})
 
 
-def _manifest(
-    container: str, fields: tuple[FieldSpec, ...], shards: list[ShardInfo], classes: tuple[str, ...] | None
-) -> Manifest:
-    return Manifest(
-        container=container,
-        fields=fields,
-        shards=tuple(shards),
-        classes=classes,
-        class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
-    )
+@dataclass(frozen=True, slots=True)
+class ScannedShard:
+    """A shard that was indexed."""
+
+    name: str
+    path: str  # or its URL
+    rows: SidecarRows
+    fields: tuple[FieldSpec, ...]
+    nbytes: int
+    mtime_ns: int = 0
 
 
-def _index_folder(data: ForeignSet, home: Path, notes: ScanNotes) -> list[ShardInfo]:
-    shards: list[ShardInfo] = []
-    first = 0
-    for number, rows in enumerate(_progress(folder.index_folder(data.directory, notes), data, total=None)):
-        name = f"part-{number:05d}"
-        digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
-        nbytes = sum(extent.nbytes for extent in rows.extents["image"])
-        shards.append(
-            ShardInfo(name=name, num_samples=len(rows), nbytes=nbytes, first_slot=first, num_slots=len(rows), index_sha256=digest)
-        )
-        first += len(rows)
-    return shards
-
-
-def write_index(
-    home: Path,
-    container: str,
-    scanned: Iterable[tuple[str, str, SidecarRows, tuple[FieldSpec, ...]]],
-    *,
-    where: str,
-    sizes: Mapping[str, tuple[int, int]],
-) -> None:
-    """Write the sidecar of every shard, and the manifest.
-
-    `scanned`: name, path or URL, rows and fields of each, in order. `sizes`: bytes and modification time (ns) by name.
-    """
+def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, where: str) -> None:
+    """Write the sidecar of every shard, in order, and the manifest."""
     shards: list[ShardInfo] = []
     fields = CommonFields()
     classes: tuple[str, ...] | None = None
     first = 0
-    for name, path, rows, found in scanned:
-        fields.add(rows, found, path)
-        if shards and rows.classes != classes:
-            raise FormatError(f"{path}: names other classes than the shards before it; open them separately")
-        classes = rows.classes
-        digest = write_sidecar(home / (name + SIDECAR_SUFFIX), rows, name)
-        nbytes, mtime_ns = sizes[name]
-        shards.append(
-            ShardInfo(
-                name=name,
-                num_samples=len(rows),
-                nbytes=nbytes,
-                first_slot=first,
-                num_slots=len(rows),
-                index_sha256=digest,
-                mtime_ns=mtime_ns,
-            )
-        )
-        first += len(rows)
+    for one in scanned:
+        num = len(one.rows)
+        fields.add(one.rows, one.fields, one.path)
+        if shards and one.rows.classes != classes:
+            raise FormatError(f"{one.path}: names other classes than the shards before it; open them separately")
+        classes = one.rows.classes
+        digest = write_sidecar(home / (one.name + SIDECAR_SUFFIX), one.rows, one.name)
+        shards.append(ShardInfo(one.name, num, one.nbytes, first, num, index_sha256=digest, mtime_ns=one.mtime_ns))
+        first += num
     fields.say_what_is_left_out(where)
-    write_manifest(home, _manifest(container, fields.fields(), shards, classes))
+    manifest = Manifest(
+        container=container,
+        fields=fields.fields(),
+        shards=tuple(shards),
+        classes=classes,
+        class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
+    )
+    write_manifest(home, manifest)
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datapipe.containers.foreign import index_stamp, write_index, write_stamp
+from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, grouped, refuse_several_sets, scanner_of
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
@@ -167,17 +167,12 @@ def _home(listing: ShardListing) -> Path:
 def _make_index(listing: ShardListing, home: Path, facts: dict[str, Any]) -> None:
     """Look through several shards at once, and write the index in their order."""
     index_shard = scanner_of(listing.container)
-    urls = {one.name: str(listing.location / one.name) for one in listing.objects}
+    urls = [str(listing.location / one.name) for one in listing.objects]
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
-        scanned = pool.map(index_shard, urls.values())
-        write_index(
-            home,
-            listing.container,
-            ((name, url, *found) for (name, url), found in zip(urls.items(), scanned, strict=True)),
-            where=str(listing.location),
-            sizes={one.name: (one.nbytes, 0) for one in listing.objects},
-        )
+        found = zip(listing.objects, urls, pool.map(index_shard, urls), strict=True)
+        scanned = (ScannedShard(one.name, url, *indexed, one.nbytes) for one, url, indexed in found)
+        write_index(home, listing.container, scanned, where=str(listing.location))
     finally:
         pool.shutdown(cancel_futures=True)
     write_stamp(home, {"objects": facts})
