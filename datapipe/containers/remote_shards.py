@@ -21,7 +21,7 @@ from datapipe.containers.formats import container_of, grouped, refuse_several_se
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
-from datapipe.index.remote_set import RemoteShards, nothing_there
+from datapipe.index.remote_set import RemoteSet, nothing_there
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
@@ -98,7 +98,7 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
             if index_stamp(home).get("objects") != facts:
                 _make_index(listing, home, facts)
     manifest = read_manifest(home)
-    remote = RemoteShards(listing.location, {name: one.etag for name, one in objects.items()})
+    remote = RemoteSet(listing.location, home, {name: one.etag for name, one in objects.items()})
     return SampleIndex(manifest, data_directory=home / "shards", sidecar_directory=home, remote=remote)
 
 

@@ -14,7 +14,7 @@ from datapipe.fetch.shard_cache.directory import open_cache_directory
 from datapipe.index.concat import AnyIndex, wholes
 from datapipe.index.entries import Extents
 from datapipe.index.manifest import ShardInfo
-from datapipe.index.remote_set import ConvertedSet, RemoteShards
+from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.random_access import pin_object
 from datapipe.stores.settings import Remote
@@ -64,7 +64,7 @@ def can_keep_shards(index: AnyIndex) -> bool:
     return all(_cached(remote, shard) is not None for remote, shard in _remote_shards(index))
 
 
-def _remote_shards(index: AnyIndex) -> Iterator[tuple[ConvertedSet | RemoteShards, ShardInfo]]:
+def _remote_shards(index: AnyIndex) -> Iterator[tuple[RemoteSet, ShardInfo]]:
     for part in wholes(index):
         if isinstance(part, SampleIndex) and part.remote is not None:
             yield from ((part.remote, shard) for shard in part.manifest.shards)
@@ -78,7 +78,7 @@ def _open_cache(index: AnyIndex, settings: Remote) -> ShardCache | None:
     return ShardCache(open_cache_directory(settings.cache_path, settings.cache_nbytes), shards)
 
 
-def _cached(remote: ConvertedSet | RemoteShards, shard: ShardInfo) -> CachedShard | None:
+def _cached(remote: RemoteSet, shard: ShardInfo) -> CachedShard | None:
     location, etag = remote.location / shard.name, remote.etag_of(shard.name)
     if shard.sha256:
         return CachedShard.converted(location, shard.sha256, shard.nbytes)

@@ -19,7 +19,7 @@ from datapipe.core import arrow_maps
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.regular_files import path_inside
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from datapipe.index.remote_set import ConvertedSet, RemoteShards
+from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sidecar import PREFIX_KEY, ROW_GROUPS_KEY, ROW_NBYTES, ROWS_KEY, SIDECAR_SUFFIX
 from datapipe.stores.pending import waiting
 
@@ -195,9 +195,7 @@ class Sidecar:
 class OpenSidecars:
     """The sidecars of an index by shard number, opened when first needed; the least recently used are closed."""
 
-    def __init__(
-        self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | RemoteShards | None
-    ) -> None:
+    def __init__(self, manifest: Manifest, *, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None) -> None:
         self._manifest = manifest
         self._data, self._directory = str(data_directory), str(sidecar_directory)
         self._named_in = os.path.join(self._directory, MANIFEST_NAME)

@@ -1,4 +1,4 @@
-"""Open a converted dataset in a store: its manifest, and a local copy of its sidecars, each fetched when first needed."""
+"""Open a dataset in a store: its manifest, and local sidecars, those of a converted one fetched when first needed."""
 
 from __future__ import annotations
 
@@ -21,50 +21,28 @@ _AT_ONCE = 128  # sidecars whose bytes are held in memory
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteShards:
-    """Shards of others in a store, whose index is kept locally. Pickles; holds no credentials."""
+class RemoteSet:
+    """A dataset in a store, and the local place of its index. Pickles; holds no credentials."""
 
-    location: Location  # of their prefix
-    etags: dict[str, str | None]  # by shard, when it was indexed
+    location: Location  # of the shards' prefix
+    copies: Path  # directory of the sidecars: those that were fetched, or were made here
+    etags: dict[str, str | None] | None = None  # by shard of others, when it was indexed; None: checksums identify shards
 
     def shard_url(self, name: str) -> str:
         return str(self.location / name)
 
     def etag_of(self, name: str) -> str | None:
-        """The etag that a shard must have."""
-        return self.etags.get(name)
+        """Return the etag that a shard must have; None if it is identified by its checksum."""
+        return None if self.etags is None else self.etags.get(name)
 
     def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
-        """Nothing: the index was made here."""
-
-    def fetch_again(self, shard: ShardInfo) -> None:
-        """Raise FormatError: a sidecar that was made here is damaged, and the store has none."""
-        raise FormatError(
-            f"{self.location / shard.name}: its index is damaged; remove ~/.cache/datapipe/index, and it is made again"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedSet:
-    """The location of a converted dataset in a store, and of the local copy of its index. Pickles; holds no credentials."""
-
-    location: Location
-    copies: Path  # directory of the sidecars that were fetched
-
-    def shard_url(self, name: str) -> str:
-        """Return the URL of a shard."""
-        return str(self.location / name)
-
-    def etag_of(self, name: str) -> str | None:
-        """None: checksums say whether a shard is the one that was written."""
-        return None
-
-    def fetch_sidecars(self, shards: Iterable[ShardInfo]) -> None:
-        """Fetch the sidecars of these shards that were not fetched before, several at once.
+        """Fetch the sidecars of these shards that were not fetched before, several at once; those of others were made here.
 
         Raises MissingDataError, StorageError, and FormatError if a sidecar differs from the manifest: the dataset was
         replaced since it was opened.
         """
+        if self.etags is not None:
+            return
         missing = [shard for shard in shards if not (self.copies / (shard.name + SIDECAR_SUFFIX)).exists()]
         for first in range(0, len(missing), _AT_ONCE):
             some = missing[first : first + _AT_ONCE]
@@ -75,7 +53,11 @@ class ConvertedSet:
                 self._keep(shard, data)
 
     def fetch_again(self, shard: ShardInfo) -> None:
-        """Fetch again a sidecar whose local copy is damaged. Raises as `fetch_sidecars`."""
+        """Fetch again a sidecar whose local copy is damaged. Raises as `fetch_sidecars`, and FormatError if it was made here."""
+        if self.etags is not None:
+            raise FormatError(
+                f"{self.location / shard.name}: its index is damaged; remove ~/.cache/datapipe/index, and it is made again"
+            )
         with contextlib.suppress(FileNotFoundError):
             (self.copies / (shard.name + SIDECAR_SUFFIX)).unlink()
         self.fetch_sidecars([shard])
@@ -114,7 +96,7 @@ def read_manifest_text(location: Location) -> bytes | None:
         return None
 
 
-def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, ConvertedSet]:
+def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, RemoteSet]:
     """Open a converted dataset in a store. `text`: its manifest, if that has been read.
 
     Raises MissingDataError if there is none, StorageError if it cannot be read, FormatError if it is damaged.
@@ -128,7 +110,7 @@ def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, C
         raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
     name = hashlib.sha256(f"{location}\n".encode() + text).hexdigest()[:24]
     copies = index_directory(REMOTE_INDEXES, name)
-    return manifest, ConvertedSet(location, copies)
+    return manifest, RemoteSet(location, copies)
 
 
 def nothing_there(location: Location) -> MissingDataError:

@@ -19,7 +19,7 @@ from datapipe.core.regular_files import path_inside
 from datapipe.index.entries import CONTAINERS, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars, Sidecar
-from datapipe.index.remote_set import ConvertedSet, RemoteShards
+from datapipe.index.remote_set import RemoteSet
 from datapipe.order.sample_order import Permutation
 
 
@@ -37,7 +37,7 @@ class SampleIndex:
         *,
         data_directory: Path,
         sidecar_directory: Path,
-        remote: ConvertedSet | RemoteShards | None = None,
+        remote: RemoteSet | None = None,
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
@@ -244,7 +244,5 @@ class SampleIndex:
         return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has checked links
 
 
-def _restore(
-    manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: ConvertedSet | RemoteShards | None
-) -> SampleIndex:
+def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None) -> SampleIndex:
     return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote)

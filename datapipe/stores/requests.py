@@ -16,7 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
@@ -31,23 +30,11 @@ if TYPE_CHECKING:
 _TICK_S = 0.25
 
 
-@dataclass(slots=True)
-class RequestCounts:
-    """Totals of a process's requests."""
-
-    requests: int = 0  # attempts
-    nbytes: int = 0  # of complete bodies
-    retries: int = 0
-    hedges: int = 0
-    throttled: int = 0
-
-
 class Requests:
     """Makes requests in a thread of its own. Thread-safe. Does not survive a fork."""
 
     def __init__(self) -> None:
         self.window = RequestWindow()
-        self.counts = RequestCounts()
         self.timeout_s = TIMEOUT_S
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
@@ -153,13 +140,11 @@ class Requests:
                 except BaseException as exc:
                     failure = examine(exc, pending.object.location)
                     if failure.kind is Cause.THROTTLED:
-                        self.counts.throttled += 1
                         self.window.throttled()
                     elapsed_s = time.monotonic() - begun_s
                     if not failure.may_pass or elapsed_s >= timeout_s:
                         pending.fail(await self._error(failure, pending, elapsed_s))
                         return
-                    self.counts.retries += 1
                     await asyncio.sleep(min(pause_s(pending.attempts), timeout_s - elapsed_s))
                     pending.attempts += 1
                     pending.started_s = time.monotonic()
@@ -183,10 +168,9 @@ class Requests:
         """
         target = pending.object
         store = open_store(target.location)
-        self.counts.requests += 1
         if pending.has_checksum and pending.end is not None and target.nbytes >= 0:
             data = bytes(await store.get_range_async(target.location.key, start=pending.start, end=pending.end))
-            return self._complete(data, pending.nbytes, target.nbytes)
+            return _checked(data, pending.nbytes, target.nbytes)
         options: GetOptions = {}
         if pending.end is not None:
             options["range"] = (pending.start, pending.end)
@@ -200,14 +184,7 @@ class Requests:
             target.etag, target.nbytes = meta["e_tag"], meta["size"]
         elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # checked here too, for servers that ignore If-Match
             raise ChangedError
-        return self._complete(data, meta["size"] if pending.end is None else pending.nbytes, meta["size"])
-
-    def _complete(self, data: bytes, wanted: int, object_nbytes: int) -> bytes:
-        """Return the body if it has as many bytes as wanted. Raises WholeObjectError or ShortBodyError."""
-        if len(data) != wanted:
-            raise (WholeObjectError if len(data) == object_nbytes else ShortBodyError)(f"{len(data)} of {wanted} bytes")
-        self.counts.nbytes += len(data)
-        return data
+        return _checked(data, meta["size"] if pending.end is None else pending.nbytes, meta["size"])
 
     async def _error(self, failure: Failure, pending: PendingBytes, elapsed_s: float) -> BaseException:
         location = pending.object.location
@@ -233,7 +210,6 @@ class Requests:
         for pending in list(self._under_way):
             if not pending.is_hedged and now_s - pending.started_s > self.window.hedge_after_s:
                 pending.is_hedged = True
-                self.counts.hedges += 1
                 task = self._loop.create_task(self._hedge(pending))
                 self._hedges.add(task)
                 task.add_done_callback(self._hedges.discard)
@@ -248,6 +224,13 @@ class Requests:
             pending.finish(data)
             if pending.task is not None:
                 pending.task.cancel()
+
+
+def _checked(data: bytes, wanted: int, object_nbytes: int) -> bytes:
+    """Return the body if it has as many bytes as wanted. Raises WholeObjectError or ShortBodyError."""
+    if len(data) != wanted:
+        raise (WholeObjectError if len(data) == object_nbytes else ShortBodyError)(f"{len(data)} of {wanted} bytes")
+    return data
 
 
 _shared: Requests | None = None
