@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datapipe.core.errors import MissingDataError, StorageError
-from datapipe.core.regular_files import is_within
+from datapipe.core.regular_files import file_type, is_within
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
@@ -224,7 +224,7 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
         reason = "dangling symbolic link" if entry.is_symlink() else f"cannot be examined: {exc.strerror}"
         return ListedFile(class_name, directory, entry.name, 0, 0, reason)
     if not stat.S_ISREG(status.st_mode):
-        problem = f"not a regular file but a {_file_type(status.st_mode)}"
+        problem = f"not a regular file but a {file_type(status.st_mode)}"
     elif entry.is_symlink():
         target = os.path.realpath(entry.path)
         if not is_within(target, top):
@@ -237,14 +237,6 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
 def _leads_out(target: bytes) -> str:
     shown = target.decode(errors="backslashreplace")
     return f"symbolic link leads out of the source, to {shown}; copy or bind-mount its target"
-
-
-def _file_type(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "named pipe"
-    if stat.S_ISSOCK(mode):
-        return "socket"
-    return "device"
 
 
 def _has_folders(path: bytes) -> bool:

@@ -80,6 +80,11 @@ def refuse_irregular(path: AnyPath) -> None:
         _refuse_irregular(os.stat(path), path)
 
 
+def file_type(mode: int) -> str:
+    """Return what a path that is no regular file is, in words."""
+    return _TYPES.get(stat.S_IFMT(mode), "special file")
+
+
 def path_inside(root: str, name: str, *, named_in: AnyPath, follows: bool = False) -> str:
     """Return the path of `name` under `root`, where `name` was read from the file `named_in`.
 
@@ -124,5 +129,6 @@ def _refuse_leading_out(root: str, path: str, parts: list[str], named_in: AnyPat
 
 def _refuse_irregular(status: os.stat_result, path: AnyPath) -> None:
     if not stat.S_ISREG(status.st_mode):
-        found = _TYPES.get(stat.S_IFMT(status.st_mode), "special file")
-        raise FormatError(f"{os.fsdecode(path)}: a {found}, not a regular file; remove it, or put the file in its place")
+        raise FormatError(
+            f"{os.fsdecode(path)}: a {file_type(status.st_mode)}, not a regular file; remove it, or put the file in its place"
+        )

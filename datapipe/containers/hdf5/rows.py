@@ -24,7 +24,7 @@ DAMAGE = (FormatError, *H5PY_ERRORS)
 
 
 class ArrayRows:
-    """Rows of a dataset of numbers or strings, as h5py gives them; see `row_groups.Rows`."""
+    """Rows of a dataset of numbers or strings, as h5py gives them; see `index.entries.Rows`."""
 
     __slots__ = ("_values", "nbytes")
 

@@ -30,6 +30,13 @@ from datapipe.index.entries import RowGroup
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
+CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # those that pyarrow decompresses
+NUMBER_NBYTES = 16  # per row that a page of numbers may take, with the overhead of its encoding
+_PAGE_SLACK = 1 << 16
+_MAX_PAGE = 1 << 26  # bytes accepted in any page; larger ones must not be compressed smaller than codecs can make them
+_MAX_RATIO = 1100  # deflate's
+_MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of the file
+_VALUES_PER_BYTE = 64
 _MAX_FOOTERS = 64  # kept parsed
 
 
@@ -41,7 +48,7 @@ DAMAGE = (DamagedError, NoFieldError, *PYARROW_ERRORS)
 
 
 class ColumnRows:
-    """The values of a column, as Arrow has them; see `row_groups.Rows`."""
+    """The values of a column, as Arrow has them; see `index.entries.Rows`."""
 
     __slots__ = ("_ends", "_form", "_pieces", "nbytes")
 
@@ -162,15 +169,6 @@ def _remote_footer(url: str, etag: str | None, nbytes: int) -> Footer:
     return read_footer(RemoteBytes(url))
 
 
-CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # those that pyarrow decompresses
-NUMBER_NBYTES = 16  # per row that a page of numbers may take, with the overhead of its encoding
-_PAGE_SLACK = 1 << 16
-_MAX_PAGE = 1 << 26  # bytes accepted in any page; larger ones must not be compressed smaller than codecs can make them
-_MAX_RATIO = 1100  # deflate's
-_MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of the file
-_VALUES_PER_BYTE = 64
-
-
 def is_believable(footer: Footer, column: SchemaLeaf, data: ByteSource, *, value_nbytes: int) -> bool:
     """Return True if no page of the column claims to be larger than its rows make plausible. Raises DamagedError."""
     return all(
@@ -198,7 +196,7 @@ def page_nbytes(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbyt
 def read_numbers(path: str | Path, column: SchemaLeaf) -> list[int | None]:
     """Return a top-level column of integers, null as None. Raises PYARROW_ERRORS."""
     values: list[int | None] = []
-    with opened_for_library(path) as name, pq.ParquetFile(name, pre_buffer=False) as file:
+    with open_column(str(path), [column]) as file:
         for number in range(file.num_row_groups):
             table = file.read_row_group(number, columns=[column.path], use_threads=False)
             values += table.column(0).cast(pa.int64()).to_pylist()
@@ -208,10 +206,10 @@ def read_numbers(path: str | Path, column: SchemaLeaf) -> list[int | None]:
 def read_names(path: str | Path, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
     """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises PYARROW_ERRORS.
 
-    Strings are read as dictionaries, so that a long string that repeats costs no memory before it is detected.
+    A long string that repeats costs no memory before it is detected.
     """
     values: list[bytes | None] = []
-    with opened_for_library(path) as name, pq.ParquetFile(name, read_dictionary=[column.path], pre_buffer=False) as file:
+    with open_column(str(path), [column]) as file:
         for number in range(file.num_row_groups):
             found = file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
             while pa.types.is_struct(found.type):

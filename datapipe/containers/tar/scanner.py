@@ -8,6 +8,8 @@ field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) a
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,30 +175,22 @@ def _labels(texts: list[bytes], column: FieldExtents, keys: list[bytes], where: 
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
-    """Yield consecutive members with one key."""
+    """Yield the key of each sample, and its members by suffix: consecutive members with one key."""
     done: set[bytes] = set()
-    current: bytes | None = None
-    fields: dict[str, Member] = {}
-    for member in members:
-        split = split_name(member.name)
-        if split is None:
-            continue
-        key, suffix = split
-        if key != current:
-            if current is not None:
-                done.add(current)
-                yield current, fields
-            if key in done:
-                raise FormatError(
-                    f"{where}: the members of sample {key.decode(errors='replace')!r} are not consecutive; "
-                    "readers would take it for two samples: sort the members by name, or convert again"
-                )
-            current, fields = key, {}
-        if suffix in fields:
-            raise FormatError(f"{where}: sample {key.decode(errors='replace')!r} has two fields {suffix!r}; convert again")
-        fields[suffix] = member
-    if current is not None:
-        yield current, fields
+    named = ((*split, member) for member in members if (split := split_name(member.name)) is not None)
+    for key, group in itertools.groupby(named, key=operator.itemgetter(0)):
+        if key in done:
+            raise FormatError(
+                f"{where}: the members of sample {key.decode(errors='replace')!r} are not consecutive; "
+                "readers would take it for two samples: sort the members by name, or convert again"
+            )
+        done.add(key)
+        fields: dict[str, Member] = {}
+        for _, suffix, member in group:
+            if suffix in fields:
+                raise FormatError(f"{where}: sample {key.decode(errors='replace')!r} has two fields {suffix!r}; convert again")
+            fields[suffix] = member
+        yield key, fields
 
 
 def _parse_label(text: bytes, where: str, name: str) -> int:
