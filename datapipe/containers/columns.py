@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.core.errors import FormatError
-from datapipe.core.printable import get_logger
+from datapipe.core.printable import get_logger, listed
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _ENCODINGS = {
@@ -205,14 +205,10 @@ class CommonFields:
             if not self._is_common(name)
         ]
         if left_out:
-            logger.warning("%s: left out: %s", where, _listed(left_out))
+            logger.warning("%s: left out: %s", where, listed(left_out, most=_NUM_NAMED, separator="; "))
         if self._unread:
-            logger.info("%s: not read: %s", where, _listed([f"{name!r} ({why})" for name, why in self._unread.items()]))
+            unread = [f"{name!r} ({why})" for name, why in self._unread.items()]
+            logger.info("%s: not read: %s", where, listed(unread, most=_NUM_NAMED, separator="; "))
 
     def _is_common(self, name: str) -> bool:
         return self._num_whole.get(name) == self._num_shards and len(self._kinds[name]) == 1
-
-
-def _listed(texts: list[str]) -> str:
-    more = f"; and {len(texts) - _NUM_NAMED} more" if len(texts) > _NUM_NAMED else ""
-    return "; ".join(texts[:_NUM_NAMED]) + more

@@ -26,6 +26,11 @@ class ByteSource(Protocol):
     def __getitem__(self, place: slice, /) -> bytes: ...
 
 
+def is_bomb(nbytes: int, stored_nbytes: int) -> bool:
+    """Return True if compressed bytes claim to become more than 64 MiB, and more than any codec can make of them."""
+    return nbytes > max(1 << 26, 1100 * stored_nbytes)  # deflate's ratio
+
+
 @contextlib.contextmanager
 def byte_source(path: str | Path, form: str) -> Iterator[ByteSource]:
     """The bytes of `path`, a file of that form, or of the object of a URL. Raises as `mapped` does."""

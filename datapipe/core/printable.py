@@ -8,6 +8,7 @@ a line of a command when it is printed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TextIO
 
 
@@ -27,6 +28,12 @@ def counted(num: int, noun: str) -> str:
 def size_text(nbytes: int) -> str:
     """Return a number of bytes in MB or GB."""
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def listed(texts: Sequence[str], *, most: int = 12, separator: str = ", ") -> str:
+    """Return the first of `texts` in one line, and how many more there are."""
+    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return separator.join([*texts[:most], *more])
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.errors import FormatError, OptionError
+from datapipe.core.printable import listed
 
 Ints = NDArray[np.int64]
 
-_MAX_SHOWN = 12  # columns in a message
 UNKNOWN_NULLS = -1
 
 TABLE_NAME = "table.json"  # of a converted table
@@ -152,5 +152,4 @@ class TableIndex:
 
 
 def _listed(columns: Sequence[TableColumn]) -> str:
-    shown = ", ".join(f"{column.name} ({column.type})" for column in columns[:_MAX_SHOWN])
-    return shown + (f" and {len(columns) - _MAX_SHOWN} more" if len(columns) > _MAX_SHOWN else "")
+    return listed([f"{column.name} ({column.type})" for column in columns])

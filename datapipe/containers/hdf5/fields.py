@@ -24,6 +24,7 @@ from datapipe.containers import hdf5 as form
 from datapipe.containers.field_names import HEAD_NBYTES, kind_of_array, kind_of_bytes, kind_of_text
 from datapipe.containers.hdf5.rows import ArrayRows
 from datapipe.containers.hdf5.vlen import vlen_extents
+from datapipe.containers.mapped import is_bomb
 from datapipe.core.errors import FormatError
 from datapipe.index.sidecar import FieldColumn
 
@@ -31,8 +32,6 @@ _RUN_NBYTES = 8 << 20  # of the values of a row group, if chunks are smaller
 _MAX_RUN = 1024  # rows of such a row group
 _MAX_STRING = 1 << 20  # bytes of a string of fixed length
 _MAX_CHANNELS = 4  # a last dimension of at most this size is one of channels
-_MAX_CHUNK = 1 << 26  # bytes accepted in any chunk; larger ones must not be stored smaller than filters can make them
-_MAX_RATIO = 1100  # deflate's
 _MAX_ROW = 1 << 30  # bytes of a sample
 _Extents = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -200,7 +199,7 @@ def check_chunks(dataset: h5py.Dataset, data_nbytes: int) -> None:
         raise FormatError("its chunks reach beyond the end: the file was cut")
     if len(sizes) != num_chunks:
         raise ValueError(f"values that were never written, in {num_chunks - len(sizes)} of {num_chunks} chunks")
-    if chunk_nbytes > max(_MAX_CHUNK, _MAX_RATIO * min(sizes)):
+    if is_bomb(chunk_nbytes, min(sizes)):
         raise FormatError(f"a chunk of {chunk_nbytes} bytes claims to be stored in {min(sizes)}")
 
 

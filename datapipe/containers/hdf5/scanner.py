@@ -23,7 +23,7 @@ from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, ar
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
 from datapipe.core.errors import FormatError
-from datapipe.core.printable import get_logger
+from datapipe.core.printable import get_logger, listed
 from datapipe.core.regular_files import opened_by_name
 from datapipe.index.sidecar import SidecarRows
 
@@ -32,7 +32,7 @@ _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 _MAX_OBJECTS = 10_000  # objects read; a file with a dataset for each sample has more
 _MAX_DEPTH = 64  # of groups
 _MAX_KEY = 1024  # bytes
-_MAX_LISTED = 12  # datasets named in an error
+_MAX_REFUSALS = 12  # in an error
 
 logger = get_logger(__name__)
 
@@ -100,7 +100,7 @@ def _choose_images(found: dict[str, ReadableDataset], unread: dict[str, str], ob
     if len(chosen) == 1:
         return chosen[0]
     what = f"images in several places ({', '.join(one.name for one in images)})" if images else "no images that can be read"
-    why = "".join(f"; {name!r} {text}" for name, text in list(unread.items())[:_MAX_LISTED])
+    why = "".join(f"; {name!r} {text}" for name, text in list(unread.items())[:_MAX_REFUSALS])
     remedy = "name one of them 'image'" if images else _REMEDY
     raise FormatError(f"{where}: {what}{why} (has: {_listed(objects)}); {remedy}")
 
@@ -192,5 +192,4 @@ def _read_keys(file: h5py.File, num: int, *, at_most: int) -> list[bytes] | None
 
 def _listed(objects: _Objects) -> str:
     datasets = [f"{name} {entry.shape} {entry.dtype}" for name, entry in objects.items() if isinstance(entry, h5py.Dataset)]
-    more = f", and {len(datasets) - _MAX_LISTED} more" if len(datasets) > _MAX_LISTED else ""
-    return (", ".join(datasets[:_MAX_LISTED]) or "no datasets") + more
+    return listed(datasets) or "no datasets"

@@ -16,12 +16,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.containers.mapped import is_bomb
 from datapipe.core.errors import FormatError
 
 _REFERENCE = np.dtype([("length", "<u4"), ("collection", "<u8"), ("index", "<u4")])  # 16 bytes, packed
 _HEAD_NBYTES = 16
-_MAX_CHUNK = 1 << 26  # bytes of references accepted in any chunk; larger ones must not be smaller than filters make them
-_MAX_RATIO = 1100  # deflate's
 _MAX_COLLECTIONS = 64  # kept parsed; neighbours in a dataset mostly share one
 
 
@@ -110,7 +109,7 @@ class _Unfiltered:
         if skipped.bit_count() == len(self._filters):
             return raw
         nbytes = self._num * _REFERENCE.itemsize
-        if nbytes > max(_MAX_CHUNK, _MAX_RATIO * len(raw)):
+        if is_bomb(nbytes, len(raw)):
             raise FormatError(f"{nbytes} bytes of references claim to be stored in {len(raw)}: damaged")
         try:
             dataset = self._datasets[skipped] = self._datasets.get(skipped) or self._open(skipped)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datapipe.containers.mapped import ByteSource, opened_for_library
+from datapipe.containers.mapped import ByteSource, is_bomb, opened_for_library
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -33,8 +33,6 @@ from datapipe.stores.random_access import RemoteBytes, RemoteFile
 CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")  # those that pyarrow decompresses
 NUMBER_NBYTES = 16  # per row that a page of numbers may take, with the overhead of its encoding
 _PAGE_SLACK = 1 << 16
-_MAX_PAGE = 1 << 26  # bytes accepted in any page; larger ones must not be compressed smaller than codecs can make them
-_MAX_RATIO = 1100  # deflate's
 _MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of the file
 _VALUES_PER_BYTE = 64
 _MAX_FOOTERS = 64  # kept parsed
@@ -187,7 +185,7 @@ def page_nbytes(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbyt
         raise DamagedError(f"column {column.path!r} claims {chunk.num_values} values in a file of {file_nbytes} bytes")
     total = 0
     for page in pages(data, chunk):
-        if page.uncompressed_nbytes > max(_MAX_PAGE, _MAX_RATIO * (page.end - page.start)):
+        if is_bomb(page.uncompressed_nbytes, page.end - page.start):
             raise DamagedError(f"a page of column {column.path!r} claims {page.uncompressed_nbytes} bytes uncompressed")
         total += page.uncompressed_nbytes
     return total

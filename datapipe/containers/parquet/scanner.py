@@ -45,12 +45,12 @@ from datapipe.containers.parquet.rows import (
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import PYARROW_ERRORS
 from datapipe.core.errors import FormatError, MissingDataError, StorageError
-from datapipe.core.printable import get_logger
+from datapipe.core.printable import get_logger, listed
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 _MAX_KEY = 1024  # bytes
-_MAX_LISTED = 12  # columns named in an error
+_MAX_REFUSALS = 12  # in an error
 _REMEDY = (
     "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one, or "
     "read a table of numbers with datapipe.TableLoader"
@@ -117,9 +117,10 @@ def _find_images(file: ParquetFile, features: Features) -> tuple[SchemaLeaf, Rea
     if len(found) == 1 and not (refusals and are_images):
         return next(iter(found.values()))
     what = f"images in several columns ({', '.join(found)})" if len(found) > 1 else "no images that can be read"
-    why = "".join(f"; {text}" for text in refusals[:_MAX_LISTED])
+    why = "".join(f"; {text}" for text in refusals[:_MAX_REFUSALS])
+    has = listed([f"{column.path} {column.physical_type}" for column in file.footer.columns]) or "no columns"
     remedy = "name one of them 'image'" if len(found) > 1 else _REMEDY
-    raise FormatError(f"{file.path}: {what}{why} (has: {_listed(file.footer.columns)}); {remedy}")
+    raise FormatError(f"{file.path}: {what}{why} (has: {has}); {remedy}")
 
 
 def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], bool]:
@@ -175,12 +176,6 @@ def _read_keys(path: str | Path, file: ParquetFile, image: SchemaLeaf) -> list[b
         if keys is not None and len(keys) == file.num_rows and all(keys):
             return keys
     return None
-
-
-def _listed(columns: tuple[SchemaLeaf, ...]) -> str:
-    shown = [f"{column.path} {column.physical_type}" for column in columns[:_MAX_LISTED]]
-    more = f", and {len(columns) - _MAX_LISTED} more" if len(columns) > _MAX_LISTED else ""
-    return (", ".join(shown) or "no columns") + more
 
 
 # -- columns ---------------------------------------------------------------------------------------
