@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
-from datapipe.containers.formats import container_of, grouped, refuse_several_sets
+from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
 from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
@@ -89,13 +89,11 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
                 f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
                 " and image folders"
             )
-    containers = grouped(paths, lambda path: container_of(path.name) or "")
-    if len(containers) > 1:
-        found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
-        raise FormatError(f"{text}: shards of several formats: {found}; open those of one, by a pattern such as '{text}/*.tar'")
-    directories = grouped(paths, lambda path: str(path.absolute().parent))
+    names = tuple(path.name for path in paths)
+    container = only_format(names, text, pattern=f"{text}/*.tar")
+    directories = {path.absolute().parent for path in paths}
     if len(directories) > 1:
         raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")
-    directory = Path(next(iter(directories)))
+    (directory,) = directories
     refuse_unfinished(directory)
-    return ForeignSet(next(iter(containers)), directory, tuple(path.name for path in paths))
+    return ForeignSet(container, directory, names)

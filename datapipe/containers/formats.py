@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import held_apart_names
 from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.index.sidecar import SidecarRows
-
-_T = TypeVar("_T")
 
 # The names of files of a format, and the module whose `index_shard` indexes one.
 _FORMATS = {
@@ -32,7 +30,7 @@ _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # wha
 
 def refuse_several_sets(shards: Sequence[str], where: str) -> None:
     """Raise FormatError for `train-*` beside `test-*`: sets of their own, as on Hugging Face's hub. `shards`: their names."""
-    names = grouped(shards, lambda name: re.split(r"[^A-Za-z]", name, maxsplit=1)[0])
+    names = _grouped(shards, lambda name: re.split(r"[^A-Za-z]", name, maxsplit=1)[0])
     sets = held_apart_names(names)
     if sets:
         pattern = sets[0] + names[sets[0]][0][len(sets[0])] + "*"
@@ -41,11 +39,11 @@ def refuse_several_sets(shards: Sequence[str], where: str) -> None:
         )
 
 
-def grouped(items: Iterable[_T], name_of: Callable[[_T], str]) -> dict[str, list[_T]]:
-    """Return the items by name, in their order."""
-    groups: dict[str, list[_T]] = {}
-    for item in items:
-        groups.setdefault(name_of(item), []).append(item)
+def _grouped(names: Sequence[str], group_of: Callable[[str], str]) -> dict[str, list[str]]:
+    """Return the names by group, in their order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(group_of(name), []).append(name)
     return groups
 
 
@@ -54,6 +52,15 @@ def container_of(name: str) -> str | None:
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None
     return next((container for container, (pattern, _) in _FORMATS.items() if pattern.fullmatch(name)), None)
+
+
+def only_format(names: Sequence[str], where: str, *, pattern: str) -> str:
+    """Return the format of these shards. Raises FormatError for several formats, with a pattern that names shards of one."""
+    containers = _grouped(names, lambda name: container_of(name) or "")
+    if len(containers) > 1:
+        found = ", ".join(f"{container} ({group[0]})" for container, group in containers.items())
+        raise FormatError(f"{where}: shards of several formats: {found}; open those of one, by a pattern such as '{pattern}'")
+    return next(iter(containers))
 
 
 def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
-from datapipe.containers.formats import container_of, grouped, refuse_several_sets, scanner_of
+from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
@@ -147,11 +147,7 @@ def _listing(prefix: Location, objects: list[ListedObject], url: str) -> ShardLi
     strange = [one.name for one in objects if container_of(one.name) is None]
     if strange:
         raise FormatError(f"{prefix / strange[0]}: not a shard; name tars or Parquet files alone")
-    containers = grouped(objects, lambda one: container_of(one.name) or "")
-    if len(containers) > 1:
-        found = ", ".join(f"{name} ({group[0].name})" for name, group in containers.items())
-        raise FormatError(f"{url}: shards of several formats: {found}; open those of one, by a pattern such as '*.tar'")
-    container = next(iter(containers))
+    container = only_format([one.name for one in objects], url, pattern="*.tar")
     if container not in READ:
         raise FormatError(f"{url}: {container} is not read from stores, {' and '.join(READ)} are; copy or convert the files")
     return ShardListing(prefix, tuple(objects), container)
