@@ -31,13 +31,13 @@ logger = get_logger(__name__)
 
 
 class FieldExtents:
-    """The places of one field's bytes, of ascending rows of the shard. Not thread-safe."""
+    """The places of one field's bytes, of ascending rows of the shard. `nbytes`: their sizes. Not thread-safe."""
 
-    __slots__ = ("_nbytes", "_offsets", "_rows", "spec")
+    __slots__ = ("_offsets", "_rows", "nbytes", "spec")
 
     def __init__(self, spec: FieldSpec, places: Iterable[tuple[int, int, int]] = ()) -> None:
         self.spec = spec
-        self._rows, self._offsets, self._nbytes = array("q"), array("q"), array("q")
+        self._rows, self._offsets, self.nbytes = array("q"), array("q"), array("q")
         for place in places:
             self.add(*place)
 
@@ -49,31 +49,22 @@ class FieldExtents:
         """(n,) rows of the samples that have the field."""
         return np.array(self._rows, np.int64)
 
-    @property
-    def is_uniform(self) -> bool:
-        """True if all of its places are of one size."""
-        return len(set(self._nbytes)) == 1
-
     def add(self, row: int, offset: int, nbytes: int) -> None:
         """Add the bytes of the sample in that row."""
         self._rows.append(row)
         self._offsets.append(offset)
-        self._nbytes.append(nbytes)
-
-    def at(self, row: int) -> tuple[int, int]:
-        """Return (offset, nbytes) of a row, if every row has the field."""
-        return self._offsets[row], self._nbytes[row]
+        self.nbytes.append(nbytes)
 
     def column(self, *, encoding: str, prefix: bytes = b"") -> FieldColumn:
         """Return the places for a sidecar, if every row has the field."""
-        return FieldColumn(np.array(self._offsets, np.int64), np.array(self._nbytes, np.int64), prefix, encoding=encoding)
+        return FieldColumn(np.array(self._offsets, np.int64), np.array(self.nbytes, np.int64), prefix, encoding=encoding)
 
     def parted(self, chosen: NDArray[np.bool_]) -> tuple[FieldExtents, FieldExtents]:
         """Return the chosen places, and the others."""
         parts = FieldExtents(self.spec), FieldExtents(self.spec)
         if chosen.all():
             return self, parts[1]
-        for is_chosen, *place in zip(chosen.tolist(), self._rows, self._offsets, self._nbytes, strict=True):
+        for is_chosen, *place in zip(chosen.tolist(), self._rows, self._offsets, self.nbytes, strict=True):
             parts[0 if is_chosen else 1].add(*place)
         return parts
 
@@ -81,7 +72,7 @@ class FieldExtents:
         """Return the places of all of them, under this one's name."""
         if not any(map(len, others)):
             return self
-        places = [place for one in (self, *others) for place in zip(one._rows, one._offsets, one._nbytes, strict=True)]
+        places = [place for one in (self, *others) for place in zip(one._rows, one._offsets, one.nbytes, strict=True)]
         return FieldExtents(self.spec, sorted(places))
 
 

@@ -207,7 +207,7 @@ class FurtherFeatures:
         fields: dict[str, FieldExtents] = {}
         for name, kind in sorted(self._columns):
             column = self._columns[name, kind]
-            if kind == "float" and not column.is_uniform:
+            if kind == "float" and len(set(column.nbytes)) > 1:
                 self.unread.setdefault(name, "floats, of different numbers per sample")
             if name in self.unread:
                 continue
@@ -218,7 +218,7 @@ class FurtherFeatures:
             fields[field] = column
             column.spec = FieldSpec(field, column.spec.kind)
             if kind == "float":
-                self.prefixes[field] = npy_header((column.at(0)[1] // 4,), np.dtype("<f4"))
+                self.prefixes[field] = npy_header((column.nbytes[0] // 4,), np.dtype("<f4"))
         return fields
 
     def _spec(self, name: str, feature: ExampleFeature) -> FieldSpec:
