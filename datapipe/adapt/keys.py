@@ -16,8 +16,7 @@ from torch.utils.data import DistributedSampler
 from datapipe.adapt.deferral.requests import request_of_keys
 from datapipe.backends.images_cpu import BlockWorker
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.concat import AnyIndex
-from datapipe.index.repeats import Repeats
+from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.loader.images.fields import IMAGE, BatchFields
 from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
 from datapipe.loader.policy import located

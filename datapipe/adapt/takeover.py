@@ -32,7 +32,7 @@ from datapipe.adapt.number_rows import NumberRows, picked_rows, rows_of
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen, converted_index
-from datapipe.index.repeats import Repeats
+from datapipe.index.concat import Repeats
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.images.choice import Backend, Choice
 from datapipe.loader.images.samplers import SampledSource, SamplerChecksum

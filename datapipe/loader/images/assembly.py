@@ -17,7 +17,7 @@ from datapipe.backends.kept_images import KeptImages
 from datapipe.backends.slabs import BatchMemory
 from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
-from datapipe.index.repeats import Repeats
+from datapipe.index.concat import Repeats
 from datapipe.loader.batch_making import ObjectPool, open_batch_pool
 from datapipe.loader.images.batches import SampleBatchMaker, Worker
 from datapipe.loader.images.choice import Choice

@@ -23,9 +23,8 @@ from datapipe.backends.slabs import BatchMemory
 from datapipe.core.errors import DecodeError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.fetch.files import Files
-from datapipe.index.concat import AnyIndex
+from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.index.entries import Entries, Extents
-from datapipe.index.repeats import Repeats
 from datapipe.loader.batch_making import ObjectPool
 from datapipe.loader.images.collate import Batch, Collator
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
