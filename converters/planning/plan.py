@@ -107,7 +107,8 @@ def read_plan(path: Path) -> ConversionPlan:
     except DatapipeError:
         raise
     except (TypeError, ValueError, RecursionError) as exc:  # values of unexpected types
-        raise IntegrityError(f"{path}: the plan is damaged ({exc!r:.80}); delete {path.parent} and convert again") from exc
+        problem = f"the plan is damaged, or of another version of datapipe ({exc!r:.80})"
+        raise IntegrityError(f"{path}: {problem}; delete {path.parent} and convert again") from exc
     return dataclasses.replace(plan, path=path, shards=shards)
 
 
