@@ -116,6 +116,11 @@ class PrefetchedLoader:
     def __reduce__(self) -> tuple[Callable[..., PrefetchedLoader], tuple[Any, ...]]:
         return _from_arguments, (self._inner, self.device, self.depth, self._open_mover)
 
+    @property
+    def observer(self) -> Observer:
+        """The function to which copies are reported; `observe` and `observe_copies` set it."""
+        return self._observer
+
     def observe(self, observer: Observer) -> None:
         """Report the host's part of each copy to `observer`, and all stages of the inner loader if it is datapipe's."""
         self.observe_copies(observer)

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import attach_datasets as data
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from attach_watch import Calls, attached
@@ -271,6 +274,14 @@ def test_our_loader_tells_of_its_stages(tmp_path: Path, num_workers: int) -> Non
     assert [stage for stage in seen if stage is Stage.WAIT] == [Stage.WAIT] * 2 * num  # whom it told before, it tells still
     assert {event.stage for key, event in calls.stages if key == 0} >= {Stage.READ, Stage.DECODE, Stage.WAIT}
     assert [facts.site is not None for facts in calls.facts] == [True, True]
+
+
+def test_our_table_loader_tells_of_its_stages(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": np.arange(8.0, dtype=np.float32)}), tmp_path / "t.parquet")
+    with attached() as calls:
+        num = len(list(dp.TableLoader(tmp_path / "t.parquet", batch_size=4)))
+    assert num == 2
+    assert {event.stage for _, event in calls.stages} >= {Stage.READ, Stage.DECODE, Stage.WAIT}
 
 
 def test_torch_iterators_are_known_by_their_base() -> None:

@@ -105,8 +105,8 @@ class Session:
 
     def _observe(self, loader: Any, key: int) -> None:
         """Make a datapipe loader report its stages, in addition to its present observer."""
-        before = getattr(loader, "_observer", None)
-        if not is_of_datapipe(loader) or before is None or not callable(before):
+        before = getattr(loader, "observer", None) if is_of_datapipe(loader) else None
+        if before is None:
             return
         watch = self._watch
 

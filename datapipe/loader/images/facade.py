@@ -237,6 +237,11 @@ class DataLoader:
         """
         self._passes.resume(state)
 
+    @property
+    def observer(self) -> Observer:
+        """The function to which stages are reported; `observe` sets it."""
+        return self._passes.observer
+
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):

@@ -179,6 +179,11 @@ class TableLoader:
         """
         self._passes.resume(state)
 
+    @property
+    def observer(self) -> Observer:
+        """The function to which stages are reported; `observe` sets it."""
+        return self._passes.setup.observer
+
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
         if not callable(observer):
