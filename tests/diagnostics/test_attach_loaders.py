@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import importlib
 import inspect
 import pickle
 import queue
@@ -27,6 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 import datapipe as dp
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage
+from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
 from datapipe.diagnostics.measure.bracket import ThreadBracket
@@ -274,6 +277,16 @@ def test_our_loader_tells_of_its_stages(tmp_path: Path, num_workers: int) -> Non
     assert [stage for stage in seen if stage is Stage.WAIT] == [Stage.WAIT] * 2 * num  # whom it told before, it tells still
     assert {event.stage for key, event in calls.stages if key == 0} >= {Stage.READ, Stage.DECODE, Stage.WAIT}
     assert [facts.site is not None for facts in calls.facts] == [True, True]
+
+
+def test_a_script_is_attached_by_each_loader_that_is_measured() -> None:
+    """The module that runs first in a script's process cannot import the list; both name modules that exist."""
+    tree = ast.parse((Path(loaders.__file__).parent / "boot" / "sitecustomize.py").read_text())
+    (named,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LOADERS"]
+    assert set(ast.literal_eval(named)) == set(loaders._LOADERS)
+    for name in loaders._LOADERS:
+        module = importlib.import_module(name)
+        assert all(hasattr(module, own) for group in loaders._LOADERS[name] for own in group)
 
 
 def test_our_table_loader_tells_of_its_stages(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from diagnosis_processes import process
 
 from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.predict.needs import LoaderSituation, advice_for, needs_of, situation_of
-from datapipe.diagnostics.predict.replay import Setup
+from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Workload
 
 
@@ -101,6 +103,15 @@ def test_the_most_that_a_stage_can_gain() -> None:
 def test_advice_depends_on_the_loader(stage: str, situation: LoaderSituation, advice: str | None) -> None:
     found = advice_for(stage, situation)
     assert found is None if advice is None else advice in (found or "")
+
+
+def test_how_our_loader_collates_is_not_the_users_to_change() -> None:
+    made = workload(made_s=0.040)
+    fault = attribution(("collate", None, 1.0, 0.9))
+    (theirs,) = needs_of(made, fault, {})
+    (ours,) = needs_of(dataclasses.replace(made, setup=dataclasses.replace(made.setup, delivery=Delivery.SHARED)), fault, {})
+    assert theirs.advice is not None
+    assert ours.advice is None
 
 
 def test_the_size_of_a_sample_is_measured() -> None:

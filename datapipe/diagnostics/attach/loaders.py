@@ -27,6 +27,7 @@ _TORCH = "torch.utils.data.dataloader"
 _LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
     "datapipe.loader.images.facade": (("DataLoader",), ("BatchIterator",)),
+    "datapipe.loader.tables.facade": (("TableLoader",), ("BatchIterator",)),
     "datapipe.loader.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.judge.verdict import MODERATE
-from datapipe.diagnostics.predict.replay import replay
+from datapipe.diagnostics.predict.replay import Delivery, replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
@@ -90,7 +90,8 @@ def needs_of(
     now_s, starvation_now = _replayed(workload, 0.0, 1.0)
     is_replayed = starvation_now >= MODERATE
     for stage in chosen[:_MOST]:
-        advice = advice_for(stage.name, situation or LoaderSituation())
+        is_fixed = stage.name == "collate" and workload.setup.delivery is Delivery.SHARED  # datapipe's loader collates itself
+        advice = None if is_fixed else advice_for(stage.name, situation or LoaderSituation())
         need = Need(stage.name, stage.transform, _place(stage, places), None, None, advice=advice)
         if is_replayed:
             part = None if stage.name in _DELIVERY else (stage.work_share or 0.0) / made if made else 0.0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LOADERS = (
     "torch.utils.data.dataloader",
     "datapipe.loader.images.facade",
+    "datapipe.loader.tables.facade",
     "datapipe.loader.prefetching",
     "accelerate.data_loader",
 )
