@@ -61,7 +61,7 @@ def test_samples_that_are_too_large_for_any_format(tmp_path: Path, to: str, monk
 
 LIMITS = {
     "tar": ("tar.layout.MAX_MEMBER_NBYTES", 5_000, "field 'txt' of 6000 bytes exceeds the 5000 of a tar"),
-    "parquet": ("parquet.layout.MAX_FIELD_NBYTES", 5_000, "field 'txt' of 6000 bytes exceeds the 5000 of a page"),
+    "parquet": ("parquet.MAX_FIELD_NBYTES", 5_000, "field 'txt' of 6000 bytes exceeds the 5000 of a page"),
     "tfrecord": (
         "tfrecord.layout.MAX_EXAMPLE_NBYTES",
         16_384 + 5_000,
