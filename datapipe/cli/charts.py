@@ -40,10 +40,11 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, subtitle: str) -> 
         middle, height = y + step // 2, step * 0.6
         fill = _OTHERS if number else _OURS
         canvas.rectangle((left, middle - height / 2, left + bar.value * scale, middle + height / 2), fill=fill)
-        canvas.line((left + bar.low * scale, middle, left + bar.high * scale, middle), fill=_INK, width=2)
+        if bar.high > bar.low:
+            canvas.line((left + bar.low * scale, middle, left + bar.high * scale, middle), fill=_INK, width=2)
         canvas.text((left - 14, middle), bar.title, fill=_INK, font=font_of(26), anchor="rm")
         canvas.text((left + bar.high * scale + 14, middle), f"{bar.value:,.0f}", fill=_INK, font=font_of(30), anchor="lm")
-    save_png(image, path)
+    save_png(image.crop((0, 0, _WIDTH, top + len(bars) * step + 30)), path)
 
 
 def draw_histogram(path: Path, counts: Sequence[int], edges: Sequence[str], *, title: str, subtitle: str) -> None:

@@ -32,7 +32,7 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
         assert 0 <= one["share_waiting_for_data"] <= 1
         assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
     with Image.open(out / "result.png") as picture:
-        assert picture.size == (960, 540)
+        assert picture.size == (960, 385)  # two bars
     assert "not enough steps" in said.out  # to diagnose
     for name in ("before", "after"):
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
