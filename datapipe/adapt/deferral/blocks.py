@@ -22,11 +22,19 @@ from datapipe.adapt.deferral.recorder import PendingPixels
 
 Held = dict[int, tuple[torch.Tensor, PendingPixels]]  # by id
 
-# Reference counts where they are read: a name and getrefcount's argument, besides the holders.
-_OF_SAMPLE = 3  # the list of samples
-_OF_CONTAINER = 3  # the container around it
-_OF_NOBODY = 3  # the fetch
-_OF_TENSOR = 4  # the container and the fetch
+
+def _counted_by_asking() -> int:
+    """Return how many references `sys.getrefcount(name)` adds itself: 1 for its argument, 0 since Python 3.14, which lends it."""
+    probe = object()
+    return sys.getrefcount(probe) - 1
+
+
+COUNTED_BY_ASKING = _counted_by_asking()
+# Reference counts where they are read: a name, and what asking counts, besides the holders.
+_OF_SAMPLE = 2 + COUNTED_BY_ASKING  # the list of samples
+_OF_CONTAINER = 2 + COUNTED_BY_ASKING  # the container around it
+_OF_NOBODY = 2 + COUNTED_BY_ASKING  # the fetch
+_OF_TENSOR = 3 + COUNTED_BY_ASKING  # the container and the fetch
 
 
 @dataclass(slots=True)

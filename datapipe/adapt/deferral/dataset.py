@@ -12,7 +12,7 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import Block, holds_its_tensors
+from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, replay_tensor
 from datapipe.adapt.deferral.recorder import Fetch, recording
@@ -23,7 +23,7 @@ from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
 from datapipe.order.draws import key64
 
-_HELD_BY_US = 3  # references to a tensor that nothing else holds: the fetch's tuple, the loop's name, getrefcount's argument
+_HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
 _IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
 _TRIED_EVERY = 64  # fetches, during the pause
 _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
