@@ -1,1 +1,1 @@
-"""What a conversion will write: the source's listing, its duplicates, and the plan, in files that are written once."""
+"""Plan a conversion: list the source, find duplicates, and decide what is written, each in a file that is written once."""

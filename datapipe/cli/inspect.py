@@ -204,7 +204,7 @@ def describe_table(index: TableIndex) -> dict[str, Any]:
 
 
 def _advice(index: TableIndex, median: int) -> list[str]:
-    """What would help shuffling, with the command."""
+    """Return advice on how to make shuffling cheaper, with the command."""
     if index.is_row_major:
         return []
     remedy = "convert it: datapipe convert SRC DST --to parquet"

@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol
 
+from datapipe.core.errors import OptionError
+
 
 class Stage(enum.Enum):
     """What a span of time was spent on."""
@@ -44,3 +46,9 @@ class Observer(Protocol):
 
 def null_observer(event: StageEvent, /) -> None:
     """Ignore the event."""
+
+
+def check_observer(observer: object) -> None:
+    """Raise OptionError if `observer` cannot be called."""
+    if not callable(observer):
+        raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")

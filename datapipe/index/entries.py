@@ -1,4 +1,4 @@
-"""What an index answers: where samples lie, in bytes or in row groups, their labels, and names for messages.
+"""Answers of an index: where samples lie, in bytes or in row groups, their labels, and names for messages.
 
 The values of a row group are compressed together, so its rows can only be read together.
 """

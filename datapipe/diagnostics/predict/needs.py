@@ -51,7 +51,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class LoaderSituation:
-    """What the advice depends on."""
+    """Facts about a loader on which the advice depends."""
 
     num_workers: int = 0
     sample_nbytes: float | None = None  # mean size of a sample in a batch; None: unknown

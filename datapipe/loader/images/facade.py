@@ -11,7 +11,7 @@ import torch
 from datapipe.backends.kept_images import CacheStats
 from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer
+from datapipe.core.observe import Observer, check_observer
 from datapipe.datasets import Original, Unseen, see_through
 from datapipe.fetch.cache.locations import CacheOptions
 from datapipe.fetch.files import open_files
@@ -244,8 +244,7 @@ class DataLoader:
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
-        if not callable(observer):
-            raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
+        check_observer(observer)
         self._passes.observe(observer)
 
     @property

@@ -27,7 +27,7 @@ from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
 
 @dataclass(frozen=True, slots=True)
 class TableSetup:
-    """What all parts of a loader of tables refer to."""
+    """The table, its layout, and the options that all parts of a loader of tables share."""
 
     index: TableIndex
     layout: MatrixLayout

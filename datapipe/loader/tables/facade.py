@@ -14,7 +14,7 @@ from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer
+from datapipe.core.observe import Observer, check_observer
 from datapipe.index.tables import TableIndex
 from datapipe.loader.iteration import BatchIterator
 from datapipe.loader.options import OnError, parse_options
@@ -186,8 +186,7 @@ class TableLoader:
 
     def observe(self, observer: Observer) -> None:
         """Report every stage of passes that begin from now on to `observer`."""
-        if not callable(observer):
-            raise OptionError(f"observe({observer!r:.60}): pass a function that takes a StageEvent")
+        check_observer(observer)
         self._passes.observe(observer)
 
     @property
