@@ -51,6 +51,9 @@ class TwoNodes:
 def nodes() -> Iterator[TwoNodes]:
     short = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)  # as sockets have short names
     with short as folder, pytest.MonkeyPatch.context() as patch:
+        # `Cluster` notes its address there, for which it expects a folder `ray`, as it stands in /tmp of whoever used Ray before.
+        patch.setenv("RAY_TMPDIR", folder)
+        os.mkdir(f"{folder}/ray")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
         nodes = TwoNodes(folder)
