@@ -50,9 +50,14 @@ def test_arrow_files(tmp_path: Path, compression: str) -> None:
         feather.write_feather(table, str(path), compression=compression, chunksize=10)
     index = open_table(path)
     assert index.starts.tolist() == [0, 10, 20, 30]
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert index.columns == open_table(tmp_path / "t.parquet").columns
+    assert [column.name for column in index.columns] == table.schema.names
     arrays = GroupReader(["C1", "row"]).read(index.group(1))
+    assert list(arrays) == ["C1", "row"]
     assert arrays["row"].to_pylist() == list(range(10, 20))
     assert arrays["C1"].to_pylist() == [row * 7 + 1 for row in range(10, 20)]
+    assert pa.table(GroupReader(table.schema.names).read(index.group(2))) == table.slice(20)
 
 
 def test_empty_row_groups_and_files_are_passed_over(tmp_path: Path) -> None:
@@ -94,14 +99,16 @@ def test_types(tmp_path: Path) -> None:
 
 def test_fields_of_structs_are_read(tmp_path: Path) -> None:
     values = [{"a": 1.0, "b": {"c": 7}}, None, {"a": 3.0, "b": None}]
-    table = pa.table({"nested": values, "row": [0, 1, 2]})
+    table = pa.table({"nested": values, "row": [0, 1, 2], "with.dot": values})
     pq.write_table(table, tmp_path / "t.parquet")
     feather.write_feather(table, str(tmp_path / "t.arrow"), compression="uncompressed")
     for name in ("t.parquet", "t.arrow"):
         index = open_table(tmp_path / name)
-        arrays = GroupReader(["nested.a", "nested.b.c"]).read(index.group(0))
-        assert arrays["nested.a"].to_pylist() == [1.0, None, 3.0]
-        assert arrays["nested.b.c"].to_pylist() == [7, None, None]
+        assert [column.name for column in index.columns] == ["nested.a", "nested.b.c", "row", "with.dot.a", "with.dot.b.c"]
+        for top in ("nested", "with.dot"):
+            arrays = GroupReader([f"{top}.a", f"{top}.b.c"]).read(index.group(0))
+            assert arrays[f"{top}.a"].to_pylist() == [1.0, None, 3.0]
+            assert arrays[f"{top}.b.c"].to_pylist() == [7, None, None]
 
 
 def test_types_are_widened_and_it_is_said(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from trees import ROOT, contents
@@ -106,7 +107,7 @@ def test_order_of_the_source_is_kept_on_request(tmp_path: Path) -> None:
     assert stored == list(range(250))
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "npy"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "arrow", "feather", "npy"])
 def test_forms_of_sources(tmp_path: Path, form: str) -> None:
     table, source = numbers(300), tmp_path / "in"
     source.mkdir()
@@ -119,6 +120,11 @@ def test_forms_of_sources(tmp_path: Path, form: str) -> None:
         part, path = table.slice(100 * number, 100), source / f"{number}.{form}"
         if form == "parquet":
             pq.write_table(part, path, row_group_size=7)
+        elif form == "arrow":
+            with pa.ipc.new_stream(path, part.schema) as writer:
+                writer.write_table(part, max_chunksize=7)
+        elif form == "feather":
+            pa.feather.write_feather(part, str(path), chunksize=7)
         elif form == "jsonl":
             write(path, "".join(json.dumps(row) + "\n" for row in part.to_pylist()))
         else:

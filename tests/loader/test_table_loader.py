@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -95,6 +96,20 @@ def test_each_row_once(table: Path, shuffle: bool, num_workers: int) -> None:
 def test_threads_change_nothing(table: Path) -> None:
     first = [epoch_of(load(table, num_workers=number)) for number in (0, 1, 2, 5)]
     assert all(other == first[0] for other in first)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd", "stream"])
+def test_arrow_files_give_the_rows_of_parquet(tmp_path: Path, compression: str) -> None:
+    rows, path = table_of(np.arange(300)), tmp_path / "t.feather"
+    pq.write_table(rows, tmp_path / "t.parquet", row_group_size=40)
+    if compression == "stream":
+        with pa.ipc.new_stream(path, rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=40)
+    else:
+        feather.write_feather(rows, str(path), compression=compression, chunksize=40)
+    assert epoch_of(load(path)) == epoch_of(load(tmp_path / "t.parquet"))
+    whole = list(load(path, columns=None, label=None, shuffle=False, dtypes="float64"))
+    assert np.array_equal(torch.cat(whole).numpy(), np.stack([column.to_numpy() for column in rows.columns], 1))
 
 
 def test_epochs_differ_and_seeds_differ(table: Path) -> None:

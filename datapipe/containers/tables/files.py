@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from datapipe.containers.remote_shards import named_shards, shards_under
-from datapipe.containers.tables.rows import ArrowBatches
+from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
@@ -222,10 +222,11 @@ def _nulls(metadata: Any, columns: dict[str, TableColumn]) -> dict[str, int]:
 def _scan_arrow(path: str) -> _Scanned:
     status = os.stat(path)
     data = arrow_maps.map_file(path)
-    batches = ArrowBatches(data, fields=[0])
+    schema = schema_of(data)
+    batches = ArrowBatches(data, columns=schema.names[:1])  # one column tells how many rows a batch has
     digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
     digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
-    columns = columns_of(batches.schema, path)
+    columns = columns_of(schema, path)
     rows = [batches[number].num_rows for number in range(len(batches))]
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,22 +26,33 @@ _MAX_OPEN = 8  # files of one reader
 _MAX_GAP = 1 << 20  # bytes read for nothing rather than in a request of its own
 
 
+def schema_of(data: pa.Buffer) -> pa.Schema:
+    """Return the schema of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` if it does not parse.
+
+    A reader that decodes some columns has the schema of those alone.
+    """
+    with (pa.ipc.open_file if arrow_maps.is_file(data) else pa.ipc.open_stream)(data) as reader:
+        return reader.schema
+
+
 class ArrowBatches:
     """The record batches of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` if it does not parse.
 
-    `fields`: places of the columns to decode; None: all. Batches of the stream form are all parsed at once.
+    `columns`: names of those to decode, at least one; None: all. Batches of the stream form are all parsed at once.
     """
 
-    def __init__(self, data: pa.Buffer, *, fields: Sequence[int] | None = None) -> None:
-        options = pa.ipc.IpcReadOptions(included_fields=list(fields) if fields else None, use_threads=False)
+    def __init__(self, data: pa.Buffer, *, columns: Collection[str] | None = None) -> None:
+        is_file = arrow_maps.is_file(data)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        if columns is not None:
+            names = schema_of(data).names
+            options.included_fields = [place for place, name in enumerate(names) if name in columns]
         self._file: Any = None
         self._batches: list[Any] = []
-        if arrow_maps.is_file(data):
+        if is_file:
             self._file = pa.ipc.open_file(data, options=options)
-            self.schema = self._file.schema
         else:
             with pa.ipc.open_stream(pa.BufferReader(data), options=options) as reader:
-                self.schema = reader.schema
                 self._batches = list(reader)
 
     def __len__(self) -> int:
@@ -175,9 +186,8 @@ def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 class _OpenArrow:
     def __init__(self, path: str, columns: list[str]) -> None:
         data = arrow_maps.map_file(path)
-        names = pa.ipc.open_file(data).schema.names if arrow_maps.is_file(data) else pa.ipc.open_stream(data).schema.names
-        wanted = {column if column in names else column.split(".")[0] for column in columns}
-        self._batches = ArrowBatches(data, fields=[place for place, name in enumerate(names) if name in wanted])
+        tops = [name for name in schema_of(data).names if any(f"{column}.".startswith(f"{name}.") for column in columns)]
+        self._batches = ArrowBatches(data, columns=tops)
 
     def read(self, number: int) -> Any:
         batch = self._batches[number]

@@ -183,7 +183,10 @@ class OpenPass:
 
 def _has_room(nbytes: int) -> bool:
     """Return True if one more batch in shared memory harms nobody."""
-    found = os.statvfs("/dev/shm")
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:  # torch keeps its batches elsewhere, and how much room there is cannot be told
+        return False
     return found.f_bavail * found.f_frsize > 8 * nbytes
 
 
