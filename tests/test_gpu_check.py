@@ -53,6 +53,7 @@ def call(work: Path, out: Path, home: Path, *stages: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.nightly
 def test_every_stage_runs_dry(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = call(tmp_path / "work", out, tmp_path, "all")

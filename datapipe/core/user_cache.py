@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,8 +40,42 @@ logger = get_logger(__name__)
 
 
 def user_cache(name: str) -> Path:
-    """Return the directory of one kind, which need not exist."""
-    return Path(platformdirs.user_cache_dir("datapipe")) / name
+    """Return the directory of one kind, which need not exist.
+
+    It lies in the user's cache directory. A user without a home that can be written, as in many containers, has it in the
+    temporary directory instead; a warning says so. Raises StorageError if that place belongs to another user.
+    """
+    return _root() / name
+
+
+def _root() -> Path:
+    try:
+        usual = platformdirs.user_cache_path("datapipe")
+    except RuntimeError:  # neither HOME nor an entry in /etc/passwd
+        usual = Path("~")  # as older releases say it
+    if os.environ.get("XDG_CACHE_HOME") or (usual.is_absolute() and _can_be_written(usual)):
+        return usual
+    reason = f"{usual} cannot be written" if usual.is_absolute() else "there is no home directory"
+    instead = Path(tempfile.gettempdir()) / f"datapipe-{os.geteuid()}"
+    try:
+        with private_directory(instead):
+            pass
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{instead}: nothing can be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    _warn_of(reason, instead)
+    return instead
+
+
+def _can_be_written(path: Path) -> bool:
+    """Return True if the directory can be written, or created."""
+    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    return os.access(nearest, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _warn_of(reason: str, instead: Path) -> None:
+    """Warn once in a process."""
+    logger.warning("%s: indexes and caches are kept in %s; set XDG_CACHE_HOME to keep them elsewhere", reason, instead)
 
 
 def index_directory(kind: str, name: str) -> Path:

@@ -29,6 +29,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{commands}:{os.environ['PATH']}"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "here"
