@@ -10,7 +10,9 @@ import os
 import platform
 import resource
 import shlex
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ _PACKAGES = (
 )  # fmt: skip
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision
 
+_SHARED_MEMORY_NBYTES = 1 << 30  # less holds few batches of images
+_SOCKET_DIRECTORY_LENGTH = 75  # multiprocessing adds 32 bytes, and unix(7) allows 107
 _ADVICE_NBYTES = 10e9  # size of a cache from which advice on how to remove it is given
 
 
@@ -58,6 +62,8 @@ def examine() -> dict[str, Any]:
         "decode_threads": default_num_workers(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "shared_memory_nbytes": _shared_memory_nbytes(),
+        "temporary_directory": tempfile.gettempdir(),
         "torch_cuda": cuda,
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "decoder": default_decoder_name(),
@@ -73,6 +79,14 @@ def examine() -> dict[str, Any]:
     }
     facts["advice"] = _advise(facts)
     return facts
+
+
+def _shared_memory_nbytes() -> int:
+    """Return the size of /dev/shm; 0 if there is none."""
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return 0
 
 
 def _why_not(package: str) -> str | None:
@@ -107,6 +121,16 @@ def _advise(facts: dict[str, Any]) -> list[str]:
         advice.append(f"ulimit -n is {facts['open_files_limit']}; 4096 keeps more shards open")
     if facts["decode_threads"] == 1:
         advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
+    if facts["shared_memory_nbytes"] < _SHARED_MEMORY_NBYTES:
+        advice.append(
+            f"/dev/shm holds {size_text(facts['shared_memory_nbytes'])}, through which torch's worker processes hand over batches: "
+            "docker run --shm-size=8g (datapipe's loader has threads and does not need it)"
+        )
+    if len(os.fsencode(facts["temporary_directory"])) > _SOCKET_DIRECTORY_LENGTH:
+        advice.append(
+            f"TMPDIR is {facts['temporary_directory']}: the names of sockets below it are too long, and torch's worker "
+            f"processes fail or wait for ever; export TMPDIR=/tmp, or another of at most {_SOCKET_DIRECTORY_LENGTH} bytes"
+        )
     for kept in facts["caches"]:
         if kept["nbytes"] > _ADVICE_NBYTES:
             advice.append(
@@ -155,11 +179,12 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
 def as_text(facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"
+    build = f"for CUDA {facts['torch_cuda']}" if facts["torch_cuda"] else "without CUDA"
     lines = [
         f"python    {facts['python']} on {facts['platform']}",
         f"cores     {facts['cores_usable']} usable of {facts['cores']}; {facts['decode_threads']} decode threads by default",
         f"memory    {facts['memory_gib']} GiB; {facts['open_files_limit']} open files allowed",
-        f"GPU       {gpus} (torch built for CUDA {facts['torch_cuda'] or '-: CPU only'})",
+        f"GPU       {gpus} (torch built {build})",
         f"decoder   {facts['decoder']}",
         *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
         *(

@@ -56,6 +56,18 @@ def test_kept_images_are_counted_and_may_be_too_many(
     assert f"advice    rm -r {caches / 'decoded'} frees 2.0 MB; what is needed again is cached again\n" in capsys.readouterr().out
 
 
+def test_too_little_shared_memory_and_too_long_names_of_sockets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for nbytes, length in ((64 << 20, 76), (8 << 30, 75)):
+        monkeypatch.setattr(doctor, "_shared_memory_nbytes", lambda nbytes=nbytes: nbytes)
+        monkeypatch.setattr("tempfile.tempdir", "/" + "t" * (length - 1))
+        assert main(["doctor"]) == 0
+        text = capsys.readouterr().out
+        assert ("advice    /dev/shm holds 67.1 MB," in text) == (nbytes < 1 << 30)
+        assert (f"advice    TMPDIR is {'/' + 't' * 75}:" in text) == (length > 75)
+
+
 def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {0: None, 1: "its test was killed by SIGSEGV"}
     room = "datapipe.backends.images_dali"
