@@ -176,11 +176,14 @@ def test_a_disk_that_nodes_do_not_see_is_named(
 
 
 def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, reference: dict[str, str], tmp_path: Path) -> None:
-    """SIGKILL while tasks write; the same command then gives the same bytes. SIGTERM ends it as it ends a local run."""
+    """SIGTERM ends it as it ends a local run. After SIGKILL while tasks write, the same command gives the same bytes.
+
+    In this order: tasks of a killed command may finish a shard before the next command can be interrupted.
+    """
     out = tmp_path / "out"
     arguments = ("--to", "webdataset", "--shard-size", str(SHARD_NBYTES), "--workers", "2", "--on-error", "quarantine")
     command = cli_command("convert", source, out, *arguments, "--engine", "ray", "--address", nodes.address)
-    for number in (signal.SIGKILL, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         num_before = len(list(out.glob(".building/done/*")))
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             deadline = time.monotonic() + 90

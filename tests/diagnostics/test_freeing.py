@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from diagnosis_processes import process
 
+from datapipe.diagnostics.attach import passes
 from datapipe.diagnostics.attach.passes import OpenPass
 from datapipe.diagnostics.judge.adjusting import with_freeing
 from datapipe.diagnostics.judge.analysis import analyze
@@ -91,8 +93,21 @@ class Kept:
     def note_loader(self, facts: LoaderFacts) -> None: ...
 
 
+def test_there_is_room_for_eight_batches_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=800, f_frsize=10))
+    assert passes._has_room(999)
+    assert not passes._has_room(1000)
+
+    def missing(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("os.statvfs", missing)
+    assert not passes._has_room(1), "without /dev/shm nothing can be told"
+
+
 @pytest.mark.parametrize("nbytes", [64 << 20, 1000])
-def test_a_large_batch_is_held_for_one_step_more(nbytes: int) -> None:
+def test_a_large_batch_is_held_for_one_step_more(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_has_room", lambda nbytes: True)
     gone, sink = list[int](), Kept()
     making = process(make_s=30 * MS, work_s=1 * MS).profiles[0].made
     made: Making = replace(making, iterator=(7, 7), nbytes=nbytes)
