@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from fixtures import make_folder
 
+from datapipe.containers import foreign, open_index
 from datapipe.core import waiting
+from datapipe.core.user_cache import one_at_a_time
 
 LONG_S = 60.0
 
@@ -59,3 +66,35 @@ def test_short_waits_are_not_reported(told: list[str], monkeypatch: pytest.Monke
     while threading.active_count() > before and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert threading.active_count() == before, "the timer ends with the wait"
+
+
+def test_the_lock_of_another_process_is_named(told: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    release = threading.Thread(target=lambda: (until(told, 1), os.close(descriptor)))
+    release.start()
+    with one_at_a_time(path):
+        pass
+    release.join(LONG_S)
+    assert told == [f"waiting for the lock {path} (another process holds it, since 0 s)"]
+
+
+def test_the_index_of_a_folder_is_reported_where_there_is_no_terminal(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "folder")
+    scan = foreign.folder.index_folder
+
+    line = f"waiting for the index of {folder} (it is made once, for as long as the data does not change, since 0 s)"
+
+    def slow(*arguments: Any) -> Any:
+        deadline_s = time.monotonic() + LONG_S
+        while line not in told and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return scan(*arguments)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(foreign.folder, "index_folder", slow)
+    open_index(folder)
+    assert told.count(line) == 1
