@@ -114,7 +114,8 @@ def _refuse_silent(address: str) -> None:
     """Raise OptionError if nothing answers at HOST:PORT; Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        with reported_wait(f"the Ray cluster at {address}", f"no answer yet, for {_CONNECT_S:.0f} s at most"):
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as exc:
         raise OptionError(
             f"no Ray cluster at --address {address}: {exc}; `ray status` on a machine of the cluster shows HOST:PORT"
