@@ -199,9 +199,10 @@ class _RayRun:
                     self._running[answers] = attempt
                 running = list(self._running)
                 ready, _ = self._ray.wait(running, num_returns=1, timeout=_POLL_S, fetch_local=False)
-                if not (has_begun := has_begun or bool(ready)):
+                if not ready and not has_begun:
                     first.report_if_long()
                 if ready:
+                    has_begun = True
                     ready, _ = self._ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
                 waiting.extendleft(lost for answers in ready if (lost := self._take(answers)) is not None)
         except BaseException:
