@@ -48,3 +48,4 @@ def reported_wait(what: str, reason: str | Callable[[], str]) -> Iterator[Wait]:
         yield wait
     finally:
         timer.cancel()
+        timer.join()  # so that no thread is left, which a fork would warn about
