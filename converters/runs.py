@@ -30,6 +30,7 @@ import msgspec
 from converters.options import Part
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import DatapipeError, FormatError, StorageError
+from datapipe.core.waiting import Wait, reported_wait
 
 
 class LockGoneError(Exception):
@@ -48,7 +49,8 @@ def hold(path: Path, *, wait: bool) -> Iterator[bool]:
         raise LockGoneError(str(path)) from exc
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with reported_wait(f"the lock {path}", "another process holds it"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return
@@ -161,6 +163,7 @@ def _write(path: Path, token: bytes) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         deadline = time.monotonic() + _WAIT_S
+        wait = Wait(f"{path}", "a process of an earlier run is publishing a shard")
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,6 +174,7 @@ def _write(path: Path, token: bytes) -> None:
                         f"{path.parent.parent}: a process of an earlier run has been publishing a shard for {_WAIT_S:.0f} s;"
                         " end it on the machine where it runs, and run the same command again"
                     ) from None
+                wait.report_if_long()
                 time.sleep(_POLL_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, token, 0)

@@ -21,6 +21,7 @@ from converters.writers import Target
 from datapipe.core import atomic, regular_files
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
+from datapipe.core.waiting import reported_wait
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
@@ -94,8 +95,9 @@ class StoreDelivery:
 
         Raises what writing one raised, and StorageError if another process has written to the location meanwhile.
         """
-        for one in self._running:
-            one.result()
+        with reported_wait(str(self._location), "the last shards are being written to it"):
+            for one in self._running:
+                one.result()
         self._refuse_replaced(plan)
 
     def finish(self, plan: ConversionPlan) -> list[tuple[str, Manifest]]:

@@ -175,7 +175,7 @@ class Hdf5Layout:
 
 
 def lay_out(columns: ShardFields) -> Hdf5Layout:
-    """Return the file that holds these columns; the data of the first field start at `hdf5_format.DATA_START`."""
+    """Return the file that holds these columns; the data of the first field start at `form.DATA_START`."""
     memory = _Remembered()
     options = {"alignment_threshold": form.LEAST_DATA, "alignment_interval": form.DATA_START}
     with h5py.File(memory, "w", libver=form.VERSIONS, **options) as file:

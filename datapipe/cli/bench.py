@@ -29,6 +29,7 @@ from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
 from datapipe.core.printable import say_text
+from datapipe.core.waiting import reported_wait
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import ColumnKind, TableIndex
@@ -117,7 +118,8 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
     """Return the rates that each contender measures, by round; one more round before these is a warm-up and does not count."""
-    by_round = [{name: rate() for name, rate in contenders.items()} for _ in range(rounds + 1)]
+    with reported_wait("the measurement", f"{' and '.join(contenders)} in turns, {rounds + 1} rounds"):
+        by_round = [{name: rate() for name, rate in contenders.items()} for _ in range(rounds + 1)]
     return {name: [rates[name] for rates in by_round[1:]] for name in contenders}
 
 

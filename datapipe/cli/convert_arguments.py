@@ -48,7 +48,7 @@ finds nothing to do. Several machines share the work with --part 1/4,
 --part 2/4, ... into one destination, or by --engine ray (docs/clusters.md). Sizes take MB, GB, MiB, GiB. With --resize,
 images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG)
 unless --encode says otherwise; shorter:N and longer:N also enlarge, as
-torchvision's ResizeRule does; masks and boxes follow. EXIF orientation is not applied.
+torchvision's Resize does; masks and boxes follow. EXIF orientation is not applied.
 """
 
 

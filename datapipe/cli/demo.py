@@ -25,6 +25,7 @@ from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import DatapipeError, IntegrityError, OptionError
 from datapipe.core.printable import counted, say_text
+from datapipe.core.waiting import reported_wait
 from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     tell.line(f"\n{as_table(comparison)}\n")
     diagnoses = {}
     for name, shards in (("before", None), ("after", args.out / "shards")):
-        with tell.step("diagnose") as words:
+        with tell.step("diagnose", "the script runs, and remedies are tried") as words:
             out = args.out / f"diagnosis-{name}"
             diagnoses[name] = diagnose_script(photos, shards, out, num_workers=comparison.num_workers)
             words.append(f"train.py {name} its loader is replaced")
@@ -89,11 +90,12 @@ class Teller:
         say_text(text, file=self._stream)
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[list[str]]:
-        """Time the block, which appends its outcome, in words, to the list."""
+    def step(self, name: str, doing: str = "") -> Iterator[list[str]]:
+        """Time the block, which appends its outcome, in words, to the list. `doing`: what it does; "" if it shows progress."""
         words: list[str] = []
         started = time.perf_counter()
-        yield words
+        with reported_wait(f"the step {name}", doing) if doing else contextlib.nullcontext():
+            yield words
         self.line(f"{name:<9}{' '.join(words):<76}{time.perf_counter() - started:>6.1f} s")
 
 
@@ -131,7 +133,7 @@ def _convert(photos: Path, shards: Path, tell: Teller) -> None:
 
 
 def _verify(shards: Path, tell: Teller) -> None:
-    with tell.step("verify") as words:
+    with tell.step("verify", "every byte is read") as words:
         report = verify(shards)
         if report.problems:
             raise IntegrityError(f"{report.problems[0]} ({len(report.problems)} problems in all); run the demo again")
@@ -142,13 +144,13 @@ def _compare(photos: Path, shards: Path, workers: int | None, tell: Teller) -> C
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     loaders = make_loaders(photos, shards, num_workers=default_num_workers() if workers is None else workers)
-    with tell.step("load") as words:
+    with tell.step("load", "two loaders are measured in turns") as words:
         alone = rates_alone(loaders)
         rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in alone.items())
         words.append(f"each loader alone, in turns: {rates} images/s")
     outcomes = {}
     for name, title in TITLES.items():
-        with tell.step("train") as words:
+        with tell.step("train", "a network is trained for an epoch") as words:
             outcomes[name] = train(loaders, name, alone[name])
             words.append(f"an epoch with {title}, {outcomes[name].images_per_s:,.0f} images/s")
     return Comparison(outcomes, loaders.num_workers, loaders.num_classes)

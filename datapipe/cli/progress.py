@@ -1,4 +1,4 @@
-"""Show progress to people on standard error: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Show progress to people on standard error: a bar on a terminal; elsewhere a line after three seconds, then every ten."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import time
 from types import TracebackType
 from typing import Any, Self, TextIO
+
+from datapipe.core.waiting import SILENT_S
 
 _LINE_EVERY_S = 10.0
 _PREFIXES = ("", "k", "M", "G", "T")
@@ -22,10 +24,14 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._done = self._errors = 0
         self._bar: Any = None
-        self._started = self._last_line = time.monotonic()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started = time.monotonic()
+        self._next_line = self._started + SILENT_S
 
     def __enter__(self) -> Self:
-        self._started = self._last_line = time.monotonic()
+        self._begin()
         if self._stream.isatty():
             from tqdm import tqdm
 
@@ -56,8 +62,8 @@ class Progress:
                 self._bar.set_postfix(errors=self._errors)
             return
         now = time.monotonic()
-        if now - self._last_line >= _LINE_EVERY_S:
-            self._last_line = now
+        if now >= self._next_line:
+            self._next_line = now + _LINE_EVERY_S
             print(self.line(now - self._started), file=self._stream, flush=True)
 
     def line(self, elapsed_s: float) -> str:

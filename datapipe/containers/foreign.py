@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.printable import get_logger, printable
 from datapipe.core.regular_files import leads_out
 from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
+from datapipe.core.waiting import reported_wait
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
@@ -55,13 +57,15 @@ class ForeignSet:
 def open_foreign(data: ForeignSet) -> SampleIndex:
     """Return the index of `data`: the kept one if it is still valid, else one made now."""
     homes = _index_homes(data)
-    for home in homes:
-        if _is_true(index_stamp(home), data):
-            return _opened(data, home)
+    with reported_wait(f"the index of {data.where}", "it is compared with the data"):
+        found = next((home for home in homes if _is_true(index_stamp(home), data)), None)
+    if found is not None:
+        return _opened(data, found)
     home = _first_writable(homes)
     with one_at_a_time(home / ".lock"):
         if not _is_true(index_stamp(home), data):
-            _make_index(data, home)
+            with _progress_told(data):
+                _make_index(data, home)
     return _opened(data, home)
 
 
@@ -199,6 +203,13 @@ def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, 
         class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
     )
     write_manifest(home, manifest)
+
+
+def _progress_told(data: ForeignSet) -> contextlib.AbstractContextManager[object]:
+    """Return what reports the making of an index where there is no terminal for a bar."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return reported_wait(f"the index of {data.where}", "it is made once, for as long as the data does not change")
 
 
 def _progress(steps: Iterable[_T], data: ForeignSet, *, total: int | None) -> Iterator[_T]:

@@ -19,7 +19,9 @@ from typing import Any
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
+from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
+from datapipe.core.waiting import reported_wait
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
 from datapipe.index.remote_set import RemoteSet, nothing_there
 from datapipe.index.sample_index import SampleIndex
@@ -96,7 +98,9 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
     if index_stamp(home).get("objects") != facts:
         with one_at_a_time(home / ".lock"):
             if index_stamp(home).get("objects") != facts:
-                _make_index(listing, home, facts)
+                looked = f"{counted(len(objects), 'shard')} are looked through, once for as long as they do not change"
+                with reported_wait(f"the index of {listing.location}", looked):
+                    _make_index(listing, home, facts)
     manifest = read_manifest(home)
     remote = RemoteSet(listing.location, home, {name: one.etag for name, one in objects.items()})
     return SampleIndex(manifest, data_directory=home / "shards", sidecar_directory=home, remote=remote)

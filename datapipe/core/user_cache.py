@@ -25,6 +25,7 @@ from datapipe.core import atomic
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
 from datapipe.core.regular_files import read_bytes
+from datapipe.core.waiting import reported_wait
 
 T = TypeVar("T")
 
@@ -143,7 +144,8 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     """
     lock = filelock.FileLock(path)
     try:
-        lock.acquire()
+        with reported_wait(f"the lock {path}", "another process holds it"):
+            lock.acquire()
     except NotImplementedError:  # an older filelock's name for ENOSYS
         pass
     except OSError as exc:

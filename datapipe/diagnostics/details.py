@@ -147,7 +147,7 @@ def _usual_wait_s(process: Process, loader: int) -> float:
 
 
 def _steps_of(found: Analysis) -> StepColumns:
-    """Return at most MAX_STEPS of the steps, thinned evenly; seconds since `origin_ns`."""
+    """Return at most MAX_STEPS of the steps, thinned evenly; seconds since `_origin_ns`."""
     steps = found.process.steps
     kept = np.linspace(0, max(0, len(steps) - 1), min(len(steps), MAX_STEPS))
     rows = np.unique(kept.round().astype(np.int64))

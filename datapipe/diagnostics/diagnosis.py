@@ -19,7 +19,7 @@ from datapipe.diagnostics.measure.timeline import STEP
 from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, place_of
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.needs import needs_of, situation_of
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, WORTH_IT, Prediction, Ranking, rank_remedies
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
 from datapipe.diagnostics.trials.trying import Trials
 
 
@@ -118,18 +118,24 @@ def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, st
 
 
 def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> Remedies:
-    """Return the predictions; those whose gain may be chance, or is too small to be worth a change, are listed separately."""
-    best = ranking.best.remedy.name
-    if starved and best == NOTHING:
-        best = NO_REMEDY
+    """Return the predictions; those whose gain may be chance, or is too small to be worth a change, are listed separately.
+
+    The ranking compares runs of one day. Users compare runs of different days, so the interval that they see, which contains
+    how much these differ, must not reach to no gain.
+    """
+    sure = [one for one in ranking.worth_it if one.gain.low > 0]
+    best = ranking.best
+    if best not in sure:
+        best = next((one for one in sure if not one.remedy.changes_results), ranking.now)
+    name = NO_REMEDY if starved and best is ranking.now else best.remedy.name
     chosen = (
         _outlook(one, needs_edit=one.remedy.name not in candidates.applied, changes_results=one.remedy.changes_results)
-        for one in ranking.worth_it
+        for one in sure
     )
     return Remedies(
-        best=best,
-        predictions=tuple(sorted(chosen, key=lambda one: one.name != best)),
-        within_noise=tuple(_outlook(one) for one in ranking.predictions if one not in ranking.worth_it),
+        best=name,
+        predictions=tuple(sorted(chosen, key=lambda one: one.name != name)),
+        within_noise=tuple(_outlook(one) for one in ranking.predictions if one not in sure),
         now=_outlook(ranking.now),
         measured_step_s=ranking.measured_step_s,
         misfit=ranking.misfit,

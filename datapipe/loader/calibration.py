@@ -19,6 +19,7 @@ from datapipe.backends.pytree import tensors_of
 from datapipe.core.environment import version_of
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
+from datapipe.core.waiting import reported_wait
 
 C = TypeVar("C")
 
@@ -44,9 +45,9 @@ def rates_of(
     """
 
     def make() -> list[float]:
-        logger.info("measuring backends once on this machine; pass backend=... to choose one yourself")
-        forward = [measure(_endless(open_loader(candidate))) for candidate in candidates]
-        backward = [measure(_endless(open_loader(candidate))) for candidate in reversed(candidates)]
+        with reported_wait("the rates of the backends", "measured once on this machine; pass backend=... to choose one yourself"):
+            forward = [measure(_endless(open_loader(candidate))) for candidate in candidates]
+            backward = [measure(_endless(open_loader(candidate))) for candidate in reversed(candidates)]
         return list(map(max, forward, reversed(backward)))
 
     about = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,26 +23,37 @@ from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, 
 from datapipe.stores.window import MAX_NBYTES
 
 
-def explain(loader: Any) -> None:
-    """Print a loader's device and backend and why, its decoder, which part runs where, and its order.
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """What `explain` returns: lines of text, which `print` shows, and an interactive session or a notebook by itself."""
 
-    `loader`: a datapipe.DataLoader or TableLoader, or the result of `from_torch` or `prefetch`.
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.lines))
+
+    __repr__ = __str__
+
+
+def explain(loader: Any) -> Explanation:
+    """Return a loader's device and backend and why, its decoder, which part runs where, and its order, as text to print.
+
+    `loader`: a datapipe.DataLoader or TableLoader, or the result of `from_torch` or `prefetch`. Raises OptionError for
+    anything else.
 
     Chooses a backend if that has not been done yet, which on a GPU may take some seconds of measuring.
     """
     if isinstance(loader, (DataLoader, TableLoader)):
-        lines = explanation(loader) if isinstance(loader, DataLoader) else table_explanation(loader)
-        print("\n".join(map(printable, lines)))
-        return
+        return Explanation(tuple(explanation(loader) if isinstance(loader, DataLoader) else table_explanation(loader)))
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: unchanged"
     own = getattr(loader, "explanation", ())  # of a loader that `from_torch` left to torch's workers
-    print("\n".join([f"from      {printable(origin)}", f"device    {getattr(loader, 'device', 'cpu')}", *map(printable, own)]))
+    return Explanation((f"from      {origin}", f"device    {getattr(loader, 'device', 'cpu')}", *own))
 
 
 def explanation(loader: DataLoader) -> list[str]:
-    """Return the lines that `explain` prints."""
+    """Return the lines of `explain`."""
     options, choice = loader.options, loader.choice
     on_gpu = choice.device.type == "cuda"
     manifest = loader.dataset.index.manifest
@@ -171,7 +183,7 @@ _CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and
 
 
 def table_explanation(loader: TableLoader) -> list[str]:
-    """Return the lines that `explain` prints of a `TableLoader`."""
+    """Return the lines of `explain` for a `TableLoader`."""
     index, layout, options, plan = loader.dataset.index, loader.layout, loader.options, loader.plan()
     on_gpu = loader.device.type == "cuda"
     about = index.describe()

@@ -14,6 +14,7 @@ from datapipe.backends.device_runtime import checked_device
 from datapipe.core.checks import whole_number
 from datapipe.core.environment import positive_environment
 from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.core.waiting import Wait
 from datapipe.order.plan import Rank
 
 _LONGEST_PAUSE_S = 0.25  # between queries for rank 0's value: a thousand ranks query its store at once
@@ -66,12 +67,14 @@ def agree_over_group(own: int, rank: Rank, what: str) -> int:
 def _wait_for(key: str, store: Any, rank: Rank) -> None:
     timeout_s = store.timeout.total_seconds()
     deadline, pause = time.monotonic() + timeout_s, 0.001
+    wait = Wait("the seed of rank 0", f"rank {rank.rank} begins a pass, and rank 0 has not")
     while not store.check([key]):
         if time.monotonic() > deadline:
             raise LifecycleError(
                 f"rank {rank.rank} of {rank.world_size} uses the seed that rank 0 draws, but rank 0 has begun no pass over this "
                 f"dataset within {timeout_s:g} s, the process group's timeout; begin passes on all ranks, or pass seed="
             )
+        wait.report_if_long()
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 

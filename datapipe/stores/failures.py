@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
+from datapipe.core.waiting import Wait, reported_wait
 from datapipe.stores.location import Location
+from datapipe.stores.reachability import note_reached, patience_s
 
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 _CODE = re.compile(r"<Code>\s*(\w{1,60})\s*</Code>")
 _REGION = re.compile(r"<Region>\s*([a-z0-9-]{3,30})\s*</Region>|expecting '([a-z0-9-]{3,30})'")
-_NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "InvalidCredential", "MissingCredential", "credential")
+_METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")  # asked by the library where it finds no other credentials
+_NO_CREDENTIALS = ("InvalidCredential", "MissingCredential", "credential")
 _PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "UnknownIssuer", "URL scheme is not allowed")
 _IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another server, or copy the data to a disk"
 
@@ -36,6 +39,8 @@ class Cause(enum.Enum):
     DENIED = "denied"
     THROTTLED = "throttled"
     TRANSIENT = "transient"  # a retry may succeed
+    UNREACHED = "unreached"  # no connection: its host's name does not resolve, or nothing listens there
+    SILENT = "silent"  # no answer in time, perhaps to a request for a connection or for the host's address
     BROKEN = "broken"  # no retry will succeed
 
 
@@ -49,7 +54,7 @@ class Failure:
     @property
     def may_pass(self) -> bool:
         """Whether a retry may succeed."""
-        return self.kind in (Cause.THROTTLED, Cause.TRANSIENT)
+        return self.kind in (Cause.THROTTLED, Cause.TRANSIENT, Cause.UNREACHED, Cause.SILENT)
 
     def error(self, location: Location) -> DatapipeError:
         """Return the exception for it."""
@@ -77,6 +82,8 @@ def examine(exc: BaseException, location: Location) -> Failure:
     if isinstance(exc, ChangedError):
         return Failure(Cause.CHANGED, "changed")
     text = str(exc)
+    if any(host in text for host in _METADATA_HOSTS):  # whose status says nothing about the object
+        return _without_credentials(location)
     found = _STATUS.search(text)
     status = int(found.group(1) or found.group(2)) if found else 0
     named = _CODE.search(text)
@@ -112,16 +119,20 @@ def _without_answer(text: str, location: Location) -> Failure:
     if "redirect without LOCATION" in text:
         return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
     if any(sign in text for sign in _NO_CREDENTIALS):
-        return Failure(Cause.DENIED, f"no credentials were found; {_CREDENTIALS[location.scheme]}")
+        return _without_credentials(location)
     if any(sign in text for sign in _PERMANENT_TRANSPORT):
         return Failure(Cause.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
     if "dns error" in text or "failed to lookup address" in text or "Name or service not known" in text:
-        return Failure(Cause.TRANSIENT, "the host's name does not resolve (DNS); check the URL, the endpoint and the network")
+        return Failure(Cause.UNREACHED, "the host's name does not resolve (DNS); check the URL, the endpoint and the network")
     if "Connection refused" in text:
-        return Failure(Cause.TRANSIENT, "the connection was refused; check the endpoint and its port")
+        return Failure(Cause.UNREACHED, "the connection was refused; check the endpoint and its port")
     if any(sign in text for sign in ("timed out", "TimedOut", "kind: Timeout")):  # "retry_timeout" is always there
-        return Failure(Cause.TRANSIENT, "no answer in time; check the network and the endpoint")
+        return Failure(Cause.SILENT, "no answer in time; check the network and the endpoint")
     return Failure(Cause.TRANSIENT, "the connection broke; check the network and the endpoint")
+
+
+def _without_credentials(location: Location) -> Failure:
+    return Failure(Cause.DENIED, f"no credentials were found; {_CREDENTIALS[location.scheme]}")
 
 
 _ENVIRONMENT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE where boto3 is installed"
@@ -171,6 +182,7 @@ _BY_CODE: dict[str, tuple[Cause, str]] = {
 
 TIMEOUT_S = 120.0  # without success, after which a request has failed
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+NO_ANSWER = "no answer yet"  # the reason of a wait in which nothing has failed
 
 T = TypeVar("T")
 
@@ -180,39 +192,61 @@ def pause_s(attempts: int) -> float:
     return random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempts))
 
 
+def retry_s(failure: Failure, location: Location, *, since_s: float, timeout_s: float) -> float:
+    """Return for how many seconds from now to retry after a failure; 0 for not at all.
+
+    `since_s`: the time (time.monotonic) since which nothing has succeeded, for at most `timeout_s`.
+    """
+    if failure.kind is Cause.UNREACHED:
+        timeout_s = patience_s(location, since_s, timeout_s)
+    elif failure.kind is not Cause.SILENT:
+        note_reached(location)
+    return max(0.0, since_s + timeout_s - time.monotonic()) if failure.may_pass else 0.0
+
+
 class Attempts:
     """The attempts of the calling thread at one piece of work, until nothing has succeeded for too long.
 
-    `location`: what messages name. `timeout_s`: seconds without success after which it has failed.
+    `location`: what messages name. `timeout_s`: seconds without success after which it has failed. `wait`: what reports
+    failures that go on; None: one of its own.
     """
 
-    def __init__(self, location: Location, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, location: Location, *, timeout_s: float = TIMEOUT_S, wait: Wait | None = None) -> None:
         self._location = location
         self._timeout_s = timeout_s
-        self.succeeded()
+        self._wait = Wait(str(location), NO_ANSWER) if wait is None else wait
+        self.num_failed, self._last_s = 0, time.monotonic()
 
     def succeeded(self) -> None:
         """Begin to count failures and seconds again, as some of the work is done."""
-        self.num_failed, self._last_s = 0, time.monotonic()
+        note_reached(self._location)
+        self.num_failed, self._last_s, self._wait = 0, time.monotonic(), Wait(str(self._location), NO_ANSWER)
 
     def failed(self, failure: Failure) -> None:
         """Wait until the next attempt is due. Raises MissingDataError or StorageError if there is to be none."""
-        if not failure.may_pass or time.monotonic() - self._last_s >= self._timeout_s:
+        left_s = retry_s(failure, self._location, since_s=self._last_s, timeout_s=self._timeout_s)
+        if not left_s:
             raise failure.error(self._location) from None
-        time.sleep(pause_s(self.num_failed))
+        self._wait.reason = failure.what
+        self._wait.report_if_long()
+        time.sleep(min(pause_s(self.num_failed), left_s))
         self.num_failed += 1
 
 
 def retried(attempt: Callable[[], T], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
     """Return what `attempt` returns, made again as long as its failure may pass, in the calling thread.
 
-    `location`, `timeout_s`: as of `Attempts`. Raises MissingDataError and StorageError.
+    `location`, `timeout_s`: as of `Attempts`. A long wait is reported. Raises MissingDataError and StorageError.
     """
-    attempts = Attempts(location, timeout_s=timeout_s)
-    while True:
-        try:
-            return attempt()
-        except DatapipeError:  # no client could be opened
-            raise
-        except Exception as exc:
-            attempts.failed(examine(exc, location))
+    with reported_wait(str(location), NO_ANSWER) as wait:
+        attempts = Attempts(location, timeout_s=timeout_s, wait=wait)
+        while True:
+            try:
+                found = attempt()
+            except DatapipeError:  # no client could be opened
+                raise
+            except Exception as exc:
+                attempts.failed(examine(exc, location))
+            else:
+                attempts.succeeded()
+                return found

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from datapipe.core.errors import DatapipeError, OptionError
-from datapipe.stores.failures import Attempts, examine, retried
+from datapipe.core.printable import listed
+from datapipe.core.waiting import reported_wait
+from datapipe.stores.failures import NO_ANSWER, Attempts, examine, retried
 from datapipe.stores.location import Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
@@ -25,10 +27,12 @@ def read_object(location: Location) -> bytes:
 
 
 def read_objects(locations: Sequence[Location]) -> list[bytes]:
-    """Return all of several objects, read at once. Raises the error of the first of them that failed."""
+    """Return all of several objects, read at once; a long wait is reported. Raises the error of the first that failed."""
     wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
     requests().submit(wanted)
-    return [pending.wait() for pending in wanted]
+    what = listed([str(location) for location in locations], most=1)
+    with reported_wait(what, lambda: next((one.trouble for one in wanted if one.trouble), NO_ANSWER)):
+        return [pending.wait() for pending in wanted]
 
 
 @dataclass(frozen=True, slots=True)

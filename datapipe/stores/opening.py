@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.location import Location, http_url
+from datapipe.stores.reachability import forget_reached
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -44,6 +45,7 @@ def forget_stores() -> None:
     """Read credentials and settings from the environment again at the next use of each store."""
     with _lock:
         _stores.clear()
+    forget_reached()
 
 
 def _opened(location: Location, silence_s: float | None, *, retries: bool) -> ObjectStore:

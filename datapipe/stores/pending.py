@@ -36,7 +36,7 @@ class PendingBytes:
 
     __slots__ = (
         "__weakref__", "_data", "_done", "_error", "_lock", "attempts", "end", "has_checksum", "is_hedged", "is_urgent", "object",
-        "start", "started_s", "task", "timeout_s",
+        "start", "started_s", "task", "timeout_s", "trouble",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class PendingBytes:
         self.timeout_s = timeout_s  # without success, after which it has failed; None: the default
         self.started_s = 0.0  # of the current attempt
         self.attempts = 0
+        self.trouble = ""  # the failure of the last attempt, for users
         self.is_hedged = False
         self.task: asyncio.Task[None] | None = None
         self._data = b""

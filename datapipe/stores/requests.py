@@ -19,9 +19,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
-from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, Failure, ShortBodyError, WholeObjectError, examine, pause_s
+from datapipe.stores.failures import (
+    TIMEOUT_S,
+    Cause,
+    ChangedError,
+    Failure,
+    ShortBodyError,
+    WholeObjectError,
+    examine,
+    pause_s,
+    retry_s,
+)
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.reachability import note_reached
 from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:
@@ -141,14 +152,16 @@ class Requests:
                     failure = examine(exc, pending.object.location)
                     if failure.kind is Cause.THROTTLED:
                         self.window.throttled()
-                    elapsed_s = time.monotonic() - begun_s
-                    if not failure.may_pass or elapsed_s >= timeout_s:
-                        pending.fail(await self._error(failure, pending, elapsed_s))
+                    left_s = retry_s(failure, pending.object.location, since_s=begun_s, timeout_s=timeout_s)
+                    if not left_s:
+                        pending.fail(await self._error(failure, pending, time.monotonic() - begun_s))
                         return
-                    await asyncio.sleep(min(pause_s(pending.attempts), timeout_s - elapsed_s))
+                    pending.trouble = failure.what
+                    await asyncio.sleep(min(pause_s(pending.attempts), left_s))
                     pending.attempts += 1
                     pending.started_s = time.monotonic()
                 else:
+                    note_reached(pending.object.location)
                     self.window.done(time.monotonic() - pending.started_s)
                     pending.finish(data)
         except asyncio.CancelledError:

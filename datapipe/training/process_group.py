@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from datapipe.core.waiting import reported_wait
+
 
 @contextlib.contextmanager
 def launched_group(device: torch.device) -> Iterator[bool]:
@@ -24,7 +26,8 @@ def launched_group(device: torch.device) -> Iterator[bool]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    with reported_wait("the other ranks", "all of them must start"):
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield distributed.get_rank() == 0
         distributed.barrier()  # no process leaves while another still communicates with it

@@ -21,6 +21,7 @@ from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import printable
 from datapipe.core.regular_files import read_bytes
+from datapipe.core.waiting import reported_wait
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best
 from datapipe.training.options import Display, TrainOptions
@@ -166,7 +167,8 @@ def git_commit(directory: Path) -> dict[str, Any] | None:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, timeout=10, check=False)
+        with reported_wait(f"git {arguments[0]}", f"it looks at {directory}, for 10 s at most"):
+            done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What `explain` prints of it taken over: the text under each heading."""
-    dp.explain(loader)
+    """What `explain` says of it taken over: the text under each heading."""
+    print(dp.explain(loader))
     found: dict[str, str] = {}
     heading = ""
     for line in capsys.readouterr().out.splitlines():
@@ -113,3 +114,19 @@ def test_a_dataset_that_is_not_seen_through(dataset: Any, asked: dict[str, Any],
         assert "seed" not in found
     assert "num_workers=8 so that batches are made while the model computes" in found["to gain"]
     assert "`datapipe convert`" in found["to gain"]
+
+
+def test_the_text_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for loader in (
+        dp.DataLoader(str(root), batch_size=2, transform=[dp.CenterCrop(24)]),
+        dp.from_torch(DataLoader(Numbers(), 2)),
+        dp.prefetch(DataLoader(Numbers(), 2), device="cpu"),
+    ):
+        found = dp.explain(loader)
+        assert capsys.readouterr().out == "", "nothing is printed unless it is asked for"
+        print(found)
+        printed = capsys.readouterr().out
+        assert printed.count("device    ") == 1
+        assert printed.strip().splitlines()[-1] != "None"
+        sys.displayhook(found)  # as an interactive session shows it
+        assert capsys.readouterr().out == printed

@@ -75,7 +75,7 @@ def test_a_shuffled_loader_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     again = dp.from_torch(loader, device="cpu", seed=4)
     again.load_state_dict(state)
     assert [batch["a"].tolist() for batch in again] == whole[5:]
-    dp.explain(again)
+    print(dp.explain(again))
     assert "260 rows of columns: a int64, half float32" in capsys.readouterr().out
 
 

@@ -218,7 +218,7 @@ def test_workers_are_not_prepared_where_there_are_none(root: Path, capsys: pytes
     before = random.getstate()
     assert len(list(ours)) == 3
     assert random.getstate() == before
-    dp.explain(ours)
+    print(dp.explain(ours))
     out = capsys.readouterr().out
     assert "worker_init_fn is not called" in out
     assert "in_order=False is left out: batches come in order" in out
@@ -250,7 +250,7 @@ def test_classes_with_batches_of_their_own_are_refused(root: Path) -> None:
 )
 def test_what_is_given_back_as_it_is(loader: DataLoader[Any], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert dp.from_torch(loader, device="cpu") is loader
-    dp.explain(loader)
+    print(dp.explain(loader))
     assert reason in capsys.readouterr().out
     with pytest.raises(dp.OptionError, match=rf"share_among_ranks=True: .*{reason}"):
         dp.from_torch(loader, share_among_ranks=True)

@@ -140,7 +140,7 @@ def test_attributes_and_explanation(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(len(y) for _, y in ours) == NUM
     with pytest.raises(dp.OptionError, match="collate_fn cannot be set"):
         ours.collate_fn = len
-    dp.explain(ours)
+    print(dp.explain(ours))
     out = capsys.readouterr().out
     assert "RandomSampler, replaced by a shuffle that resumes exactly" in out
     assert "103 rows of tensors in memory: (3, 2) float32, () int64" in out

@@ -127,13 +127,13 @@ def test_bad_samples_are_named(tmp_path: Path) -> None:
 
 
 def test_explain_says_what_was_lowered(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dp.explain(dp.from_torch(theirs(root, CHAINS["lowered, v1"])))
+    print(dp.explain(dp.from_torch(theirs(root, CHAINS["lowered, v1"]))))
     told = capsys.readouterr().out
     assert "ImageFolder: datapipe reads its files" in told
     assert "Resize" in told
-    dp.explain(dp.from_torch(theirs(root, CHAINS["PIL in the middle"])))
+    print(dp.explain(dp.from_torch(theirs(root, CHAINS["PIL in the middle"]))))
     assert "inverted" in capsys.readouterr().out
-    dp.explain(dp.DataLoader(root, transform=[dp.CenterCrop(8), inverted]))
+    print(dp.explain(dp.DataLoader(root, transform=[dp.CenterCrop(8), inverted])))
     assert "inverted" in capsys.readouterr().out
 
 

@@ -289,7 +289,7 @@ def test_auto_says_why_it_took_arrow(table: Path, tmp_path: Path, monkeypatch: p
 
 def test_explain_tells_the_choice(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with fake_gpu():
-        dp.explain(load(table))
+        print(dp.explain(load(table)))
     out = capsys.readouterr().out
     assert "choice    tables_cudf: asked for" in out
     assert "backend   tables_cudf: row groups decoded by cuDF" in out

@@ -1,4 +1,4 @@
-"""Progress: lines every ten seconds where there is no terminal, a bar where there is one."""
+"""Progress: a line after three seconds and then every ten where there is no terminal, a bar where there is one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_come_after_three_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
@@ -24,8 +24,9 @@ def test_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
             now += 1.0
             progress.update(20, errors=1)
     assert stream.getvalue().splitlines() == [
-        "write: 200 of 1000 samples (20%), 20 samples/s, 40 s left, 10 errors",
-        "write: 400 of 1000 samples (40%), 20 samples/s, 30 s left, 20 errors",
+        "write: 60 of 1000 samples (6%), 20 samples/s, 47 s left, 3 errors",
+        "write: 260 of 1000 samples (26%), 20 samples/s, 37 s left, 13 errors",
+        "write: 460 of 1000 samples (46%), 20 samples/s, 27 s left, 23 errors",
     ]
 
 

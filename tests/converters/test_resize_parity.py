@@ -1,4 +1,4 @@
-"""`--resize` against torchvision's ResizeRule: equal on Pillow's images, one step apart at most on tensors."""
+"""`--resize` against torchvision's Resize: equal on Pillow's images, one step apart at most on tensors."""
 
 from __future__ import annotations
 

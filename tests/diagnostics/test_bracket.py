@@ -215,7 +215,7 @@ def test_other_threads_are_left_out_and_told_of() -> None:
 
 
 class LateWorld(VirtualWorld):
-    """Counts marks that are in use, and reports none as passed before `catch_up`; waiting is an error."""
+    """Counts marks that are in use, and reports none as passed while `is_late`; waiting is an error."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from datapipe.core.errors import OptionError
 from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
-from datapipe.diagnostics.predict.remedies import NOTHING, RUN_TO_RUN, Instruction, Remedy, Snippet, rank_remedies
+from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, RUN_TO_RUN, Instruction, Remedy, Snippet, rank_remedies
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Change, Workload, workload_of
 
@@ -191,3 +191,26 @@ def test_intervals_hold_what_differs_from_run_to_run() -> None:
     assert prediction.gain.low < prediction.gain.value - 0.02
     wide = rank_remedies(workload(0.060), [Remedy("unsure", Change(production_factor=0.8, production_spread=0.3))]).predictions[0]
     assert wide.step_s.high - wide.step_s.low > 2 * (prediction.step_s.high - prediction.step_s.low)
+
+
+def test_a_gain_within_the_noise_of_runs_is_not_recommended() -> None:
+    """The same in every step of one run, 5% shorter is less than one run differs from the next."""
+    small = Remedy("small", Change(production_factor=0.95))
+    ranking = rank_remedies(workload(0.060), [small], measured_step_s=0.030)
+    assert ranking.best.remedy is small
+    assert ranking.best.gain.low < 0 < ranking.best.least_gain
+    found = remedies_of(ranking, Candidates(remedies=[small]), starved=True)
+    assert found.best == NO_REMEDY
+    assert found.predictions == ()
+    assert [one.name for one in found.within_noise] == ["small"]
+    assert remedies_of(ranking, Candidates(remedies=[small]), starved=False).best == NOTHING
+
+
+def test_a_surer_gain_is_best_where_the_easier_one_is_not_sure() -> None:
+    easier, better = Remedy("easier", Change(production_factor=0.93)), Remedy("better", Change(production_factor=0.915))
+    ranking = rank_remedies(workload(0.060), [easier, better], measured_step_s=0.030)
+    assert ranking.best.remedy is easier
+    found = remedies_of(ranking, Candidates(remedies=[easier, better]), starved=True)
+    assert found.best == "better"
+    assert [one.name for one in found.predictions] == ["better"]
+    assert [one.name for one in found.within_noise] == ["easier"]

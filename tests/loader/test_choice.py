@@ -302,7 +302,7 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
 
 def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transform = [dp.RandomResizedCrop(24), dp.ToDtype(torch.float32, scale=True)]
-    dp.explain(dp.DataLoader(folder, batch_size=8, shuffle=True, transform=transform, num_workers=2, device="cpu"))
+    print(dp.explain(dp.DataLoader(folder, batch_size=8, shuffle=True, transform=transform, num_workers=2, device="cpu")))
     said = capsys.readouterr().out
     for line in (
         "37 samples in folder, 1 shard, shuffled in full",
@@ -310,7 +310,7 @@ def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixt
         "backend   images_cpu: on a CPU it is the faster",
     ):
         assert line in said
-    dp.explain(dp.DataLoader(folder, batch_size=8, sampler=[1, 2], transform=transform, backend="dali", device="cpu"))
+    print(dp.explain(dp.DataLoader(folder, batch_size=8, sampler=[1, 2], transform=transform, backend="dali", device="cpu")))
     said = capsys.readouterr().out
     for line in (
         "in your sampler's order",

@@ -168,7 +168,7 @@ def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
         monkeypatch.setattr(f"datapipe.loader.{room}.region_problem", lambda device_id, hw_decoder_load: problem)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "cpu" if self.options.decodes_regions else "gpu")
     loader = batches(folder, device="cuda", backend=dp.Dali(), transform=CUT)
-    dp.explain(loader)
+    print(dp.explain(loader))
     said = capsys.readouterr().out
     assert "on the GPU in 2 pipelines" in said
     assert f"decodes whole images, then crops: {problem}; 0% of the JPEGs on the GPU's JPEG engines" in said

@@ -159,7 +159,7 @@ def test_ranks_without_a_process_group_cannot_agree(folder: Path, monkeypatch: p
 
 def test_explain_names_the_seed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def told(loader: dp.DataLoader) -> str:
-        dp.explain(loader)
+        print(dp.explain(loader))
         return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("seed "))
 
     torch.manual_seed(11)

@@ -447,12 +447,12 @@ def test_too_few_row_groups_for_the_ranks_is_said(table: Path, tmp_path: Path, c
     loader = load(path, batch_size=8, rank=0, world_size=4)
     with pytest.warns(RuntimeWarning, match=r"3 row groups make 1 lane\(s\) for 4 ranks"):
         next(iter(loader))
-    dp.explain(loader)
+    print(dp.explain(loader))
     assert "up to 4 ranks read each row group" in capsys.readouterr().out
 
 
 def test_explain(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dp.explain(load(table))
+    print(dp.explain(load(table)))
     out = capsys.readouterr().out
     assert "3210 rows in 2 files, 33 row groups of 10 to 100 rows" in out
     assert "shuffled in windows of" in out

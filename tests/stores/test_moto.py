@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from faulty_store import FaultyStore, PlantedFault
 from fixtures import convert, copies, make_folder, same
-from stand_in_stores import BUCKET, environment, moto_store, needs_moto, upload
+from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 
 import datapipe as dp
 from datapipe.cli.main import main
@@ -79,14 +79,6 @@ def test_refusals_are_one_line_with_a_remedy(store: FaultyStore, status: int, co
     assert "id-of-key" not in told
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"s3://{BUCKET}/data/train/dataset.json: ")
-
-
-def test_a_host_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.stores.objects.OPEN_TIMEOUT_S", 0.5)
-    with environment("http://no-such-host.invalid:1234"), pytest.raises(dp.StorageError, match="does not resolve"):
-        dp.DataLoader(f"s3://{BUCKET}/data/train")
-    with environment("http://127.0.0.1:1"), pytest.raises(dp.StorageError, match="the connection was refused"):
-        dp.DataLoader(f"s3://{BUCKET}/data/train")
 
 
 def test_nothing_secret_is_pickled_or_kept(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

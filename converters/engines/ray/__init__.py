@@ -25,6 +25,7 @@ from converters.shards import OnSamples, OnShard, ShardJob, error_from_json, job
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import DependencyError, OptionError, StorageError
 from datapipe.core.printable import get_logger
+from datapipe.core.waiting import Wait, reported_wait
 
 _MAX_ATTEMPTS = 5  # of a shard whose node or process dies
 _QUEUED = 2  # tasks that wait for a free core, so that none is idle, and so that a cluster that can grow does
@@ -89,12 +90,15 @@ def _connected(ray: Any, address: str | None, num_cpus: int) -> Iterator[None]:
         _refuse_silent(address)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     handler = signal.getsignal(signal.SIGTERM)
+    starts = "one starts on this machine" if address is None else f"this process connects to {address}"
     try:
-        if address is not None:
-            ray.init(address=address, **quiet)
-        else:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours, which nobody asked to report home
-            ray.init(address="local", num_cpus=num_cpus, object_store_memory=_STORE_NBYTES, include_dashboard=False, **quiet)
+        with reported_wait("the Ray cluster", starts):
+            if address is not None:
+                ray.init(address=address, **quiet)
+            else:
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours, which nobody asked to report home
+                local = {"num_cpus": num_cpus, "object_store_memory": _STORE_NBYTES, "include_dashboard": False}
+                ray.init(address="local", **local, **quiet)
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process without stopping tasks
     except (ConnectionError, RuntimeError, ValueError) as exc:  # the second one for other versions of Ray or Python
@@ -110,7 +114,8 @@ def _refuse_silent(address: str) -> None:
     """Raise OptionError if nothing answers at HOST:PORT; Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        with reported_wait(f"the Ray cluster at {address}", f"no answer yet, for {_CONNECT_S:.0f} s at most"):
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as exc:
         raise OptionError(
             f"no Ray cluster at --address {address}: {exc}; `ray status` on a machine of the cluster shows HOST:PORT"
@@ -130,7 +135,8 @@ def _compare_versions(ray: Any, expected: dict[str, str]) -> frozenset[str]:
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         asked[look.options(scheduling_strategy=there).remote()] = node["NodeID"]
-    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
+    with reported_wait("the nodes of the Ray cluster", f"their versions are compared, for {_LOOK_S:.0f} s at most"):
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
     for one in silent:
         ray.cancel(one, force=True)
     compared: list[str] = []
@@ -183,6 +189,8 @@ class _RayRun:
     def build(self, shards: Sequence[PlannedShard]) -> None:
         """Build all of them, or stop all tasks and raise."""
         waiting = deque(_Attempt(shard, 1) for shard in shards)
+        first = Wait("the first task", "the Ray cluster has no free core, or starts its processes")
+        has_begun = False
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self._most_at_once():
@@ -191,7 +199,10 @@ class _RayRun:
                     self._running[answers] = attempt
                 running = list(self._running)
                 ready, _ = self._ray.wait(running, num_returns=1, timeout=_POLL_S, fetch_local=False)
+                if not ready and not has_begun:
+                    first.report_if_long()
                 if ready:
+                    has_begun = True
                     ready, _ = self._ray.wait(running, num_returns=len(running), timeout=0, fetch_local=False)
                 waiting.extendleft(lost for answers in ready if (lost := self._take(answers)) is not None)
         except BaseException:
@@ -237,6 +248,10 @@ class _RayRun:
 
     def _stop(self) -> None:
         """Cancel every task, and wait until it has ended."""
+        with reported_wait("the tasks of the Ray cluster", f"they are told to end, for {2 * _STOP_S:.0f} s at most"):
+            self._end_tasks()
+
+    def _end_tasks(self) -> None:
         for force in (False, True):
             ended = [answers.completed() for answers in self._running]
             for answers in self._running:

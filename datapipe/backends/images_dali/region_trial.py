@@ -26,6 +26,7 @@ from datapipe.backends.images_dali.installation import installation
 from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.core.environment import version_of
 from datapipe.core.user_cache import TRIALS, remembered
+from datapipe.core.waiting import reported_wait
 from datapipe.transforms.execute import cut, row_cuts
 from datapipe.transforms.protocols import Cuts
 
@@ -83,7 +84,8 @@ def _try_in_child(device_id: int | None, *, uses_engines: bool) -> RegionTrial:
     command = [sys.executable, "-P", "-c", f"from {__name__} import main; main({device_id!r}, {uses_engines!r})"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S)
+        with reported_wait("a test of DALI", "whether it decodes regions here, once for a GPU and its driver"):
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         return RegionTrial(False, f"its test did not end within {_LIMIT_S:.0f} s")
     if done.returncode < 0:

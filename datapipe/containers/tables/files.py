@@ -21,7 +21,9 @@ from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.core.printable import counted
 from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.core.waiting import reported_wait
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
@@ -58,7 +60,11 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
         raise FormatError(
             f"{others[0]}: a row-major file is a table of its own; open it alone, without the {len(paths) - 1} others"
         )
-    with ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool:
+    looked = f"the footers of {counted(len(paths), 'file')} are read"
+    with (
+        ThreadPoolExecutor(max_workers=min(_NUM_THREADS, len(paths))) as pool,
+        reported_wait(f"the index of the table {paths[0]}", looked),
+    ):
         scanned = list(pool.map(_scan, paths))
     columns, widened = merged([(one.file.path, one.columns) for one in scanned])
     names = {column.name for column in columns}

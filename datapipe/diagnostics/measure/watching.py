@@ -1,6 +1,6 @@
 """The interfaces of an attachment: a meter around `next()`, and a sink for further observations.
 
-`datapipe.diagnostics.measure.bracket.Bracket` is a meter.
+`datapipe.diagnostics.measure.bracket.ThreadBracket` is a meter.
 """
 
 from __future__ import annotations

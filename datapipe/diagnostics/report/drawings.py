@@ -14,6 +14,7 @@ from datapipe.diagnostics.document import AppliedRemedy, Outlook, Remedies, Step
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.grouping import grouped
 
 BAR_WIDTH, BAR_HEIGHT = 1000, 20  # units of a bar's drawing
 CHART_WIDTH, CHART_HEIGHT = 20_000, 200  # units of the chart of steps; its height is in pixels too
@@ -132,17 +133,21 @@ def step_parts(verdict: Verdict) -> RectBar | None:
 
 
 def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Interval | None) -> list[RemedyRow]:
-    """Return a row per remedy, the best first, after the step as measured. `waiting`: for data, as measured."""
+    """Return a row per group of remedies, the best first, after the step as measured. `waiting`: for data, as measured."""
     measured_s = remedies.measured_step_s
     outlooks = remedies.best_first + remedies.within_noise
+    apart = None if applied is None else applied.remedy
+    groups = [(group, False) for group in grouped(remedies.best_first, apart=apart)]
+    groups += [(group, True) for group in grouped(remedies.within_noise, apart=apart)]
     ends = [measured_s or 0.0, (applied and applied.measured_step_s) or 0.0]
     axis = Axis(0.0, max([one.step_s.high for one in outlooks] + ends), BAR_WIDTH)
     rows = []
     if measured_s is not None:
         bar = _remedy_bar(axis, measured_s, None, "part-other", waiting=waiting)
         rows.append(RemedyRow("as it is", bar, f"{words.seconds(measured_s)} measured", "", "", False, None))
-    for one in outlooks:
-        is_best, is_noise = one.name == remedies.best, one in remedies.within_noise
+    for group, is_noise in groups:
+        one = group.first
+        is_best = one.name == remedies.best
         mark_s = applied.measured_step_s if applied is not None and applied.remedy == one.name else None
         name = "part-best" if is_best else "part-replayed" if is_noise else "part-other"
         notes = [
@@ -154,7 +159,7 @@ def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Inte
         bar = _remedy_bar(axis, one.step_s.value, one.step_s, name, mark_s, waiting=one.starvation)
         gain = "" if one.gain is None else words.change(one.gain)
         figure = words.seconds_range(one.step_s)
-        rows.append(RemedyRow(one.name, bar, figure, gain, ", ".join(filter(None, notes)), is_best, one))
+        rows.append(RemedyRow(group.name, bar, figure, gain, ", ".join(filter(None, notes)), is_best, one))
     return rows
 
 

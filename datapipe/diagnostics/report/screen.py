@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from datapipe.diagnostics.document import Document, Outlook, Readable, Remedies, read_document
+from datapipe.diagnostics.document import Document, Readable, Remedies, read_document
 from datapipe.diagnostics.judge.verdict import VerdictKind
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
 from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.grouping import RemedyGroup, grouped
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
@@ -123,17 +124,17 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
     if what_if.best == NO_REMEDY:
         lines += _needs(what_if, room)
         room -= len(lines) - 2
-    outlooks = what_if.best_first
-    hows = [_how(outlook.instruction) for outlook in outlooks]
+    groups = grouped(what_if.best_first)
+    hows = [_how(group.first.instruction) for group in groups]
     hows = [how if len(how) <= _MAX_HOW else [f"{_INDENT}(how: see the page)"] for how in hows]
     for_titles = room - len(hows[0]) if hows and room - len(hows[0]) >= min(2, len(hows)) else room
     num_shown = len(hows) if len(hows) <= for_titles else max(0, for_titles - 1)
     num_more = len(hows) - num_shown
     spare = room - num_shown - (num_more > 0)
-    for number, (outlook, how) in enumerate(zip(outlooks[:num_shown], hows, strict=False), 1):
+    for number, (group, how) in enumerate(zip(groups[:num_shown], hows, strict=False), 1):
         how = how if len(how) <= spare else []
         spare -= len(how)
-        lines += [_outlook(number, outlook), *how]
+        lines += [_remedy(number, group), *how]
     first = next(filter(None, map(words.by_hand, what_if.needs)), None) if what_if.best not in (NOTHING, NO_REMEDY) else None
     if first is not None and spare > 0:
         shown = _wrap(f"By hand: {first}", num=min(2, spare), indent=2)
@@ -142,7 +143,7 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
     if num_more and room > 0:
         lines.append(f"  {num_more} more in the page")
     elif what_if.within_noise and spare > 0:
-        names = ", ".join(map(words.no_gain, what_if.within_noise))
+        names = ", ".join(words.no_gain(group.first, group.name) for group in grouped(what_if.within_noise))
         lines += _wrap(f"Not recommended: {names}", num=min(2, spare), indent=2)
     return lines
 
@@ -170,8 +171,9 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
     return lines
 
 
-def _outlook(number: int, outlook: Outlook) -> str:
-    text = f"{number:>3}. {_cut(words.plain(outlook.name), _LABEL):<{_LABEL}} {words.seconds(outlook.step_s.value):>8}"
+def _remedy(number: int, group: RemedyGroup) -> str:
+    outlook = group.first
+    text = f"{number:>3}. {_cut(words.plain(group.name), _LABEL):<{_LABEL}} {words.seconds(outlook.step_s.value):>8}"
     text += "" if outlook.gain is None else f"  {words.change(outlook.gain)}"
     return _cut(f"{text}, changes what is trained" if outlook.changes_results else text)
 

@@ -253,9 +253,9 @@ def by_hand(need: Need) -> str | None:
     return f"{stage}{where} (at most {need.gain:.0%} shorter): {plain(need.advice)}"
 
 
-def no_gain(outlook: Outlook) -> str:
-    """Return a remedy that is not recommended, and why."""
-    name, gain = plain(outlook.name), outlook.gain
+def no_gain(outlook: Outlook, called: str) -> str:
+    """Return a remedy that is not recommended, and why. `called`: its name, or that of several that are alike."""
+    name, gain = plain(called), outlook.gain
     if outlook.refuted is not None:
         return f"{name} ({plain(outlook.refuted)})"
     if gain is None:

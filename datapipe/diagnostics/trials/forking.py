@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.core.waiting import reported_wait
+
 _GRACE_S = 15.0  # beyond the time that is given: for imports, and for what is under way
 _MIN_PAIRS, _MAX_PAIRS = 5, 40  # of batches, made in both ways
 _FLOOR = 0.05  # relative error: batches of one short run vary less than runs do
@@ -38,7 +40,8 @@ def told_by_fork(measure: Callable[[], dict[str, Any]], *, seconds: float) -> di
         os.setpgid(child, child)
     os.close(sending)
     try:
-        told = _read(receiving, until_s=time.monotonic() + seconds + _GRACE_S)
+        with reported_wait("a trial of the script's own code", f"after its end, for about {seconds:.0f} s"):
+            told = _read(receiving, until_s=time.monotonic() + seconds + _GRACE_S)
     finally:
         os.close(receiving)
         with suppress(ProcessLookupError):

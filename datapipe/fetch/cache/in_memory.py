@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
+from datapipe.core.waiting import reported_wait
 from datapipe.fetch.cache.store import StoreFiles
 
 logger = get_logger(__name__)
@@ -126,7 +127,8 @@ def _locked_list() -> Iterator[int]:
         if os.fstat(descriptor).st_uid != os.geteuid():
             raise StorageError(f"cache='ram': {path}: belongs to another user; remove it, or pass cache='disk'")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with reported_wait(f"the lock {path}", "another process holds it"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as exc:
             raise StorageError(
                 exc.errno,

@@ -67,7 +67,7 @@ def assemble(
     geometry = recipe.geometry_alone()
     stage = None
     if choice.dali is not None:
-        assert size is not None  # checked by `Request`
+        assert size is not None  # checked by `BackendRequest`
         stage = DaliStage(
             _graph_options(choice.dali, choice.device, recipe, stored_size, size, options),
             num_pipelines=choice.dali.num_pipelines,

@@ -261,7 +261,7 @@ def test_torchs_seeds_on_request() -> None:
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    dp.explain(loader)
+    print(dp.explain(loader))
     return capsys.readouterr().out
 
 

@@ -74,7 +74,7 @@ def assert_close(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    dp.explain(loader)
+    print(dp.explain(loader))
     return capsys.readouterr().out
 
 
