@@ -4,6 +4,7 @@
 #   make test    the test suite, about 7 minutes on two cores    make test-fast   without what is slow: 2 minutes
 #   make test-nightly    what is slow and rarely breaks; continuous integration runs it too
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
+#   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores
 #   make docs    the documentation as a site in site/; a broken link, anchor or piece of code fails
 #   make lint    ruff, format    make types      mypy --strict
 #   make bench   all benchmarks, docs/benchmarks.md and the README's picture (hours: close other programs)
@@ -36,14 +37,14 @@ TORCHVISION ?= torchvision==0.28.0
 CUDF ?= pylibcudf-cu13==26.10.2 rmm-cu13==26.10.0
 
 # Tests start some hundred processes; without bytecode each of them would compile the packages again.
-test test-fast test-nightly: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-nightly cpu-kinds: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
-.PHONY: setup demo test test-fast test-nightly docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
+.PHONY: setup demo test test-fast test-nightly cpu-kinds docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
 setup: $(VENV)/.installed-dev $(VENV)/.installed-docs
 
@@ -57,9 +58,11 @@ test: $(VENV)/.installed-dev
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
-test-nightly: $(VENV)/.installed-dev
+<<<test-nightly: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nightly
-
+===cpu-kinds: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.run_cpu_kinds
+>>>
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

@@ -1,4 +1,5 @@
-"""How far datapipe's transforms are from torchvision's, operation by operation; and DALI's pixels from those of the others.
+"""How far datapipe's transforms are from torchvision's, operation by operation; DALI's pixels from those of the others; and
+what changes on other kinds of CPU.
 
     python -m benchmarks.parity --photos synthetic --out benchmarks/results/parity.json
     python -m benchmarks.parity --photos /data/imagenet/val --images 200
@@ -20,17 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.environment import command_of, describe_environment
 from benchmarks.parity_backends import BackendCase, Photos, backend_cases
-from benchmarks.parity_case import Bound, Case, Pair
+from benchmarks.parity_case import torchvision_resizes
 from benchmarks.parity_cases import cases
+from benchmarks.parity_differences import differences, measure
+from benchmarks.parity_kinds import kinds_table, measure_kinds, own_table
 from datapipe.backends.images_dali.installation import installation
 from datapipe.testing.synthetic_images import make_image_folder
 
-_BINS_PER_STEP = 1000  # of the histogram from which the 99.9th percentile is read
+_NUM_BY_KIND = 8  # photographs compared under each kind of CPU
 
 
 def main() -> None:
@@ -41,7 +43,10 @@ def main() -> None:
         photos = [np.asarray(Image.open(path).convert("RGB")).copy() for path in paths]
         results = [measure(case, photos) for case in cases()]
         print(table(results))
-        encoded = Photos.of(_copied(paths, Path(scratch) / "copied"))
+        copied = _copied(paths, Path(scratch) / "copied")
+        by_kind = measure_kinds(sorted(copied.rglob("*.*"))[:_NUM_BY_KIND], Path(scratch) / "kinds")
+        print(kinds_table(by_kind), own_table(by_kind), sep="\n\n")
+        encoded = Photos.of(copied)
         by_backend = [measure_backend(case, encoded) for case in backend_cases()]
         print(backend_table(by_backend))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "pillow", "numpy")}
@@ -54,54 +59,28 @@ def main() -> None:
         "photos": "generated" if arguments.photos == "synthetic" else Path(arguments.photos).name,
         "num_photos": len(photos),
         "unit": "differences of 255",
+        "torchvision_resizes": torchvision_resizes(),
         "operations": results,
         "backends": by_backend,
+        "kinds_of_cpu": by_kind,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {arguments.out}")
-    if not all(result["within_bound"] for result in [*results, *by_backend]):
+    measured_kinds = [kind for kind in by_kind if "skipped" not in kind]
+    if not all(result["within_bound"] for result in [*results, *by_backend, *measured_kinds]):
         raise SystemExit("some differences exceed what is published")
-
-
-def measure(case: Case, photos: list[NDArray[np.uint8]]) -> dict[str, Any]:
-    """The differences of one case over all photographs, of 255."""
-    found = _differences((case.compare(photo, number) for number, photo in enumerate(photos)), case.bound, case.name)
-    return {"operation": case.name, "against": case.against, **found}
 
 
 def measure_backend(case: BackendCase, photos: Photos) -> dict[str, Any]:
     """The same of a backend's images, and the greatest difference away from their border."""
     pairs = list(case.pairs(photos))
-    found = _differences(iter(pairs), case.bound, case.recipe)
+    found = differences(iter(pairs), case.bound, case.recipe)
     inside = max(float((ours - theirs)[:, 1:-1, 1:-1].abs().max()) for ours, theirs in pairs)
     within = found.pop("within_bound") and inside <= case.inside
     names = {"recipe": case.recipe, "backend": case.backend, "device": case.device, "against": case.against}
     bound = {**found.pop("bound"), "max_inside": case.inside}
     return {**names, **found, "max_inside": round(inside, 6), "bound": bound, "within_bound": within}
-
-
-def _differences(pairs: Iterator[Pair], bound: Bound, name: str) -> dict[str, Any]:
-    counts = np.zeros(256 * _BINS_PER_STEP + 1, np.int64)
-    largest, total = 0.0, 0.0
-    for ours, theirs in pairs:
-        if ours.shape != theirs.shape:
-            raise SystemExit(f"{name}: shapes differ, {tuple(ours.shape)} and {tuple(theirs.shape)}")
-        difference = (ours - theirs).abs().double().numpy().ravel()
-        largest = max(largest, float(difference.max()))
-        total += float(difference.sum())
-        # A difference counts in the first bin whose value is not less than it.
-        places = np.minimum(np.ceil(difference * _BINS_PER_STEP), len(counts) - 1).astype(np.int64)
-        counts += np.bincount(places, minlength=len(counts))
-    p999 = float(np.searchsorted(np.cumsum(counts), 0.999 * counts.sum()) / _BINS_PER_STEP)
-    mean = total / int(counts.sum())
-    return {
-        "max": round(largest, 6),
-        "p99.9": min(p999, round(largest, 6)),
-        "mean": round(mean, 6),
-        "bound": {"max": bound.largest, "p99.9": bound.p999, "mean": bound.mean},
-        "within_bound": largest <= bound.largest and min(p999, largest) <= bound.p999 and mean <= bound.mean,
-    }
 
 
 def table(results: list[dict[str, Any]]) -> str:

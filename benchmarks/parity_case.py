@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class Case:
 EXACT = Bound(0, 0, 0)
 NEARLY = Bound(0.001, 0.001, 0.001)  # other roundings of the same float32 arithmetic
 ONE_STEP = Bound(1, 1, 0.02)  # uint8 steps: the fraction cut off lies next to a whole number
+FLOAT_RESIZE = Bound(1, 1, 0.3)  # rounding integer arithmetic against rounding float32 arithmetic
 PIL_RESIZE = Bound(2, 1, 0.1)  # the distance of torch's own integer resize: one step, in one value of a million two
 PIL_CUBIC = Bound(24, 2, 0.4)  # the same; where an overshoot is cut off between the two directions, their order counts
 PIL_STEP = Bound(1, 1, 1)  # PIL's own rounding of luma and blends
@@ -49,6 +51,12 @@ THRESHOLD = Bound(255, 255, 3)  # one of 256 values lies at the threshold: torch
 PIL_HUE = Bound(24, 20, 4)  # PIL turns hues in 8 bits
 NEIGHBOUR = Bound(255, 0, 0.01)  # a pixel in a thousand at most takes the other of two equally near neighbours
 PIL_NEIGHBOUR = Bound(255, 64, 0.05)  # the same of PIL, more often
+
+
+def torchvision_resizes() -> str:
+    """Return "integers" or "float32": how torchvision resizes uint8 tensors bilinearly here; datapipe always takes integers."""
+    has_kernel = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
+    return "integers" if has_kernel else "float32"
 
 
 def draws_of(number: int) -> Draws:

@@ -16,6 +16,7 @@ import torch
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.parity_case import (
     EXACT,
+    FLOAT_RESIZE,
     NEARLY,
     PIL_CUBIC,
     PIL_RESIZE,
@@ -30,20 +31,26 @@ from benchmarks.parity_case import (
     pixels,
     run,
     square,
+    torchvision_resizes,
 )
 from benchmarks.parity_pixel_cases import augment_cases, pixel_cases
 from datapipe import transforms as T
 
 
-def cases() -> list[Case]:
-    """All of them. Raises ImportError where torchvision is not installed."""
+def cases(resizes: str = "") -> list[Case]:
+    """All of them. Raises ImportError where torchvision is not installed.
+
+    `resizes`: what to take the bounds for, a result of `torchvision_resizes`; that of this process by default.
+    """
     import_torchvision()
     tv = importlib.import_module("torchvision.transforms.v2.functional")
-    return [*_geometry_cases(tv), *_dtype_cases(tv), *pixel_cases(tv), *augment_cases(tv)]
+    on_tensors = EXACT if (resizes or torchvision_resizes()) == "integers" else FLOAT_RESIZE
+    return [*_geometry_cases(tv, on_tensors), *_dtype_cases(tv), *pixel_cases(tv), *augment_cases(tv)]
 
 
-def _geometry_cases(tv: Any) -> Iterator[Case]:
+def _geometry_cases(tv: Any, bilinear_on_tensors: Bound) -> Iterator[Case]:
     size = [SIDE, SIDE]
+    bilinear = (bilinear_on_tensors, PIL_RESIZE)
 
     def case(name: str, transform: Any, bounds: tuple[Bound, Bound], do: Callable[[Any, Pixels, int], Any]) -> Iterator[Case]:
         for against, bound in zip(("tensor", "PIL"), bounds, strict=True):
@@ -59,13 +66,11 @@ def _geometry_cases(tv: Any) -> Iterator[Case]:
     yield from case(
         "RandomResizedCrop",
         crop,
-        (EXACT, PIL_RESIZE),
+        bilinear,
         lambda image, photo, number: tv.resized_crop(image, *box_of(crop, photo, number), size),
     )
-    yield from case("Resize, shorter side", T.Resize(180), (EXACT, PIL_RESIZE), lambda image, *_: tv.resize(image, [180]))
-    yield from case(
-        "Resize, enlarging", T.Resize((700, 900)), (EXACT, PIL_RESIZE), lambda image, *_: tv.resize(image, [700, 900])
-    )
+    yield from case("Resize, shorter side", T.Resize(180), bilinear, lambda image, *_: tv.resize(image, [180]))
+    yield from case("Resize, enlarging", T.Resize((700, 900)), bilinear, lambda image, *_: tv.resize(image, [700, 900]))
     cubic: dict[str, Any] = {"interpolation": "bicubic"}
     cubic_crop = T.RandomResizedCrop(SIDE, **cubic)
     yield from case(
@@ -91,7 +96,7 @@ def _geometry_cases(tv: Any) -> Iterator[Case]:
     yield from case("RandomVerticalFlip", T.RandomVerticalFlip(1), (EXACT, EXACT), lambda image, *_: tv.vertical_flip(image))
     resize_crop_flip = [T.Resize(256), T.CenterCrop(SIDE), T.RandomHorizontalFlip(1)]
     yield from case(
-        "Resize, CenterCrop, flip", resize_crop_flip, (EXACT, PIL_RESIZE),
+        "Resize, CenterCrop, flip", resize_crop_flip, bilinear,
         lambda image, *_: tv.horizontal_flip(tv.center_crop(tv.resize(image, [256]), size)),
     )  # fmt: skip
 

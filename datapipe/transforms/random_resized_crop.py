@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import Draws
 from datapipe.transforms import cuts as chain
+from datapipe.transforms.log_uniform import log_uniform
 from datapipe.transforms.options import Range, check_interpolation, check_range, check_size, refusal, source_repr
 from datapipe.transforms.protocols import Cuts, Interpolation
 
@@ -79,10 +80,9 @@ class RandomResizedCrop:
         num_samples = len(sizes)
         drawn = uniform.reshape(num_samples, -1, 4)
         low, high = self.scale
-        log_low, log_high = math.log(self.ratio[0]) / 2, math.log(self.ratio[1]) / 2
         area = sizes[:, :1] * sizes[:, 1:]
         edge = np.sqrt(((high - low) * drawn[:, :, 0] + low) * area)
-        skew = np.exp((log_high - log_low) * drawn[:, :, 1] + log_low)  # sqrt(width / height)
+        skew = log_uniform(drawn[:, :, 1], math.sqrt(self.ratio[0]), math.sqrt(self.ratio[1]))  # sqrt(width / height)
         height, width = np.rint(edge / skew), np.rint(edge * skew)
         fits = (height <= sizes[:, :1]) & (width <= sizes[:, 1:]) & (height * width > 0)
         first = fits.argmax(axis=1)

@@ -13,9 +13,12 @@ from torchvision_reference import torchvision_v2
 
 torchvision_v2()
 
-from benchmarks.parity import measure, table  # noqa: E402
+from benchmarks.cpu_kinds import cpu_kinds  # noqa: E402
+from benchmarks.parity import table  # noqa: E402
 from benchmarks.parity_case import EXACT, Bound, Case  # noqa: E402
 from benchmarks.parity_cases import cases  # noqa: E402
+from benchmarks.parity_differences import measure  # noqa: E402
+from benchmarks.parity_kinds import OWN, kinds_table, own_table  # noqa: E402
 from datapipe.testing.synthetic_images import make_image_folder  # noqa: E402
 
 
@@ -37,8 +40,29 @@ def test_what_is_published_is_what_is_tested() -> None:
     report = json.loads((root / "benchmarks" / "results" / "parity.json").read_text())
     assert table(report["operations"]) in (root / "docs" / "transforms.md").read_text()
     reported = [(r["operation"], r["against"], tuple(r["bound"].values())) for r in report["operations"]]
-    assert reported == [(c.name, c.against, (c.bound.largest, c.bound.p999, c.bound.mean)) for c in cases()]
+    assert reported == bounds(report["torchvision_resizes"])
     assert all(r["within_bound"] for r in report["operations"])
+
+
+def test_what_is_published_of_other_cpus_is_what_is_tested() -> None:
+    """The same of the kinds of CPU, whose settings are those that `make cpu-kinds` tests."""
+    root = Path(__file__).parents[2]
+    kinds = json.loads((root / "benchmarks" / "results" / "parity.json").read_text())["kinds_of_cpu"]
+    page = (root / "docs" / "transforms.md").read_text()
+    assert kinds_table(kinds) in page
+    assert own_table(kinds) in page
+    assert [kind["kind"] for kind in kinds] == [kind.name for kind in cpu_kinds()[1:]]
+    own_bound = {"max": OWN.largest, "p99.9": OWN.p999, "mean": OWN.mean}
+    for kind in kinds:
+        if "skipped" not in kind:
+            assert kind["within_bound"]
+            reported = {(r["operation"], r["against"], tuple(r["bound"].values())) for r in kind["operations"]}
+            assert reported <= set(bounds(kind["torchvision_resizes"]))
+            assert all(r["bound"] == own_bound for r in kind["own"])
+
+
+def bounds(resizes: str) -> list[tuple[str, str, tuple[float, float, float]]]:
+    return [(c.name, c.against, (c.bound.largest, c.bound.p999, c.bound.mean)) for c in cases(resizes)]
 
 
 def test_an_exceeded_bound_is_seen(photos: list[NDArray[np.uint8]]) -> None:

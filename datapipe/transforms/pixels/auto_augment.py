@@ -154,8 +154,8 @@ def _signed(magnitude: Float, choice: NDArray[np.int64], uniform: Float) -> Floa
     return np.where(_SIGNED[choice] & (uniform <= 0.5), -magnitude, magnitude)
 
 
-# The tables are computed in torch's float32, as torchvision's are: where a magnitude is truncated to whole pixels or
-# bits, the last digit matters.
+# The tables have the float32 values of torchvision's: where a magnitude is truncated to whole pixels or bits, the last
+# digit matters.
 
 
 @lru_cache(maxsize=16)
@@ -172,12 +172,22 @@ def _trivial_augment_table(num_bins: int) -> Float:
 
 def _table(num_bins: int, *, shear: float, right: float, down: float, degrees: float, factor: float, bits: int) -> Float:
     ends = [0, shear, shear, right, down, degrees, factor, factor, factor, factor]
-    rows = [torch.linspace(0.0, end, num_bins) for end in ends]
-    lost = torch.arange(num_bins) / ((num_bins - 1) / bits) if num_bins > 1 else torch.zeros(1)
-    rows.append((8 - lost).round())
-    rows.append(torch.linspace(1.0, 0.0, num_bins))
-    rows += [torch.zeros(num_bins)] * 2
-    return torch.stack(rows).double().numpy()
+    rows = [_linspace(0.0, end, num_bins) for end in ends]
+    lost = np.arange(num_bins) / (max(num_bins - 1, 1) / bits)
+    rows.append(np.rint(8 - lost))
+    rows.append(_linspace(1.0, 0.0, num_bins))
+    rows += [np.zeros(num_bins)] * 2
+    return np.stack(rows)
+
+
+def _linspace(start: float, end: float, num: int) -> Float:
+    """Return what torch.linspace gives in float32 where the CPU fuses a multiplication and an addition, on every CPU."""
+    # float64 holds the product exactly, and the sum is rounded to float32 once, as a fused one is.
+    first, last = np.float32(start), np.float32(end)
+    step = np.float64((last - first) / np.float32(max(num - 1, 1)))
+    number = np.arange(num)
+    upwards, downwards = first + step * number, last - step * (num - 1 - number)
+    return np.where(number < max(num // 2, 1), upwards, downwards).astype(np.float32).astype(np.float64)
 
 
 def _check_bins(owner: object, num_bins: object) -> None:

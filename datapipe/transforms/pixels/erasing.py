@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws, mix64
+from datapipe.transforms.log_uniform import log_uniform
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.protocols import Locality, Params
 
@@ -64,8 +65,7 @@ class RandomErasing:
         tries = uniform[:, 2:].reshape(len(draws), _NUM_ATTEMPTS, 4)
         image_height, image_width = size
         area = image_height * image_width * (self.scale[0] + (self.scale[1] - self.scale[0]) * tries[:, :, 0])
-        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        ratio = np.exp(log_low + (log_high - log_low) * tries[:, :, 1])
+        ratio = log_uniform(tries[:, :, 1], *self.ratio)
         height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
         fits = (height < image_height) & (width < image_width)
         first = np.arange(len(draws)), fits.argmax(axis=1)
