@@ -58,11 +58,12 @@ test: $(VENV)/.installed-dev
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
 
-<<<test-nightly: $(VENV)/.installed-dev
+test-nightly: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nightly
-===cpu-kinds: $(VENV)/.installed-dev
+
+cpu-kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.run_cpu_kinds
->>>
+
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

@@ -12,6 +12,7 @@ from benchmarks.recording import measure
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_recording_is_timed_apart_from_the_images(tmp_path: Path) -> None:
     try:
         import_torchvision()

@@ -47,6 +47,7 @@ def run_process(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_training_stops_and_goes_on(shards: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:
     """80 samples are five steps of 16: two before the stop, three after it, on twice the processes with half the batch."""
     arguments = [str(shards), "--checkpoint", str(tmp_path / "run.pt")]

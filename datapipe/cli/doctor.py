@@ -123,7 +123,7 @@ def _advise(facts: dict[str, Any]) -> list[str]:
         advice.append("one core for decoding: give the process more cores (taskset, SLURM_CPUS_PER_TASK, container quota)")
     if facts["shared_memory_nbytes"] < _SHARED_MEMORY_NBYTES:
         advice.append(
-            f"/dev/shm holds {size_text(facts['shared_memory_nbytes'])}, through which torch's worker processes hand over batches: "
+            f"/dev/shm has {size_text(facts['shared_memory_nbytes'])}, through which torch's worker processes hand batches over: "
             "docker run --shm-size=8g (datapipe's loader has threads and does not need it)"
         )
     if len(os.fsencode(facts["temporary_directory"])) > _SOCKET_DIRECTORY_LENGTH:

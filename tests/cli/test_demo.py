@@ -15,6 +15,7 @@ from datapipe.testing.synthetic_images import make_image_folder
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """With small pictures: photographs are made by the test below."""
     monkeypatch.setattr("datapipe.cli.demo.make_image_folder", functools.partial(make_image_folder, scale="small"))

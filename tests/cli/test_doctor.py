@@ -64,7 +64,7 @@ def test_too_little_shared_memory_and_too_long_names_of_sockets(
         monkeypatch.setattr("tempfile.tempdir", "/" + "t" * (length - 1))
         assert main(["doctor"]) == 0
         text = capsys.readouterr().out
-        assert ("advice    /dev/shm holds 67.1 MB," in text) == (nbytes < 1 << 30)
+        assert ("advice    /dev/shm has 67.1 MB," in text) == (nbytes < 1 << 30)
         assert (f"advice    TMPDIR is {'/' + 't' * 75}:" in text) == (length > 75)
 
 
