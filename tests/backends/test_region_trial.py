@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pytest
 
 from datapipe.backends.images_dali import region_trial as room
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pytest
 import torch
 
@@ -204,7 +203,7 @@ def test_the_right_extra_is_named(monkeypatch: pytest.MonkeyPatch, forgetful: No
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("datapipe.loader.calibration._MEASURED_S", 0.0)
     return tmp_path
 
