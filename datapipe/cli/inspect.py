@@ -15,7 +15,7 @@ from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet, spread_ids
 from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
-from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
+from datapipe.containers.tables.files import TEXT_SUFFIXES, null_counts, open_table
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import DatapipeError, DecodeError, FormatError, IntegrityError, OptionError
@@ -183,9 +183,10 @@ def describe_table(index: TableIndex) -> dict[str, Any]:
     """The facts of a table, JSON-safe. `nulls`: by column, None where footers do not count them."""
     about = index.describe()
     least, median, most = about["rows per group"]
+    by_file = [null_counts(file) for file in index.files]
 
     def nulls(name: str) -> int | None:
-        counts = [0 if name in file.missing else file.nulls.get(name) for file in index.files]
+        counts = [0 if name in file.missing else found.get(name) for file, found in zip(index.files, by_file, strict=True)]
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
     return {

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from datapipe.core.errors import DecodeError, OptionError
+from datapipe.core.printable import counted
 from datapipe.index.tables import ColumnKind, TableColumn, TableGroup
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -111,10 +112,9 @@ def _bits(array: pa.Array, buffer: Any) -> NDArray[np.bool_]:
 
 def nulls_error(name: str, dtype: str, group: TableGroup, num_nulls: int) -> OptionError:
     """Return the error for nulls in a column whose dtype has no value for them."""
-    known = group.file.nulls.get(name)
-    count = f"{num_nulls} nulls in row group {group.number}" if known is None else f"{known} nulls"
     return OptionError(
-        f"{group.file.path}: column {name!r} has {count}, and {dtype} has no value for them; fill them (dp.Columns.FillMissing), "
+        f"{group.file.path}: column {name!r} has {counted(num_nulls, 'null')} in row group {group.number}, and "
+        f"{dtype} has no value for them; fill them (dp.Columns.FillMissing), "
         "leave the column out of columns=, or ask for a floating dtype in dtypes=, where nulls are NaN"
     )
 

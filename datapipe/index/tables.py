@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from datapipe.core.errors import FormatError, OptionError
 from datapipe.core.printable import listed
 
 Ints = NDArray[np.int64]
-
-UNKNOWN_NULLS = -1
 
 TABLE_NAME = "table.json"  # of a converted table
 
@@ -57,7 +55,6 @@ class TableFile:
     mtime_ns: int
     num_rows: int
     missing: frozenset[str] = frozenset()  # columns of the schema that this file lacks
-    nulls: Mapping[str, int] = field(default_factory=dict)  # per column, if the footer has it; otherwise unknown
     etag: str | None = None  # of an object in a store, whose path is its URL
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +217,38 @@ def test_two_columns_of_one_name_and_an_empty_path_are_refused(tmp_path: Path) -
         open_table(path)
     with pytest.raises(OptionError, match="the path to the table is empty"):
         open_table("")
+
+
+_OPEN_ALL_DAMAGED = """
+import sys
+from datapipe.containers.tables.files import null_counts, open_table
+from datapipe.core.errors import DatapipeError
+path, start, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+whole, num_refused = open(path, "rb").read(), 0
+for place in range(start, end):
+    for change in (1, 16, 128):
+        damaged = bytearray(whole)
+        damaged[place] ^= change
+        open(path, "wb").write(damaged)
+        try:
+            for file in open_table(path).files:
+                null_counts(file)
+        except DatapipeError:
+            num_refused += 1
+print(num_refused)
+"""
+
+
+@pytest.mark.slow
+def test_no_damaged_footer_ends_the_process(tmp_path: Path) -> None:
+    """pyarrow's own statistics do, for a type or a repetition that it does not know."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2.0, None] * 10, "s": ["x"] * 30}), path, row_group_size=15)
+    whole = path.read_bytes()
+    end = len(whole) - 8
+    places = [str(end - int.from_bytes(whole[-8:-4], "little")), str(end)]
+    command = [sys.executable, "-c", _OPEN_ALL_DAMAGED, str(path), *places]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert int(done.stdout) > 100

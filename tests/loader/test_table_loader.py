@@ -323,7 +323,7 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
 def test_a_pass_that_an_error_ends_leaves_no_threads_and_no_memory(tmp_path: Path, num_workers: int) -> None:
     before, held_before = threading.active_count(), windows_in_memory()
     pq.write_table(pa.table({"x": pa.array([*range(500), None], pa.int64())}), tmp_path / "t.parquet")
-    with pytest.raises(dp.OptionError, match="column 'x' has 1 nulls"):
+    with pytest.raises(dp.OptionError, match="column 'x' has 1 null in row group 0"):
         list(dp.TableLoader(tmp_path / "t.parquet", 10, columns=["x"], num_workers=num_workers))
     assert windows_in_memory() == held_before
     assert threading.active_count() == before

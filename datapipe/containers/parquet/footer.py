@@ -25,8 +25,8 @@ _REQUIRED, _REPEATED = 0, 2
 _TEXTS = (0, 4, 19)  # converted types UTF8, ENUM, JSON
 _LOGICAL_TEXTS = (1, 4, 12)  # logical types STRING, ENUM, JSON
 
-# codec, number of values, compressed size, offsets of the first data page and of the dictionary page
-_COLUMN_METADATA: Shape = {4: None, 5: None, 7: None, 9: None, 11: None}
+# codec, number of values, compressed size, offsets of the first data page and of the dictionary page, number of nulls
+_COLUMN_METADATA: Shape = {4: None, 5: None, 7: None, 9: None, 11: None, 12: {3: None}}
 _ROW_GROUP: Shape = {1: {1: None, 3: _COLUMN_METADATA}, 3: None}
 _ELEMENT: Shape = {1: None, 3: None, 4: None, 5: None, 6: None, 10: {number: {} for number in _LOGICAL_TEXTS}}
 _FOOTER: Shape = {2: _ELEMENT, 3: None, 4: _ROW_GROUP, 5: {1: None, 2: None}}
@@ -69,6 +69,15 @@ class Footer:
         """Return the column of that path, or its leaves."""
         return [column for column in self.columns if column.path == path or column.path.startswith(f"{path}.")]
 
+    def null_counts(self) -> dict[str, int]:
+        """Return how many nulls each column has, by path, for columns of which every row group says so. Raises DamagedError."""
+        counts: dict[str, int] = {}
+        for column in self.columns:
+            stated = [_metadata(group, column, number).get(12, {}).get(3) for number, group in enumerate(self.row_groups)]
+            if all(type(count) is int and count >= 0 for count in stated):
+                counts[column.path] = sum(stated)
+        return counts
+
     def chunks(self, column: SchemaLeaf) -> Iterator[tuple[Chunk, str]]:
         """Yield a column's chunks, one per row group, each with the name of its codec. Raises DamagedError.
 
@@ -76,8 +85,8 @@ class Footer:
         """
         position = 0
         for number, group in enumerate(self.row_groups):
-            where = f"column {column.path!r} of row group {number}"
-            chunk, codec = _chunk(group, column, where)
+            where = _place(column, number)
+            chunk, codec = _chunk(_metadata(group, column, number), column)
             if chunk.start < position:
                 raise DamagedError(f"{where} overlaps the data before it")
             if chunk.end > self.nbytes:
@@ -108,8 +117,13 @@ def read_footer(data: ByteSource) -> Footer:
     )
 
 
-def _chunk(group: dict[int, Any], column: SchemaLeaf, where: str) -> tuple[Chunk, str]:
-    columns = _list(group, 1)
+def _place(column: SchemaLeaf, row_group: int) -> str:
+    return f"column {column.path!r} of row group {row_group}"
+
+
+def _metadata(group: dict[int, Any], column: SchemaLeaf, row_group: int) -> dict[int, Any]:
+    """Return the metadata of a column's chunk. Raises DamagedError."""
+    columns, where = _list(group, 1), _place(column, row_group)
     if column.number >= len(columns):
         raise DamagedError(f"{where} is missing")
     found = columns[column.number]
@@ -118,6 +132,10 @@ def _chunk(group: dict[int, Any], column: SchemaLeaf, where: str) -> tuple[Chunk
     facts = found.get(3)
     if not isinstance(facts, dict):
         raise DamagedError(f"{where} has no metadata")
+    return facts
+
+
+def _chunk(facts: dict[int, Any], column: SchemaLeaf) -> tuple[Chunk, str]:
     start, dictionary = number_in(facts, 9), facts.get(11)
     if type(dictionary) is int and 0 < dictionary < start:
         start = dictionary

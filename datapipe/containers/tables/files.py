@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from datapipe.containers.mapped import byte_source
+from datapipe.containers.parquet.footer import read_footer
+from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.remote_shards import named_shards, shards_under
 from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import columns_of, merged
@@ -141,6 +144,20 @@ def _urls_of(text: str) -> list[str]:
     return urls
 
 
+def null_counts(file: TableFile) -> dict[str, int]:
+    """Return how many nulls the columns of a file have, by name, for those of which the footer of a Parquet file says so.
+
+    Raises FormatError if the footer is damaged, MissingDataError or StorageError if it cannot be read.
+    """
+    if file.container != "parquet":
+        return {}
+    with byte_source(file.path, "Parquet") as data:
+        try:
+            return read_footer(data).null_counts()
+        except DamagedError as exc:
+            raise FormatError(f"{file.path}: damaged: {exc}; get the file again") from exc
+
+
 def _is_shown(path: Path, root: Path) -> bool:
     """Return True for a data file: no sidecar, and no part of its name below the root is hidden or begins with `_`."""
     return (
@@ -208,21 +225,8 @@ def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _S
     """What the footer of a Parquet file says."""
     columns = columns_of(schema, file.path)
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    file = dataclasses.replace(file, num_rows=sum(rows), nulls=_nulls(metadata, columns))
+    file = dataclasses.replace(file, num_rows=sum(rows))
     return _Scanned(file, columns, rows, hashlib.sha256(footer).hexdigest())
-
-
-def _nulls(metadata: Any, columns: dict[str, TableColumn]) -> dict[str, int]:
-    """Return how many nulls each column has, for columns with statistics in all row groups."""
-    counts: dict[str, int] = {}
-    for number in range(metadata.num_columns):
-        name = metadata.schema.column(number).path
-        if name not in columns:
-            continue
-        parts = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
-        if all(part is not None and part.has_null_count for part in parts):
-            counts[name] = sum(part.null_count for part in parts)
-    return counts
 
 
 def _scan_arrow(path: str) -> _Scanned:
