@@ -43,8 +43,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes that run tests")
     parser.add_argument("--skip-missing", action="store_true", help="a Python that cannot be found is no failure")
     arguments = parser.parse_args()
-    # An earlier run of the same environment is replaced; those of others stay.
-    runs: dict[str, Run] = json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}
+    runs: dict[str, Run] = {}
     told, good = [], True
     for name in arguments.names or names:
         version = _PYTHONS[0] if name == "lowest" else name
@@ -62,7 +61,9 @@ def main() -> int:
             continue
         told.append(_line(name, runs[name]))
         good &= runs[name]["exit_status"] == 0
-        _RESULT.write_text(json.dumps({"runs": {key: runs[key] for key in names if key in runs}}, indent=1) + "\n")
+    # At the end, for the tests compare documents with the results. Runs of other environments stay.
+    runs = (json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}) | runs
+    _RESULT.write_text(json.dumps({"runs": {name: runs[name] for name in names if name in runs}}, indent=1) + "\n")
     print("\n".join(["", *told]))
     return 0 if good else 1
 
@@ -92,7 +93,8 @@ def make_environment(path: Path, python: str, *, lowest: bool) -> Path:
     bounds.write_text(_lowest(made) if lowest else "")
     install = [*_UV, "pip", "install", "--python", made]
     _output([*install, "--constraint", bounds, "--editable", ".[dev]", "torchvision"])
-    _output([*install, "--no-deps", "pylibcudf-cu13", "rmm-cu13"])  # see `.installed-dev` in the Makefile
+    cuda = "cu12" if lowest else "cu13"  # of torch's build
+    _output([*install, "--no-deps", f"pylibcudf-{cuda}", f"rmm-{cuda}"])  # see `.installed-dev` in the Makefile
     return made
 
 
