@@ -53,7 +53,7 @@ def main() -> int:
             good &= arguments.skip_missing
             continue
         try:
-            made = make_environment(arguments.environments / name, python, lowest=name == "lowest")
+            made = make_environment(arguments.environments.resolve() / name, python, lowest=name == "lowest")
             runs[name] = run_suite(made, whole=name in (_PYTHONS[0], _PYTHONS[-1]), jobs=arguments.jobs)
         except subprocess.CalledProcessError as exc:
             told.append(f"{name:<7} not run: {' '.join(map(str, exc.cmd))} failed:\n{exc.stderr.strip()}")
@@ -61,9 +61,9 @@ def main() -> int:
             continue
         told.append(_line(name, runs[name]))
         good &= runs[name]["exit_status"] == 0
-    # At the end, for the tests compare documents with the results. Runs of other environments stay.
-    runs = (json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}) | runs
-    _RESULT.write_text(json.dumps({"runs": {name: runs[name] for name in names if name in runs}}, indent=1) + "\n")
+    if runs:  # at the end, for the tests compare documents with the results; runs of other environments stay
+        runs = (json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}) | runs
+        _RESULT.write_text(json.dumps({"runs": {name: runs[name] for name in names if name in runs}}, indent=1) + "\n")
     print("\n".join(["", *told]))
     return 0 if good else 1
 
