@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=names, metavar="NAME", help=f"some of {', '.join(names)}")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions", help="where they are made")
     parser.add_argument("--jobs", type=int, default=2, help="processes that run tests")
+    parser.add_argument("--quick", action="store_true", help="the quick suite everywhere")
     parser.add_argument("--skip-missing", action="store_true", help="a Python that cannot be found is no failure")
     arguments = parser.parse_args()
     runs: dict[str, Run] = {}
@@ -54,7 +55,8 @@ def main() -> int:
             continue
         try:
             made = make_environment(arguments.environments.resolve() / name, python, lowest=name == "lowest")
-            runs[name] = run_suite(made, whole=name in (_PYTHONS[0], _PYTHONS[-1]), jobs=arguments.jobs)
+            whole = name in (_PYTHONS[0], _PYTHONS[-1]) and not arguments.quick
+            runs[name] = run_suite(made, whole=whole, jobs=arguments.jobs)
         except subprocess.CalledProcessError as exc:
             told.append(f"{name:<7} not run: {' '.join(map(str, exc.cmd))} failed:\n{exc.stderr.strip()}")
             good = False
@@ -105,7 +107,10 @@ def _lowest(python: Path) -> str:
 
 
 def run_suite(python: Path, *, whole: bool, jobs: int) -> Run:
-    """Run the tests; all of their output goes to a file beside the environment's interpreter."""
+    """Run the tests; all of their output goes to a file in the environment.
+
+    Raises subprocess.CalledProcessError if they do not come to their end.
+    """
     environment = describe_environment()
     log = python.parents[1] / "test.log"
     print(f"{log}: {'whole' if whole else 'quick'} suite ...", flush=True)
@@ -113,6 +118,8 @@ def run_suite(python: Path, *, whole: bool, jobs: int) -> Run:
     started = time.monotonic()
     with log.open("w") as out:
         status = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT).returncode
+    if status not in (0, 1):  # no test failed, or some did
+        raise subprocess.CalledProcessError(status, command, stderr=log.read_text()[-2000:])
     versions = json.loads(_output([*_UV, "pip", "list", "--python", python, "--format", "json"]))
     return {
         "suite": "whole" if whole else "quick",
