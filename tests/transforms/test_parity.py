@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision_reference import torchvision_v2
 
-torchvision_v2()
+torchvision_v2(measured=True)
 
 from benchmarks.parity import measure, table  # noqa: E402
 from benchmarks.parity_case import EXACT, Bound, Case  # noqa: E402
