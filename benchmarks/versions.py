@@ -46,28 +46,35 @@ def main() -> int:
     arguments = parser.parse_args()
     runs: dict[str, Run] = {}
     told, good = [], True
-    for name in arguments.names or names:
-        version = _PYTHONS[0] if name == "lowest" else name
-        python = find_python(version)
-        if python is None:
-            told.append(f"{name:<7} not run: no python{version} found")
-            good &= arguments.skip_missing
-            continue
-        try:
-            made = make_environment(arguments.environments.resolve() / name, python, lowest=name == "lowest")
-            whole = name in (_PYTHONS[0], _PYTHONS[-1]) and not arguments.quick
-            runs[name] = run_suite(made, whole=whole, jobs=arguments.jobs)
-        except subprocess.CalledProcessError as exc:
-            told.append(f"{name:<7} not run: {' '.join(map(str, exc.cmd))} failed:\n{exc.stderr.strip()}")
-            good = False
-            continue
-        told.append(_line(name, runs[name]))
-        good &= runs[name]["exit_status"] == 0
-    if runs:  # at the end, for the tests compare documents with the results; runs of other environments stay
-        runs = (json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}) | runs
-        _RESULT.write_text(json.dumps({"runs": {name: runs[name] for name in names if name in runs}}, indent=1) + "\n")
+    try:
+        for name in arguments.names or names:
+            version = _PYTHONS[0] if name == "lowest" else name
+            python = find_python(version)
+            if python is None:
+                told.append(f"{name:<7} not run: no python{version} found")
+                good &= arguments.skip_missing
+                continue
+            try:
+                made = make_environment(arguments.environments.resolve() / name, python, lowest=name == "lowest")
+                whole = name in (_PYTHONS[0], _PYTHONS[-1]) and not arguments.quick
+                runs[name] = run_suite(made, whole=whole, jobs=arguments.jobs)
+            except subprocess.CalledProcessError as exc:
+                told.append(f"{name:<7} not run: {' '.join(map(str, exc.cmd))} failed:\n{exc.stderr.strip()}")
+                good = False
+                continue
+            told.append(_line(name, runs[name]))
+            good &= runs[name]["exit_status"] == 0
+    finally:  # also of a run that is interrupted; not earlier, for the tests compare documents with the results
+        if runs:
+            _save(runs, names)
     print("\n".join(["", *told]))
     return 0 if good else 1
+
+
+def _save(runs: dict[str, Run], names: list[str]) -> None:
+    """Write the result file; runs of other environments stay as they are there."""
+    runs = (json.loads(_RESULT.read_text())["runs"] if _RESULT.exists() else {}) | runs
+    _RESULT.write_text(json.dumps({"runs": {name: runs[name] for name in names if name in runs}}, indent=1) + "\n")
 
 
 def find_python(version: str) -> str | None:
