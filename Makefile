@@ -11,6 +11,9 @@
 #   make gpu-check       the GPU check, on a machine with an NVIDIA GPU (benchmarks/gpu/README.md)
 #   make gpu-check-dry   the same lines on the CPU, over tiny images (a minute or two)
 #   make fuzz    a million damaged files of every format that others write (an hour; FUZZ_ARGS="--inputs 10000" for fewer)
+#   make versions   the tests on Python 3.11 to 3.14 with the newest torch, and on the lowest versions allowed (network, 10 GB, hours);
+#                   VERSIONS_ARGS="3.14 lowest" for those alone, UV_TORCH_BACKEND=cpu in the environment for small builds of torch
+#   make arm     convert and load on an emulated ARM CPU (network; see .ci/arm)
 #   make resolve does pip find a consistent set for each extra? (network)
 #   make constraints   pin anew what CI runs (TORCH=... and TORCHVISION=... to move those two)
 #   make check-wheel   wheel and sdist from a clean clone, checked; the quick start in an empty environment with that wheel
@@ -30,6 +33,7 @@ PYTEST_ARGS ?= -n $(JOBS) --dist worksteal
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?= --inputs 1000000
+VERSIONS_ARGS ?=
 GPU_PYTHON ?= $(BIN)/python
 GPU_ARGS ?=
 TORCH ?= torch==2.13.0
@@ -37,14 +41,14 @@ TORCHVISION ?= torchvision==0.28.0
 CUDF ?= pylibcudf-cu13==26.10.2 rmm-cu13==26.10.0
 
 # Tests start some hundred processes; without bytecode each of them would compile the packages again.
-test test-fast test-nightly cpu-kinds: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-nightly cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
-.PHONY: setup demo test test-fast test-nightly cpu-kinds docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
+.PHONY: setup demo test test-fast test-nightly cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
 setup: $(VENV)/.installed-dev $(VENV)/.installed-docs
 
@@ -112,6 +116,12 @@ gpu-check-dry: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python tests/fuzz.py $(FUZZ_ARGS)
 
+versions: $(VENV)/.installed-uv
+	$(BIN)/python -m benchmarks.versions --jobs $(JOBS) --environments $(VENV)-versions $(VERSIONS_ARGS)
+
+arm: $(VENV)/.installed-uv
+	PATH="$(abspath $(BIN)):$$PATH" .ci/arm $(VENV)-arm
+
 # Since 2.11 PyPI's torch is built for CUDA 13 and excludes RAPIDS for CUDA 12, so the CUDA 12 extras
 # resolve with an older torch, or with one from torch's own CUDA 12 index.
 resolve: $(VENV)/.made
@@ -175,4 +185,8 @@ $(VENV)/.installed-docs: $(VENV)/.made $(NEEDS)
 $(VENV)/.installed-release: $(VENV)/.made $(NEEDS)
 	@echo 'Installing the tools of a release into $(VENV) ...'
 	@$(PIP) install $(PIP_ARGS) -c constraints.txt build twine
+	@touch $@
+
+$(VENV)/.installed-uv: $(VENV)/.made
+	@$(PIP) install $(PIP_ARGS) 'uv>=0.8'
 	@touch $@

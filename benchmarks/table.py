@@ -1,4 +1,4 @@
-"""Write the figures of docs/benchmarks.md, benchmarks/README.md and docs/diagnose.md, and draw the picture of README.md.
+"""Write the figures of benchmarks/README.md and of pages in docs/, and draw the picture of README.md.
 
 All of them come from the committed results, never from a hand.
 
@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bars
+from benchmarks import bars, versions
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
@@ -57,6 +57,7 @@ def tables(found: dict[str, Any]) -> dict[Path, str]:
         ROOT / "docs" / "benchmarks.md": as_markdown(found),
         ROOT / "benchmarks" / "README.md": bars.as_markdown(found),
         ROOT / "docs" / "diagnose.md": diagnostics.as_markdown(found),
+        ROOT / "docs" / "stability.md": versions.as_markdown(found),
     }
 
 

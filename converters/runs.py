@@ -88,7 +88,7 @@ def read_record(path: Path, kind: type[T], what: str, remedy: str) -> T:
         return msgspec.convert(json.loads(regular_files.read_bytes(path, at_most=_MAX_RECORD_NBYTES)), kind)
     except FormatError:
         raise
-    except (ValueError, RecursionError) as exc:
+    except (ValueError, msgspec.ValidationError, RecursionError) as exc:  # 0.20's is no ValueError
         raise FormatError(f"{path}: not {what} ({exc!s:.100}); {remedy}") from exc
 
 

@@ -106,7 +106,7 @@ def read_plan(path: Path) -> ConversionPlan:
             path_inside(str(path.parent), name, named_in=path, follows=True)
     except DatapipeError:
         raise
-    except (TypeError, ValueError, RecursionError) as exc:  # values of unexpected types
+    except (TypeError, ValueError, msgspec.ValidationError, RecursionError) as exc:  # values of unexpected types
         problem = f"the plan is damaged, or of another version of datapipe ({exc!r:.80})"
         raise IntegrityError(f"{path}: {problem}; delete {path.parent} and convert again") from exc
     return dataclasses.replace(plan, path=path, shards=shards)

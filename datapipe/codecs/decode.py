@@ -48,7 +48,7 @@ def open_decoder(name: str = "auto") -> Decoder:
     """Return a decoder for the calling thread.
 
     `name`: "auto" (the fastest installed), or one of DECODER_NAMES. Raises DependencyError if that one
-    is not installed, OptionError for an unknown name.
+    is not installed or too old, OptionError for an unknown name.
     """
     if name == "auto":
         name = default_decoder_name()
@@ -110,6 +110,8 @@ class NvImageCodecDecoder:
 
     def __init__(self) -> None:
         nvimgcodec = import_nvimgcodec()
+        if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):  # 0.7 and 0.8, which some releases of DALI bring
+            raise DependencyError(f"nvImageCodec {nvimgcodec.__version__} is too old; pip install 'gpu-datapipe[nvimgcodec]'")
         self._pillow = PillowDecoder()
         self._codec = nvimgcodec
         self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)

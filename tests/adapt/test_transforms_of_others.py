@@ -102,10 +102,11 @@ def test_random_cuts_before_them_are_ours_and_resume(root: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_what_they_raise_comes_through(root: Path) -> None:
-    def fails(image: Any) -> Any:
-        raise ArithmeticError("by the user")
+def fails(image: Any) -> Any:
+    raise ArithmeticError("by the user")
 
+
+def test_what_they_raise_comes_through(root: Path) -> None:
     with pytest.raises(ArithmeticError, match="by the user"):
         next(iter(dp.DataLoader(root, batch_size=2, transform=[dp.CenterCrop(8), fails], num_workers=2)))
     with pytest.raises(ArithmeticError, match="by the user") as caught:

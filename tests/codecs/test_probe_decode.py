@@ -456,6 +456,15 @@ def test_memory_with_padded_rows_is_refused() -> None:
         _ReusedImage().pixels_of(image)
 
 
+def test_an_nvimgcodec_that_cannot_decode_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI 2.0 brings one."""
+    nvimgcodec = pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is not installed")
+    monkeypatch.delattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY")
+    with pytest.raises(DependencyError, match="too old; pip install"):
+        open_decoder("nvimgcodec")
+    assert default_decoder_name.__wrapped__() == "simplejpeg"
+
+
 def test_threads_may_open_their_decoders_all_at_once() -> None:
     """As a loader's threads do. In a process of its own, where nothing is imported yet."""
     code = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 
 import pytest
+from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from datapipe.containers.tar.layout import MAX_MEMBER_NBYTES, IndexedMember, dal
 from datapipe.core.errors import FormatError
 
 
+@quick
 @given(
     name=st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=100),
     nbytes=st.integers(0, MAX_MEMBER_NBYTES),
@@ -35,6 +37,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         member_header(b"a.jpg", MAX_MEMBER_NBYTES + 1)
 
 
+@quick
 @given(nbytes=st.integers(0, 5000))
 def test_padding_reaches_the_next_block(nbytes: int) -> None:
     assert (nbytes + len(padding(nbytes))) % 512 == 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,6 +173,7 @@ intervals = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (
 layers = st.lists(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_size=6), max_size=3)
 
 
+@quick
 @given(interval=intervals, layers=layers)
 def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], layers: Any) -> None:
     spans = [[WorkSpan(what, *times) for what, times in layer] for layer in layers]
@@ -185,6 +187,7 @@ def test_charging_agrees_with_counting_every_moment(interval: tuple[int, int], l
     assert math.isclose(sum(charged.values()), interval[1] - interval[0])
 
 
+@quick
 @given(spans=st.lists(intervals, max_size=12), interval=intervals)
 def test_the_index_finds_every_span_that_overlaps(spans: list[tuple[int, int]], interval: tuple[int, int]) -> None:
     found = SpanIndex(WorkSpan("x", *times) for times in spans).during(*interval)

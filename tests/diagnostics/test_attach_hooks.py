@@ -156,6 +156,8 @@ def test_pinning_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.accelerator.current_accelerator", lambda *_: types.SimpleNamespace(type="cuda"))
         monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
         monkeypatch.setattr("torch.accelerator.set_device_index", lambda _: None)
+        for name, value in (("is_available", True), ("current_device", 0), ("set_device", None)):  # torch asks it before 2.7
+            monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
         monkeypatch.setattr("torch.Tensor.pin_memory", lambda self, *_: self.clone())
         for num_workers in (0, 2):
             batches = list(DataLoader(data.Numbers(), batch_size=8, num_workers=num_workers, pin_memory=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 from report_documents import HOSTILE, document
@@ -107,6 +108,7 @@ def test_what_was_not_measured_is_named() -> None:
     assert words.unmeasured(read_document(document("host clock")))[0] == "the GPU's idle time"
 
 
+@quick
 @given(
     low=st.floats(-1e6, 1e6),
     length=st.floats(1e-6, 1e6),
@@ -127,6 +129,7 @@ def test_an_axis_without_length_is_no_division_by_zero() -> None:
     assert (Axis(1.0, 1.0, 100).at(1.0), Axis(1.0, 1.0, 100).share(1.0), ticks(1.0, 1.0, num=5)) == (0, 0.0, [1.0])
 
 
+@quick
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9), st.sampled_from([None, 0, 1]))))
 def test_lanes_hold_every_span_once_and_none_over_another(rows: list[tuple[int, int, int | None]]) -> None:
     spans = [Span(start_s=start / 10, duration_s=length / 10, stage="read", worker=worker) for start, length, worker in rows]

@@ -35,9 +35,10 @@ def write_script(path: Path, source: str) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """So that a script finds the package and this directory's recipes."""
+    """So that a script finds the package and this directory's recipes, and hears no warning when it forks beside threads."""
     roots = (str(TESTS.parents[1]), str(TESTS), str(TESTS.parent))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
+    # Python 3.12 and newer warn: "This process (pid=1) is multi-threaded, use of fork() may ...".
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process"}
 
 
 def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> int | None:

@@ -35,7 +35,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     kinds = {"list": pa.list_(pa.int64()), "large_list": pa.large_list(pa.int64()), "fixed_size_list": pa.list_(pa.int64(), 2)}
     tags = [tags_of(row) if request.param != "fixed_size_list" else None if row % 11 == 0 else [row, row] for row in rows]
     table = pa.table({"row": list(rows), "tags": pa.array(tags, kinds[request.param]), "costs": [costs_of(row) for row in rows]})
-    pq.write_table(table, tmp_path / "t.parquet", row_group_size=20)
+    try:
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=20)
+    except pa.ArrowNotImplementedError as exc:  # an older pyarrow
+        pytest.skip(f"pyarrow {pa.__version__} does not write this: {exc}")
     return tmp_path / "t.parquet"
 
 

@@ -117,6 +117,7 @@ ON_TENSORS: list[tuple[Callable[[], Any], float]] = [
 
 @pytest.mark.parametrize(("make", "limit"), ON_TENSORS, ids=[str(number) for number in range(len(ON_TENSORS))])
 def test_chains_on_tensors_agree(make: Callable[[], Any], limit: float) -> None:
+    torchvision_v2(measured=True)
     chain, image = make(), photo(90, 120)
     for kind in ("tensor", "any"):
         recipe = T.Recipe.of(chain, input_kind=kind)  # type: ignore[arg-type]

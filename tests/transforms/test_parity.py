@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision_reference import torchvision_v2
 
-torchvision_v2()
+torchvision_v2(measured=True)
 
 from benchmarks.cpu_kinds import cpu_kinds  # noqa: E402
 from benchmarks.parity import table  # noqa: E402

@@ -23,15 +23,28 @@ def cut(image: Any, left: int = 0) -> Any:
     return F.to_tensor(image.crop((left, 0, left + 32, 32)))
 
 
-SHAPES = {
-    "tensor": cut,
-    "two": lambda image: (cut(image), cut(image, 3)),
-    "dict": lambda image: {"a": cut(image), "size": image.size, "more": [cut(image, 5), {"b": cut(image, 7)}]},
-    "twice": lambda image: (lambda one: (one, one))(cut(image)),
-    "not all": lambda image: cut(image) if image.size[0] % 16 else torch.zeros(3, 32, 32),
-    "bare": cut,
-    "uint8": lambda image: F.pil_to_tensor(image.crop((0, 0, 32, 32))),
-}
+def two(image: Any) -> Any:
+    return cut(image), cut(image, 3)
+
+
+def mapping(image: Any) -> Any:
+    return {"a": cut(image), "size": image.size, "more": [cut(image, 5), {"b": cut(image, 7)}]}
+
+
+def twice(image: Any) -> Any:
+    return (cut(image),) * 2
+
+
+def not_all(image: Any) -> Any:
+    return cut(image) if image.size[0] % 16 else torch.zeros(3, 32, 32)
+
+
+def uint8(image: Any) -> Any:
+    return F.pil_to_tensor(image.crop((0, 0, 32, 32)))
+
+
+# Functions with names: since Python 3.14 workers get the dataset as a pickle.
+SHAPES = {"tensor": cut, "two": two, "dict": mapping, "twice": twice, "not all": not_all, "bare": cut, "uint8": uint8}
 
 
 class Bare(Images):
