@@ -145,7 +145,7 @@ def test_what_cannot_be_is_refused(source: Path, case: str) -> None:
 
 def test_null_elements_among_integers_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"tags": [[1, None], [2]]}), tmp_path / "t.parquet")
-    with pytest.raises(OptionError, match="column 'tags' has 1 nulls in row group 0"):
+    with pytest.raises(OptionError, match="column 'tags' has 1 null in row group 0"):
         next(iter(loader_of(tmp_path / "t.parquet", columns=["tags"], lists="jagged")))
 
 
