@@ -143,7 +143,9 @@ def test_nulls_are_nan_where_a_floating_dtype_is_asked_for(backend: Backend, tab
 
 
 def test_nulls_among_integers_name_column_file_and_count(backend: Backend, table: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"part-\d.parquet: column 'inull' has \d+ nulls in row group \d+, and int64 has no value"):
+    with pytest.raises(
+        dp.OptionError, match=r"part-\d.parquet: column 'inull' has \d+ nulls in row group \d+, and int64 has no value"
+    ):
         backend.batches(backend.load(table, columns=["inull"]))
 
 
