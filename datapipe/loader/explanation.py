@@ -25,7 +25,7 @@ from datapipe.stores.window import MAX_NBYTES
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """What `explain` returns: lines of text, which `print` shows, and an interactive session or a notebook by itself."""
+    """The text that `explain` returns: `print` shows it, and so does an interactive session or a notebook by itself."""
 
     lines: tuple[str, ...]
 

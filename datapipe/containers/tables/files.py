@@ -232,11 +232,10 @@ def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _S
 def _scan_arrow(path: str) -> _Scanned:
     status = os.stat(path)
     data = arrow_maps.map_file(path)
-    schema = schema_of(data)
-    batches = ArrowBatches(data, columns=schema.names[:1])  # one column tells how many rows a batch has
+    batches = ArrowBatches(data, fields=[0])  # one column tells how many rows a batch has
     digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
     digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
-    columns = columns_of(schema, path)
+    columns = columns_of(schema_of(data), path)
     rows = [batches[number].num_rows for number in range(len(batches))]
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())

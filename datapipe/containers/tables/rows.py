@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,18 +38,14 @@ def schema_of(data: pa.Buffer) -> pa.Schema:
 class ArrowBatches:
     """The record batches of a mapped Arrow file, in either of Arrow's forms. Raises `arrow_maps.DAMAGE` if it does not parse.
 
-    `columns`: names of those to decode, at least one; None: all. Batches of the stream form are all parsed at once.
+    `fields`: places of the columns to decode; None: all. Batches of the stream form are all parsed at once.
     """
 
-    def __init__(self, data: pa.Buffer, *, columns: Collection[str] | None = None) -> None:
-        is_file = arrow_maps.is_file(data)
-        options = pa.ipc.IpcReadOptions(use_threads=False)
-        if columns is not None:
-            names = schema_of(data).names
-            options.included_fields = [place for place, name in enumerate(names) if name in columns]
+    def __init__(self, data: pa.Buffer, *, fields: Sequence[int] | None = None) -> None:
+        options = pa.ipc.IpcReadOptions(included_fields=list(fields) if fields else None, use_threads=False)
         self._file: Any = None
         self._batches: list[Any] = []
-        if is_file:
+        if arrow_maps.is_file(data):
             self._file = pa.ipc.open_file(data, options=options)
         else:
             with pa.ipc.open_stream(pa.BufferReader(data), options=options) as reader:
@@ -186,8 +182,9 @@ def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 class _OpenArrow:
     def __init__(self, path: str, columns: list[str]) -> None:
         data = arrow_maps.map_file(path)
-        tops = [name for name in schema_of(data).names if any(f"{column}.".startswith(f"{name}.") for column in columns)]
-        self._batches = ArrowBatches(data, columns=tops)
+        names = schema_of(data).names
+        wanted = [place for place, name in enumerate(names) if any(f"{column}.".startswith(f"{name}.") for column in columns)]
+        self._batches = ArrowBatches(data, fields=wanted)
 
     def read(self, number: int) -> Any:
         batch = self._batches[number]
