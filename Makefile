@@ -1,10 +1,11 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
-#   make test    the test suite, about 8 minutes on two cores    make test-fast   without what is slow: 2 minutes
+#   make test    the test suite, about 7 minutes on two cores    make test-fast   without what is slow: 2 minutes
 #   make test-nightly    what is slow and rarely breaks; continuous integration runs it too
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
-#   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores
+#   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores;
+#                   CPU_KINDS_ARGS=--record writes benchmarks/results/cpu-kinds.json
 #   make docs    the documentation as a site in site/; a broken link, anchor or piece of code fails
 #   make lint    ruff, format    make types      mypy --strict
 #   make bench   all benchmarks, docs/benchmarks.md and the README's picture (hours: close other programs)
@@ -34,6 +35,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?= --inputs 1000000
 VERSIONS_ARGS ?=
+CPU_KINDS_ARGS ?=
 GPU_PYTHON ?= $(BIN)/python
 GPU_ARGS ?=
 TORCH ?= torch==2.13.0
@@ -56,7 +58,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
-	@echo 'The test suite takes about 8 minutes on two cores; make test-fast takes 2.'
+	@echo 'The test suite takes about 7 minutes on two cores; make test-fast takes 2.'
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not nightly'
 
 test-fast: $(VENV)/.installed-dev
@@ -66,7 +68,7 @@ test-nightly: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nightly
 
 cpu-kinds: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.run_cpu_kinds
+	$(BIN)/python -m tests.run_cpu_kinds $(CPU_KINDS_ARGS)
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -11,6 +11,7 @@ import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,26 @@ def cpu_kinds() -> list[CpuKind]:
         CpuKind("numpy plain", plain_numpy),
         CpuKind("all plain", {**plain_torch, **plain_jpeg, **plain_numpy, **plain_c, **plain_matmul}),
     ]
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """The table of kinds in docs/stability.md, if there is a result."""
+    if "cpu-kinds" not in found:
+        return ""
+    result = found["cpu-kinds"]
+    lines = ["| kind of CPU | settings | passed | failed | skipped |", "|---|---|---|---|---|"]
+    for run in result["runs"]:
+        settings = "<br>".join(f"`{name}={_shortened(value)}`" for name, value in run["settings"].items()) or "none"
+        counts = [run["not_run"], "", ""] if "not_run" in run else [run[key] for key in ("passed", "failed", "skipped")]
+        lines.append("| " + " | ".join(map(str, [run["name"], settings, *counts])) + " |")
+    environment = result["environment"]
+    return "\n".join(lines) + f"\n\nRun on {environment['cpu']}, {environment['date'][:10]}."
+
+
+def _shortened(value: str) -> str:
+    """The first and the last word of a long list."""
+    first, *others = value.split()
+    return f"{first} ... {others[-1]}" if len(others) > 2 else value
 
 
 def _cpu_flags() -> list[str]:

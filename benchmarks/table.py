@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bars, versions
+from benchmarks import bars, cpu_kinds, versions
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
@@ -44,6 +44,8 @@ def main() -> None:
 def documents(found: dict[str, Any]) -> dict[Path, str]:
     """Return what each file should hold: documents with their tables between the markers, and pictures."""
     marked = {path: replace_marked(path.read_text(), "table", table, where=str(path)) for path, table in tables(found).items()}
+    stability = ROOT / "docs" / "stability.md"
+    marked[stability] = replace_marked(marked[stability], "cpu-kinds", cpu_kinds.as_markdown(found), where=str(stability))
     readme = ROOT / "README.md"
     told = readme.read_text()
     for name, sentence in (("tables", _tables_in_short), ("remote", _stores_in_short)):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.cpu_kinds import CpuKind, cpu_kinds
+from benchmarks.cpu_kinds import CpuKind, as_markdown, cpu_kinds
 
 LOOK = """
 import json, numpy, torch
@@ -42,3 +42,20 @@ def test_settings_reach_the_libraries() -> None:
         pytest.skip(reason)
     done = subprocess.run([sys.executable, "-c", LOOK], env=plain.environment(), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == ["DEFAULT", []]
+
+
+def test_the_table_says_what_was_run_and_what_was_not() -> None:
+    runs = [
+        {"name": "as it is", "settings": {}, "passed": 7, "failed": 0, "skipped": 1},
+        {"name": "numpy plain", "settings": {"NPY_DISABLE_CPU_FEATURES": "A B C"}, "passed": 6, "failed": 1, "skipped": 1},
+        {"name": "torch AVX-512", "settings": {"ATEN_CPU_CAPABILITY": "avx512"}, "not_run": "this CPU has no avx512f"},
+    ]
+    found = {"cpu-kinds": {"runs": runs, "environment": {"cpu": "A CPU", "date": "2026-11-23T20:02:56+00:00"}}}
+    assert as_markdown(found).splitlines()[2:] == [
+        "| as it is | none | 7 | 0 | 1 |",
+        "| numpy plain | `NPY_DISABLE_CPU_FEATURES=A ... C` | 6 | 1 | 1 |",
+        "| torch AVX-512 | `ATEN_CPU_CAPABILITY=avx512` | this CPU has no avx512f |  |  |",
+        "",
+        "Run on A CPU, 2026-11-23.",
+    ]
+    assert as_markdown({}) == ""

@@ -274,6 +274,7 @@ def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Dia
 
 
 @pytest.mark.skipif(not _has("lightning"), reason="lightning is not installed")
+@pytest.mark.nightly
 def test_a_lightning_fit(diagnose: Diagnose) -> None:
     source = (TORCHVISION if _has("torchvision") else "") + LOOP
     source += textwrap.dedent("""
@@ -298,6 +299,7 @@ def test_a_lightning_fit(diagnose: Diagnose) -> None:
 
 
 @pytest.mark.skipif(not _has("transformers") or not _has("accelerate"), reason="transformers is not installed")
+@pytest.mark.nightly
 def test_a_transformers_trainer(diagnose: Diagnose) -> None:
     source = (TORCHVISION if _has("torchvision") else "") + LOOP
     source += textwrap.dedent("""

@@ -230,6 +230,7 @@ def test_a_node_killed_in_the_middle(nodes: TwoNodes, tmp_path: Path, caplog: py
     assert contents(out) == contents(tmp_path / "reference")
 
 
+@pytest.mark.nightly
 def test_a_cluster_of_its_own_ends_with_the_command(source: Path, reference: dict[str, str], tmp_path: Path) -> None:
     """Without an address; and one whose command is killed leaves no process."""
     out = tmp_path / "out"

@@ -190,6 +190,7 @@ def test_processes_below_are_attached_and_workers_are_none_of_them(scripts: Scri
     assert len(found["profiles"]) == 3
 
 
+@pytest.mark.nightly
 def test_ranks_under_accelerate_launch(scripts: Scripts) -> None:
     """With `--multi_gpu` it starts as many, also without a GPU; what it starts them with is torchrun."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")

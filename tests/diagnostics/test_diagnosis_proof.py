@@ -38,6 +38,7 @@ def findings() -> list[Finding]:
     return [find(cell, run_ranks(cell)) for cell in matrix()[::41]]
 
 
+@pytest.mark.nightly
 def test_starvation_verdicts_and_predictions_hold_in_virtual_time(findings: list[Finding], tmp_path: Path) -> None:
     frozen = freeze(findings, tmp_path / "predictions.jsonl")
     lines = [json.loads(line) for line in (tmp_path / frozen["file"]).read_text().splitlines()]
@@ -55,6 +56,7 @@ def test_starvation_verdicts_and_predictions_hold_in_virtual_time(findings: list
     assert found["num_top_right"] >= 0.9 * found["num_ranked"]
 
 
+@pytest.mark.nightly
 def test_the_stage_with_the_planted_fault_is_blamed(findings: list[Finding]) -> None:
     crowded = [Cell("decode", 100, 4, 2, "none", cores) for cores in (2.0, 3.0)]  # with 2 cores, half the time goes by without
     barely_short = matrix()[-16::3]

@@ -131,6 +131,7 @@ def test_the_loaders_tail_weighs_what_it_holds(photos: Path) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_compiled_and_recomputed_as_plain() -> None:
     trained: list[list[torch.Tensor]] = []
     for changes in (
