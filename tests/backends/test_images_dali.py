@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +179,57 @@ def fail_once(
         return result
 
     monkeypatch.setattr(pipeline._pipeline, step, once)
+
+
+class OutputsOfGpu:
+    """What a pipeline gives out on a GPU, over the pixels of a real run on the CPU."""
+
+    def __init__(self, outputs: Any, events: list[str]) -> None:
+        self._pixels = np.array(outputs.as_tensor())
+        self._events = events
+
+    def as_tensor(self) -> OutputsOfGpu:
+        return self
+
+    def shape(self) -> list[int]:
+        return list(self._pixels.shape)
+
+    def copy_to_external(self, ptr: ctypes.c_void_p, cuda_stream: ctypes.c_void_p, non_blocking: bool = False) -> None:
+        assert ptr.value is not None
+        ctypes.memmove(ptr.value, self._pixels.ctypes.data, self._pixels.nbytes)
+        self._events.append(f"copy on {cuda_stream.value}" + " and wait" * (not non_blocking))
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("its release waits for the whole device")
+
+
+@pytest.mark.parametrize(("handle", "copied_on"), [(77, 77), (0, 1)], ids=["a stream", "the default stream"])
+def test_pixels_leave_a_gpu_by_a_copy_that_nobody_waits_for(handle: int, copied_on: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, events = pipeline_of(), list[str]()
+    data, cuts = batch_of(CROP, 0)
+    expected = pixels_of(pipeline, data, cuts).clone()
+    on_cpu = pipeline._pipeline.outputs
+    stream: Any = SimpleNamespace(device=torch.device("cpu"), cuda_stream=handle, synchronize=lambda: events.append("wait"))
+
+    def outputs(cuda_stream: Any) -> tuple[OutputsOfGpu]:
+        assert cuda_stream is stream
+        (images,) = on_cpu()
+        return (OutputsOfGpu(images, events),)
+
+    @contextmanager
+    def within(one: Any) -> Iterator[None]:
+        events.append("enter")
+        assert one in (stream, stream.device)
+        yield
+        events.append("leave")
+
+    monkeypatch.setattr(pipeline._pipeline, "outputs", outputs)
+    monkeypatch.setattr("torch.cuda.stream", within)
+    monkeypatch.setattr("torch.cuda.device", within)
+    pixels, kept = pipeline.run(data, cuts, stream)
+    assert torch.equal(pixels, expected)
+    assert events == ["enter", "enter", "leave", "leave", f"copy on {copied_on}"]
+    assert any(isinstance(one, OutputsOfGpu) for one in kept), "DALI's memory is kept until the copy is over"  # type: ignore[attr-defined]
 
 
 def test_a_closed_pipeline_runs_no_more() -> None:

@@ -25,7 +25,7 @@ from datapipe.transforms.protocols import Cuts
 
 T = TypeVar("T")
 
-_LEGACY_STREAM = 1  # its number in DLPack; torch and CUDA call it 0
+_LEGACY_STREAM = 1  # CUDA's handle of the default stream, which torch calls 0; DALI would take 0 for no stream
 
 
 class RunError(Exception):
@@ -59,7 +59,7 @@ class DaliPipeline:
     def run(self, encoded: Sequence[bytes], cuts: Cuts, stream: torch.cuda.Stream | None) -> tuple[torch.Tensor, object]:
         """Return (b, height, width, 3) uint8 of b samples, and an object to keep while it is computed.
 
-        On a GPU the tensor is in DALI's memory and is complete for work queued on `stream`; keep it and the second value until
+        On a GPU the tensor is in torch's memory and is complete for work queued on `stream`; keep it and the second value until
         that work has finished. On the CPU `stream` is None and the tensor is complete. `gate.can_decode` must hold for every
         sample, and its region must lie within it: an error before the decoding can crash DALI's process. Raises RunError if a
         sample does not decode or anything else fails, BackendError if no pipeline can be built.
@@ -69,7 +69,8 @@ class DaliPipeline:
         with self._running:
             self._build(len(encoded))
             with self._engines(stream):
-                return self._run(inputs, stream), inputs
+                pixels, outputs = self._run(inputs, stream)
+                return pixels, [inputs, outputs]
 
     def build(self) -> str:
         """Build the graph unless it is built; return where it decodes: "gpu" or "cpu". Raises BackendError as `run` does."""
@@ -96,7 +97,7 @@ class DaliPipeline:
                 raise
             stream.synchronize()
 
-    def _run(self, inputs: dict[str, Any], stream: torch.cuda.Stream | None) -> torch.Tensor:
+    def _run(self, inputs: dict[str, Any], stream: torch.cuda.Stream | None) -> tuple[torch.Tensor, object]:
         is_fed = False
         try:
             for name, values in inputs.items():
@@ -104,7 +105,7 @@ class DaliPipeline:
             is_fed = True
             self._pipeline.schedule_run()
             (images,) = self._pipeline.outputs(cuda_stream=stream)
-            pixels: torch.Tensor = from_dlpack(_capsule(images.as_tensor(), stream))
+            pixels = from_dlpack(images.as_tensor().__dlpack__()) if stream is None else _copied(images.as_tensor(), stream)
         except Exception as exc:  # DALI's operators raise RuntimeError, TypeError, ValueError, StopIteration, ...
             self._num_failures += 1
             if self._num_failures > 1 or not is_fed:
@@ -114,7 +115,7 @@ class DaliPipeline:
             self._pipeline = None
             raise
         self._num_failures = 0
-        return pixels
+        return pixels, images
 
     def _build(self, num_samples: int) -> None:
         """Ensure that there is a pipeline for `num_samples` samples."""
@@ -153,14 +154,17 @@ _built: list[weakref.ref[Any]] = []  # DALI's pipelines, including those not yet
 _engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by GPU index
 
 
-def _capsule(images: Any, stream: torch.cuda.Stream | None) -> object:
-    """Return DALI's tensor as a DLPack capsule, complete for work queued on `stream`.
+def _copied(images: Any, stream: torch.cuda.Stream) -> torch.Tensor:
+    """Return a copy of DALI's uint8 tensor in torch's memory, complete for work queued on `stream`. Does not wait.
 
-    Given the tensor itself, torch compares DALI's name for the device with its own; in that code pybind11 can lose a Ctrl-C.
+    A tensor shared by DLPack would save the copy. But DALI calls cudaDeviceSynchronize before it
+    takes such memory back: that holds up every stream, and is refused while a CUDA graph is captured (NVIDIA/DALI#6259).
     """
-    if stream is None:
-        return images.__dlpack__()
-    return images.__dlpack__(stream=stream.cuda_stream or _LEGACY_STREAM)
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # torch reuses the memory in this stream's order
+        pixels = torch.empty(images.shape(), dtype=torch.uint8, device=stream.device)
+    handle = ctypes.c_void_p(stream.cuda_stream or _LEGACY_STREAM)
+    images.copy_to_external(ctypes.c_void_p(pixels.data_ptr()), handle, non_blocking=True)
+    return pixels
 
 
 def _living(references: list[weakref.ref[T]]) -> list[T]:
