@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import signal
@@ -45,6 +46,7 @@ class TwoNodes:
     def close(self) -> None:
         ray.shutdown()
         self.cluster.shutdown()
+        gc.collect()  # in a child that a later test forks, Ray's client would wait at its end for a thread that only we have
 
 
 @pytest.fixture(scope="module")
