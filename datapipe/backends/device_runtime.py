@@ -187,8 +187,10 @@ def tolerate_captures() -> None:
     """Keep CUDA calls of the calling thread from breaking captures of CUDA graphs by other threads.
 
     By default a query of an event from any thread breaks a capture in "global" mode, torch's default (pytorch#104555).
-    Raises BackendError if the driver refuses.
+    A torch for ROCm has no driver of CUDA's, and nothing is done. Raises BackendError if the driver refuses.
     """
+    if torch.version.cuda is None:
+        return
     mode = ctypes.c_int(_CAPTURE_THREAD_LOCAL)
     error = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if error:

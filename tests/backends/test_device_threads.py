@@ -69,6 +69,14 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.fixture(autouse=True)
+def _memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of GPU 3 is this process's, and torch is built for CUDA."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, device=None, **kwargs: empty(*args, **kwargs))
+    monkeypatch.setattr("torch.version.cuda", "13.2")
+
+
 class Graph:
     """DALI's pipeline as far as a run goes; `outcome` is what its outputs are, or raise."""
 
@@ -88,9 +96,13 @@ class Graph:
     def as_tensor(self) -> Graph:
         return self
 
-    def __dlpack__(self, *, stream: int) -> object:
-        assert stream == Stream.cuda_stream, "the pixels are to be complete for work on the stream of the run"
-        return torch.zeros(1, 8, 8, 3, dtype=torch.uint8).__dlpack__()
+    def shape(self) -> list[int]:
+        return [1, 8, 8, 3]
+
+    def copy_to_external(self, ptr: ctypes.c_void_p, cuda_stream: ctypes.c_void_p, *, non_blocking: bool) -> None:
+        assert cuda_stream.value == Stream.cuda_stream, "the pixels are to be complete for work on the stream of the run"
+        assert non_blocking
+        ctypes.memset(ptr, 0, 8 * 8 * 3)
 
 
 def pipeline_of(graph: Graph, *, load: float) -> DaliPipeline:
@@ -116,6 +128,17 @@ def test_nothing_sets_device_0_on_rank_3(devices: list[int], monkeypatch: pytest
     thread.start()
     thread.join(20)
     assert set(devices) == {3}
+
+
+def test_a_torch_for_rocm_has_no_driver_of_cudas(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", load)
+    with pytest.raises(OSError, match="libcuda"):
+        device_runtime.tolerate_captures()
+    monkeypatch.setattr("torch.version.cuda", None)
+    device_runtime.tolerate_captures()
 
 
 def test_a_batch_made_in_the_callers_thread_leaves_device_0_alone(devices: list[int]) -> None:
