@@ -101,6 +101,9 @@ class VirtualWorld:
     def now_ns(self) -> int:
         return round(self.now * 1e9)
 
+    def follow(self, device: int) -> None:
+        """Do nothing: there is one device."""
+
     def cpu_ns(self) -> int | None:
         return None
 
@@ -192,6 +195,9 @@ class FifoDevice:
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
+
+    def follow(self, device: int) -> None:
+        """Do nothing: there is one device."""
 
     def cpu_ns(self) -> int | None:
         return time.process_time_ns()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Any, Protocol
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from datapipe.core.errors import StateError
@@ -41,10 +42,14 @@ class ClockBracket:
 
     The host's clock gives the time in `next()`. Only steps that are over, and that the device has passed, count, so the figure
     lags a few steps. Until there is one that the device has passed, and if the device cannot tell, the figure is the host's.
+    `device`: where the loop trains; by default the thread's current GPU.
     """
 
-    def __init__(self) -> None:
-        self._bracket = ThreadBracket(open_clock())
+    def __init__(self, device: torch.device | None = None) -> None:
+        clock = open_clock()
+        if device is not None and device.index is not None:
+            clock.follow(device.index)
+        self._bracket = ThreadBracket(clock)
         self._pass = self._bracket.open_pass()
 
     def begin(self) -> None:

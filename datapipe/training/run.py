@@ -50,7 +50,7 @@ def fit(
     val_loader: Iterable[Any] | None = None,
     criterion: Criterion | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    bracket: Callable[[], Bracket] = ClockBracket,
+    bracket: Callable[[], Bracket] | None = None,
     on_step: Callable[[StepMetrics], None] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
@@ -76,7 +76,7 @@ def fit(
     with note_signals() as stop_signal:
         state, notes = _prepared(model, loader, options, criterion, optimizer, val_loader)
         run = _Run(state, val_loader, criterion or cross_entropy, Stopping(stop_signal, options, state.ranks))
-        report, signal = run(bracket, notes=notes, on_step=on_step, about=about)
+        report, signal = run(bracket or functools.partial(ClockBracket, state.device), notes=notes, on_step=on_step, about=about)
         del run, state  # an exception's traceback would keep them alive, and with them the process group
     if signal:
         obey(signal)

@@ -37,7 +37,7 @@ class Calls:
 
     def end_copy(self) -> None: ...
 
-    def note_update(self) -> None:
+    def note_update(self, device: int | None = None) -> None:
         self.num_updates += 1
 
     def note_loader(self, facts: LoaderFacts) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import attach_datasets as data
 import pytest
+import torch
 from attach_watch import Calls, attached
 from torch.utils.data import DataLoader, dataloader
 
@@ -114,6 +115,16 @@ def test_a_broken_meter_does_not_reach_the_script(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda_hooks, "_find_meter", lambda: 1 / 0)
     assert tensor("cuda").item() == 1.0
     assert tensor("cpu").cuda().is_cuda
+
+
+@pytest.mark.parametrize(("is_cuda", "told"), [(True, 3), (False, None)])
+def test_an_update_tells_the_gpu_of_the_first_parameter(monkeypatch: pytest.MonkeyPatch, is_cuda: bool, told: int | None) -> None:
+    devices: list[int | None] = []
+    monkeypatch.setattr(cuda_hooks, "_find_meter", lambda: types.SimpleNamespace(note_update=devices.append))
+    parameter = types.SimpleNamespace(is_cuda=is_cuda, device=torch.device("cuda", 3) if is_cuda else torch.device("cpu"))
+    cuda_hooks._note_update(types.SimpleNamespace(param_groups=[{"params": []}, {"params": [parameter]}]))
+    cuda_hooks._note_update(types.SimpleNamespace(param_groups=[]))
+    assert devices == [told, None]
 
 
 def test_methods_are_replaced_once(tensor: Any) -> None:

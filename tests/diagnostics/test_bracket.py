@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -287,14 +288,17 @@ class FakeEvent:
 
     made: list[FakeEvent] = []  # noqa: RUF012
     now_ms = 0.0
+    current = 0  # the index of the current device
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
         self.time_ms: float | None = None
+        self.device: int | None = None
         FakeEvent.made.append(self)
 
     def record(self, stream: object) -> None:
         assert stream == "the current stream"
+        self.device = FakeEvent.current
         self.time_ms = FakeEvent.now_ms
 
     def query(self) -> bool:
@@ -309,6 +313,13 @@ class FakeEvent:
         raise AssertionError("waited for the device")
 
 
+@contextmanager
+def made_current(device: int) -> Iterator[None]:
+    before, FakeEvent.current = FakeEvent.current, device
+    yield
+    FakeEvent.current = before
+
+
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     state = {"is_initialized": True, "is_capturing": False}
@@ -318,6 +329,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: state["is_initialized"])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["is_capturing"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: FakeEvent.current)
+    monkeypatch.setattr(torch.cuda, "device", made_current)
     return state
 
 
@@ -336,6 +349,21 @@ def test_cuda_events_are_pooled_and_count_milliseconds(fake_cuda: dict[str, bool
     assert steps["gap_s"] == pytest.approx([0.030] * 50)
     assert steps["work_s"] == pytest.approx([*[0.070] * 49, 0.0])
     assert len(FakeEvent.made) <= 8
+
+
+def test_marks_are_made_on_the_gpu_whose_parameters_are_updated(fake_cuda: dict[str, bool]) -> None:
+    """The script trains on GPU 1, and GPU 0 stays the current one."""
+    bracket = ThreadBracket(CudaClock())
+    one = bracket.open_pass()
+    one.begin()
+    one.end()
+    bracket.note_update(None)  # of parameters on the CPU
+    one.begin()
+    bracket.note_update(1)
+    one.end()
+    one.stop()
+    assert [event.device for event in FakeEvent.made] == [0, 0, 0, 1, 1]
+    assert FakeEvent.current == 0
 
 
 def test_there_are_no_marks_before_cuda_is_in_use_nor_in_a_graph_capture(fake_cuda: dict[str, bool]) -> None:

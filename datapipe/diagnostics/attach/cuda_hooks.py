@@ -39,7 +39,7 @@ def install(find_meter: FindMeter) -> Hooks:
     if not _has_update_hook:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda *_: _tell(lambda meter: meter.note_update()))
+        register_optimizer_step_post_hook(_note_update)
         _has_update_hook = True
     torch = sys.modules["torch"]
     has_device = bool(torch.version.cuda or getattr(torch.version, "hip", None))
@@ -51,6 +51,12 @@ def install(find_meter: FindMeter) -> Hooks:
                 label = f"{place.replace('.streams', '')}.{name}"
                 setattr(owner, name, _once(getattr(owner, name), functools.partial(_syncing, name=label, always=True)))
     return Hooks(syncs=has_device, copies=has_device, updates=True)
+
+
+def _note_update(optimizer: Any, *_: Any) -> None:
+    first: Any = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    device = first.device.index if getattr(first, "is_cuda", False) else None
+    _tell(lambda meter: meter.note_update(device))
 
 
 def replace_methods(tensor: Any) -> None:

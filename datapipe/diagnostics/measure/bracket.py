@@ -96,8 +96,13 @@ class ThreadBracket:
             if len(self._open.copies) % 2 == 1:
                 self._open.copies.append(self._mark())
 
-    def note_update(self) -> None:
-        """Record that an optimiser has made a step. May be called from any thread."""
+    def note_update(self, device: int | None = None) -> None:
+        """Record that an optimiser has made a step. May be called from any thread.
+
+        `device`: the index of the GPU that holds its first parameter, whose time is measured from then on; None: no GPU does.
+        """
+        if device is not None:
+            self.clock.follow(device)
         if self._thread not in (None, threading.get_ident()):
             self._trains_elsewhere = True
         elif self._is_in_step():

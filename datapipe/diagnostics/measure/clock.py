@@ -29,6 +29,9 @@ class Clock(Protocol):
     def cpu_ns(self) -> int | None:
         """Return the CPU time of this process, of all its threads; only differences are meaningful. None: not known."""
 
+    def follow(self, device: int) -> None:
+        """Make further marks on the GPU of that index, which does the training. Until then: on the thread's current GPU."""
+
     def mark(self) -> Mark | None:
         """Return a mark after all work that the calling thread has queued on the device; None if none can be made now."""
 
@@ -56,6 +59,9 @@ class HostClock:
     def cpu_ns(self) -> int | None:
         return time.process_time_ns()
 
+    def follow(self, device: int) -> None:
+        """Do nothing: there is no device."""
+
     def mark(self) -> Mark | None:
         return None
 
@@ -73,7 +79,7 @@ class HostClock:
 
 
 class CudaClock:
-    """A `Clock` by CUDA events on the calling thread's current stream of its current device; torch must be imported.
+    """A `Clock` by CUDA events on the calling thread's current stream of a GPU, see `follow`; torch must be imported.
 
     Events are taken from a pool, queried but never waited for. Creates no CUDA context: until the script has created one there
     are no marks. Also none while a graph is captured, since the capture would include the event.
@@ -82,10 +88,14 @@ class CudaClock:
     def __init__(self) -> None:
         self._cuda: Any = sys.modules["torch"].cuda
         self._free: list[Mark] = []
+        self._index: int | None = None  # of the GPU; None: the current one
 
     @property
     def device(self) -> str | None:
         return "cuda"
+
+    def follow(self, device: int) -> None:
+        self._index = device
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
@@ -94,7 +104,16 @@ class CudaClock:
         return time.process_time_ns()
 
     def mark(self) -> Mark | None:
-        if not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
+        if not self._cuda.is_initialized():
+            return None
+        if self._index in (None, self._cuda.current_device()):
+            return self._mark()
+        with self._cuda.device(self._index):  # a script may train on a GPU without making it the current one
+            return self._mark()
+
+    def _mark(self) -> Mark | None:
+        """Return a mark on the current device; None while its stream is captured."""
+        if self._cuda.is_current_stream_capturing():
             return None
         event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream())

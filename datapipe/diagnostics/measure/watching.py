@@ -42,8 +42,8 @@ class Meter(Protocol):
     def end_copy(self) -> None:
         """Record that the copy has been queued."""
 
-    def note_update(self) -> None:
-        """Record that an optimiser has made a step."""
+    def note_update(self, device: int | None = None) -> None:
+        """Record that an optimiser has made a step; `device`: the index of the GPU with its first parameter, if one has it."""
 
 
 @dataclass(frozen=True, slots=True)
