@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_SHOWN = 200  # characters of a bad row in errors.jsonl
+MAX_COLUMNS = 10_000  # of JSON lines, whose keys may be values: a new one in each line
+
+Member = tuple[str, ...]  # the keys that lead to a member of an object: ("a", "b"), whose column is called `a.b`
+Place = tuple[str | None, ...]  # a member, with None for the elements of a list
+Kinds = Mapping[Place, str]  # of values that are not null, as `kinds` has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class RowBlock:
     file: int
     start: int
     stop: int
+    line: int = 0  # lines of a text before the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,17 @@ class BadTableRow:
     number: int | None
     reason: str
     text: str = ""
+    column: str = ""  # "": the row is bad as a whole
+    is_relative: bool = False  # to the kinds of values in earlier rows
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that does not fit its column, as `reason` says. `is_relative`: to the kinds of values in earlier rows."""
+
+    column: str
+    reason: str
+    is_relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +65,26 @@ class Parsed:
     columns: dict[str, pa.Array]
     num_rows: int  # good ones
     bad: tuple[BadTableRow, ...] = ()
+    kinds: Kinds = field(default_factory=dict)  # of the values of good rows, where rows are objects
 
     @property
     def num_seen(self) -> int:
         return self.num_rows + sum(one.number is not None for one in self.bad)
 
-    def without(self, wrong: Mapping[int, tuple[str, str]]) -> Parsed:
-        """Return the rows without those at these places, which are bad by (reason, text)."""
+    def without(self, wrong: Mapping[int, tuple[Misfit, str]]) -> Parsed:
+        """Return the rows without those at these places, which are bad by (misfit, text)."""
         if not wrong:
             return self
         gone = {one.number for one in self.bad}
         numbers = [number for number in range(self.num_seen) if number not in gone]
-        bad = [*self.bad, *(BadTableRow(numbers[place], *why) for place, why in wrong.items())]
+        bad = [
+            *self.bad,
+            *(BadTableRow(numbers[place], why.reason, text, why.column) for place, (why, text) in wrong.items()),
+        ]
         keep = pa.array([place not in wrong for place in range(self.num_rows)], pa.bool_())
         columns = {name: array.filter(keep) for name, array in self.columns.items()}
-        return Parsed(columns, self.num_rows - len(wrong), tuple(sorted(bad, key=lambda one: one.number or 0)))
+        ordered = tuple(sorted(bad, key=lambda one: one.number or 0))
+        return Parsed(columns, self.num_rows - len(wrong), ordered, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +110,15 @@ class RowSource(Protocol):
     def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows in order, in blocks."""
 
-    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
-        """Return the rows of a block. `types`: the known types of columns; values may come in others."""
+    def parse(self, block: RowBlock, types: Mapping[Member, pa.DataType], kinds: Kinds) -> Parsed:
+        """Return the rows of a block.
+
+        Where rows are objects, `types` are the known types of members, and `kinds` those of the values in earlier rows: rows with
+        other kinds are bad.
+        """
+
+    def lines_of(self, block: RowBlock) -> NDArray[np.int64] | None:
+        """Return (rows,) the line at which each row of the block begins, bad rows included; None if the source is no text."""
 
 
 def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:

@@ -83,7 +83,7 @@ def convert_table(options: TableConversion, on_progress: OnProgress = ignore_pro
     """
     started = time.monotonic()
     destination = options.destination.absolute()
-    source = open_rows(options.source, delimiter=options.delimiter, names=options.names)
+    source = open_rows(options.source, delimiter=options.delimiter, names=options.names, schema=options.schema)
     building = destination / BUILDING_NAME
     placing.sweep(destination)
     found = _found(destination)
@@ -106,7 +106,7 @@ def convert_table(options: TableConversion, on_progress: OnProgress = ignore_pro
 
 def preview_table(options: TableConversion, on_progress: OnProgress = ignore_progress) -> TablePreview:
     """Return what `convert_table` would do; writes nothing to the destination."""
-    source = open_rows(options.source, delimiter=options.delimiter, names=options.names)
+    source = open_rows(options.source, delimiter=options.delimiter, names=options.names, schema=options.schema)
     with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
         plan = _plan(Path(scratch) / BUILDING_NAME, options, source, options.num_workers or num_usable_cores(), on_progress)
     num_files = 1 if options.to == "hdf5" else len(plan.shard_starts) - 1

@@ -48,7 +48,10 @@ class TableConversion:
         _require(
             self.on_error is not OnError.QUARANTINE, "--on-error quarantine is for files; errors.jsonl keeps the text of bad rows"
         )
-        _require(self.delimiter is None or len(self.delimiter) == 1, f"--delimiter {self.delimiter!r}: pass one character")
+        _require(
+            self.delimiter is None or (len(self.delimiter) == 1 and self.delimiter.isascii() and self.delimiter not in '\r\n"\0'),
+            f"--delimiter {self.delimiter!r}: pass one ASCII character, neither a line break nor a quote, such as ';' or '\\t'",
+        )
         _require(len(set(self.names)) == len(self.names), "--names names a column twice")
         check_run(self.num_workers, self.on_error, self.max_errors)
         refuse_overlap(self.source, self.destination)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,14 @@ from numpy.typing import NDArray
 
 from converters.options import OnError
 from converters.runs import read_record
-from converters.tables import MAX_SHOWN, BadTableRow, Parsed, RowBlock, RowSource, in_order
+from converters.tables import MAX_SHOWN, BadTableRow, Kinds, Misfit, Parsed, Place, RowBlock, RowSource, in_order
+from converters.tables.casting import as_type
+from converters.tables.kinds import columns_of
+from converters.tables.known_columns import KnownColumns
 from converters.tables.options import TableConversion
-from converters.tables.types import Facts, as_type, check_used, facts_of, is_left_out, row_nbytes, types_of
+from converters.tables.types import Facts, check_used, facts_of, row_nbytes, types_of
 from datapipe.core import atomic
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.core.errors import DecodeError, FormatError, MissingDataError
 from datapipe.order.draws import key64
 
 ERRORS_NAME = "errors.jsonl"
@@ -42,6 +46,7 @@ class TablePlan:
     row_nbytes: float  # of a row in memory
     rows_per_shard: int
     key: int | None  # row r of the source goes to place RowPermutation(num_rows, key).at([r]); None: to r
+    kinds: list[tuple[Place, str]] = dataclasses.field(default_factory=list)  # of all values, where rows are objects
 
     @property
     def arrow_schema(self) -> Any:
@@ -83,27 +88,28 @@ def make_plan(
     `on_rows`: told of rows and bad rows. Raises DecodeError for a bad row under "fail", and for more than `max_errors`,
     MissingDataError for a source without rows, FormatError and OptionError for types that do not go together.
     """
-    facts: dict[str, Facts] = {}
+    known = KnownColumns(is_text=source.is_text)
     blocks: list[tuple[int, int, int, int]] = []
     num_rows = num_seen = num_bad = file_seen = 0
 
-    def survey(block: RowBlock) -> tuple[RowBlock, Parsed, dict[str, Facts]]:
-        parsed = typed_rows(source.parse(block, _declared(options, source)), options.schema, source)
+    def survey(block: RowBlock, kinds: Kinds) -> tuple[RowBlock, Parsed, dict[str, Facts]]:
+        parsed = typed_rows(source.parse(block, {}, kinds), options.schema)
         declared = types_of(options.schema, parsed.columns)
-        return (
-            block,
-            parsed,
-            {name: facts_of(array, is_text=source.is_text and name not in declared) for name, array in parsed.columns.items()},
-        )
+        found = {name: facts_of(array, is_text=source.is_text and name not in declared) for name, array in parsed.columns.items()}
+        return block, parsed, found
 
     with atomic.atomic_writer(path.with_name(ERRORS_NAME)) as errors:
-        for block, parsed, found in in_order(survey, source.blocks(), num_threads=num_threads):
+        for block, parsed, found in in_order(lambda block: survey(block, {}), source.blocks(), num_threads=num_threads):
             if blocks and block.file != blocks[-1][0]:
                 file_seen = 0
+            if known.kinds and not known.goes_with(parsed):
+                _, parsed, found = survey(block, known.kinds)
+            lines = source.lines_of(block) if parsed.bad else None
             for bad in parsed.bad:
-                errors.write(_line_of(source, block, bad, file_seen))
-                _refuse(options, source, block, bad, file_seen)
-            _join(facts, found, num_rows=num_rows, added=parsed.num_rows, is_text=source.is_text)
+                line = None if lines is None or bad.number is None else int(lines[bad.number])
+                _refuse(options, source, block, bad, file_seen, line)
+                errors.write(_line_of(source, block, bad, file_seen, line))
+            known.add(parsed, found, where=f"{source.files[block.file].name}: after line {block.line}")
             blocks.append((block.file, block.start, block.stop, parsed.num_rows))
             num_rows += parsed.num_rows
             num_seen += parsed.num_seen
@@ -113,10 +119,13 @@ def make_plan(
             parsed.columns.clear()
     if not num_rows:
         raise MissingDataError(f"{options.source}: no rows{' that are good' if num_bad else ''}; check the path of the source")
+    facts = known.facts
+    if not facts:
+        raise MissingDataError(f"{options.source}: its rows have no columns: every line is an empty object; check the source")
     check_used(options.schema, facts)
     if options.max_errors is not None and num_bad > options.max_errors.of(num_seen):
         raise DecodeError(f"{options.source}: {num_bad} bad rows exceed --max-errors {options.max_errors} of {num_seen}")
-    schema = _schema(facts, options, num_rows)
+    schema = known.schema(options.schema)
     nbytes = sum(row_nbytes(field.type, facts[field.name]) for field in schema)
     per_shard = max(1, round(options.shard_nbytes / nbytes / options.group_rows)) * options.group_rows
     plan = TablePlan(
@@ -129,15 +138,18 @@ def make_plan(
         row_nbytes=nbytes,
         rows_per_shard=per_shard,
         key=None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE)),
+        kinds=list(known.kinds.items()),
     )
     atomic.write_json(path, msgspec.to_builtins(plan))
     return plan
 
 
-def rows_of(block: RowBlock, schema: Any, options: TableConversion, source: RowSource) -> Any:
-    """Return the good rows of a block as a table of the schema: the same rows that the scan found."""
-    types = {field.name: field.type for field in schema}
-    parsed = typed_rows(source.parse(block, types if not source.is_text else {}), options.schema, source)
+def rows_of(plan: TablePlan, number: int, options: TableConversion, source: RowSource) -> Any:
+    """Return the good rows of a block as a table of the plan's schema: the same rows that the scan found."""
+    block, schema = RowBlock(*plan.blocks[number][:3]), plan.arrow_schema
+    kinds = dict(plan.kinds)
+    types = {member: schema.field(name).type for name, member in columns_of(kinds).items() if name in schema.names}
+    parsed = typed_rows(source.parse(block, types, kinds), options.schema)
     arrays = []
     for field in schema:
         array = parsed.columns.get(field.name)
@@ -151,63 +163,43 @@ def rows_of(block: RowBlock, schema: Any, options: TableConversion, source: RowS
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def typed_rows(parsed: Parsed, schema: Mapping[str, str], source: RowSource) -> Parsed:
+def typed_rows(parsed: Parsed, schema: Mapping[str, str]) -> Parsed:
     """Cast columns to the types that the user named; rows whose values do not fit are bad."""
     types = types_of(schema, parsed.columns)
-    columns, wrong = dict(parsed.columns), dict[int, str]()
+    columns, wrong = dict(parsed.columns), dict[int, Misfit]()
     for name, kind in types.items():
         columns[name], bad = as_type(columns[name], kind)
         if bad is not None:
             for place in np.flatnonzero(bad).tolist():
                 value = parsed.columns[name][place].as_py()
-                wrong.setdefault(place, f"{name}: {value!r:.60} is no {kind}")
+                wrong.setdefault(place, Misfit(name, f"{name}: {value!r:.60} is no {kind}"))
     texts = {
         place: json.dumps({name: array[place].as_py() for name, array in parsed.columns.items()}, default=str)[:MAX_SHOWN]
         for place in wrong
     }
-    return Parsed(columns, parsed.num_rows, parsed.bad).without({place: (why, texts[place]) for place, why in wrong.items()})
+    typed = Parsed(columns, parsed.num_rows, parsed.bad, parsed.kinds)
+    return typed.without({place: (why, texts[place]) for place, why in wrong.items()})
 
 
-def _declared(options: TableConversion, source: RowSource) -> dict[str, Any]:
-    """Return the named types that a parser needs to know: those of JSON members whose names are no patterns."""
-    return {} if source.is_text else types_of(options.schema, [name for name in options.schema if not set(name) & set("*?[")])
-
-
-def _join(facts: dict[str, Facts], found: Mapping[str, Facts], *, num_rows: int, added: int, is_text: bool) -> None:
-    for name in {**facts, **found}:
-        before = facts.get(name) or Facts(pa.null(), num_rows, num_rows)
-        facts[name] = before.joined(found.get(name) or Facts(pa.null(), added, added), name, is_text=is_text)
-
-
-def _schema(facts: Mapping[str, Facts], options: TableConversion, num_rows: int) -> Any:
-    declared = types_of(options.schema, facts)
-    parents = {name.rpartition(".")[0] for name in facts} - {""}
-    fields = [
-        pa.field(name, declared.get(name) or one.target(), nullable=one.num_nulls > 0)
-        for name, one in facts.items()
-        if not (name in parents and pa.types.is_null(one.kind))  # an object that was null in some blocks
-        and not is_left_out(options.schema, name)
-    ]
-    if not fields:
-        raise OptionError("--schema leaves out every column")
-    return pa.schema(fields)
-
-
-def _refuse(options: TableConversion, source: RowSource, block: RowBlock, bad: BadTableRow, before: int) -> None:
+def _refuse(
+    options: TableConversion, source: RowSource, block: RowBlock, bad: BadTableRow, before: int, line: int | None
+) -> None:
     if options.on_error is OnError.FAIL:
+        row = "" if bad.number is None else f": row {before + bad.number + 1}" + ("" if line is None else f" (line {line})")
         raise DecodeError(
-            f"{source.files[block.file].name}{_where(bad, before)}: bad row: {bad.reason}; repair it, name the column's type in "
-            "--schema, or leave bad rows out with --on-error skip"
+            f"{source.files[block.file].name}{row}: bad row: {bad.reason}; repair it, or leave bad rows out with --on-error skip"
         )
 
 
-def _where(bad: BadTableRow, before: int) -> str:
-    return "" if bad.number is None else f": row {before + bad.number + 1}"
-
-
-def _line_of(source: RowSource, block: RowBlock, bad: BadTableRow, before: int) -> bytes:
-    row = None if bad.number is None else before + bad.number + 1
-    value = {"source": os.fspath(source.files[block.file].name), "row": row, "reason": bad.reason, "text": bad.text}
+def _line_of(source: RowSource, block: RowBlock, bad: BadTableRow, before: int, line: int | None) -> bytes:
+    value = {
+        "source": os.fspath(source.files[block.file].name),
+        "row": None if bad.number is None else before + bad.number + 1,
+        "line": line,
+        "column": bad.column or None,
+        "reason": bad.reason,
+        "text": bad.text,
+    }
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 

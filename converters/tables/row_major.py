@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from converters.tables import RowBlock, RowSource, in_order
+from converters.tables import RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from converters.tables.writing import WrittenFile
@@ -52,13 +52,13 @@ def write_rows(
             row_major.create(path, matrices, num_rows=plan.num_rows, fingerprint=_fingerprint(plan))
             (noted / "created").touch()
         arrays = row_major.open_for_writing(path).arrays
-        schema, firsts, runs = plan.arrow_schema, plan.first_rows, plan.runs()
+        firsts, runs = plan.first_rows, plan.runs()
 
         def write(number: int) -> int:
             run, note = runs[number], noted / str(number)
             if not note.exists():
                 for block in run:
-                    table = rows_of(RowBlock(*plan.blocks[block][:3]), schema, options, source)
+                    table = rows_of(plan, block, options, source)
                     here = slice(int(firsts[block]), int(firsts[block + 1]))
                     for matrix, array in zip(matrices, arrays, strict=True):
                         _write(table, matrix, array[here])

@@ -8,14 +8,16 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from converters.tables import BadTableRow, Parsed, RowBlock, RowSource, SourceFile, plain
-from converters.tables.text_rows import DELIMITERS, CsvSource, JsonSource
+from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowSource, SourceFile, plain
+from converters.tables.json_rows import JsonSource
+from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -32,14 +34,21 @@ _FORMS = {
 }
 _MATRIX_ROWS = 1 << 17  # of a block
 _LOOKED_AT = 5  # rows that decide whether a text lists files
+_NO_TYPES: Mapping[str, str] = MappingProxyType({})
 _PART = re.compile(r"^(.*?)[-_.]\d+$")
 
 
-def open_rows(source: str | os.PathLike[str], *, delimiter: str | None = None, names: Sequence[str] = ()) -> RowSource:
+def open_rows(
+    source: str | os.PathLike[str],
+    *,
+    delimiter: str | None = None,
+    names: Sequence[str] = (),
+    schema: Mapping[str, str] = _NO_TYPES,
+) -> RowSource:
     """Open the table at `source`: a file, a directory or a glob pattern of files of one form.
 
-    `names`: of the columns of CSV without a header. Raises MissingDataError where nothing is there, FormatError for files of
-    several forms or of none, and what the form raises.
+    `names`: of the columns of CSV without a header. `schema`: type names by column or pattern. Raises
+    MissingDataError where nothing is there, FormatError for files of several forms or of none, and what the form raises.
     """
     files = _files(os.fspath(source))
     forms = sorted({_FORMS[Path(file.name).suffix.lower()] for file in files})
@@ -50,7 +59,7 @@ def open_rows(source: str | os.PathLike[str], *, delimiter: str | None = None, n
     if forms == ["csv"]:
         return CsvSource(files, delimiter=delimiter or DELIMITERS[Path(files[0].name).suffix.lower()], names=names)
     if forms == ["jsonl"]:
-        return JsonSource(files)
+        return JsonSource(files, schema)
     return MatrixSource(files) if forms == ["npy"] else GroupSource(open_table([file.name for file in files]), files)
 
 
@@ -68,7 +77,7 @@ def is_table(path: Path) -> bool:
         return not any(name.endswith(".bytes") for name in names)
     source = open_rows(files[0].name)
     block = next(iter(source.blocks()), None)
-    columns = {} if block is None else source.parse(block, {}).columns
+    columns = {} if block is None else source.parse(block, {}, {}).columns
     cells = [value for array in columns.values() for value in array[:_LOOKED_AT].to_pylist() if isinstance(value, str)]
     folder = Path(files[0].name).parent
     return not any(is_image_name(os.fsencode(cell)) or (cell and _is_file(folder / cell)) for cell in cells)
@@ -121,7 +130,7 @@ class GroupSource:
         for number in range(self._index.num_groups):
             yield RowBlock(int(self._index.file_of_group[number]), number, number + 1)
 
-    def parse(self, block: RowBlock, types: Mapping[str, Any]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[Member, Any], kinds: Kinds) -> Parsed:
         if not hasattr(self._local, "reader"):
             self._local.reader = GroupReader([column.name for column in self._columns])
         group = self._index.group(block.start)
@@ -130,6 +139,9 @@ class GroupSource:
         except (DecodeError, IntegrityError) as exc:
             return Parsed({}, 0, (BadTableRow(None, f"{group.num_rows} rows: {exc}"),))
         return Parsed({name: plain(array) for name, array in arrays.items()}, group.num_rows)
+
+    def lines_of(self, block: RowBlock) -> None:
+        """Return None: the source is no text."""
 
 
 class MatrixSource:
@@ -163,7 +175,7 @@ class MatrixSource:
         for start in range(0, self._num_rows, _MATRIX_ROWS):
             yield RowBlock(0, start, min(start + _MATRIX_ROWS, self._num_rows))
 
-    def parse(self, block: RowBlock, types: Mapping[str, Any]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[Member, Any], kinds: Kinds) -> Parsed:
         columns: dict[str, pa.Array] = {}
         for name, parts in self._parts.items():
             rows = _rows_of(parts, block.start, block.stop)
@@ -173,6 +185,9 @@ class MatrixSource:
             for number in range(rows.shape[1]):
                 columns[f"{name}{number}"] = pa.array(np.ascontiguousarray(rows[:, number]))
         return Parsed(columns, block.stop - block.start)
+
+    def lines_of(self, block: RowBlock) -> None:
+        """Return None: the source is no text."""
 
 
 def _by_number(paths: Sequence[str]) -> list[str]:

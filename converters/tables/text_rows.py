@@ -1,14 +1,12 @@
-"""Read CSV, TSV and JSON lines: text in blocks of whole rows, which are read in parallel and found again by their place.
+"""Read CSV and TSV: text in blocks of whole rows, which are read in parallel and found again by their place.
 
-Values of CSV come as text; a full scan finds their types. The members of the object in each line of JSON lines are columns;
-members of members are called `a.b`.
+Values come as text; a full scan finds their types.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,22 +14,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
-import pyarrow.json as pj
+from numpy.typing import NDArray
 
-from converters.tables import MAX_SHOWN, BadTableRow, Parsed, RowBlock, SourceFile, plain
+from converters.tables import MAX_SHOWN, BadTableRow, Kinds, Member, Misfit, Parsed, RowBlock, SourceFile, plain
 from datapipe.core.errors import FormatError, IntegrityError
 from datapipe.core.regular_files import open_file
 
 BLOCK_NBYTES = 8 << 20
 _MAX_BLOCK_NBYTES = 1 << 28  # a row that is longer, or a quote that is open for so long, is damage
 _BOM = b"\xef\xbb\xbf"
-_QUOTE, _NEWLINE = ord('"'), ord("\n")
+_QUOTE, _NEWLINE, _RETURN = ord('"'), ord("\n"), ord("\r")
 
 
-def blocks_of(path: str, *, start: int, quotes: bool, block_nbytes: int = BLOCK_NBYTES) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop), the bytes of consecutive blocks of whole rows, from byte `start` on.
+def blocks_of(
+    path: str, number: int, *, start: int, line: int, quotes: bool, block_nbytes: int = BLOCK_NBYTES
+) -> Iterator[RowBlock]:
+    """Yield consecutive blocks of whole rows of a file, from byte `start` on, before which there are `line` lines.
 
-    `quotes`: newlines between double quotes end no row. Raises FormatError for a row of more than 256 MB.
+    `number`: of the file. `quotes`: newlines between double quotes end no row. Raises FormatError for a row of more than 256 MB.
     """
     with open_file(path) as file:
         end = os.fstat(file.fileno()).st_size
@@ -46,7 +46,8 @@ def blocks_of(path: str, *, start: int, quotes: bool, block_nbytes: int = BLOCK_
                     what = "a quote is not closed" if quotes and b'"' in data else "a row does not end"
                     raise FormatError(f"{path}: {what} within {size >> 20} MB from byte {start}; repair the file")
                 size *= 2
-            yield start, start + stop
+            yield RowBlock(number, start, start + stop, line)
+            line += data.count(b"\n", 0, stop)
             start += stop
 
 
@@ -107,10 +108,9 @@ class CsvSource:
     def blocks(self) -> Iterator[RowBlock]:
         for number, file in enumerate(self.files):
             start = first_row(file.name)[1] if self._has_header else bom_nbytes(file.name)
-            for begin, end in blocks_of(file.name, start=start, quotes=True):
-                yield RowBlock(number, begin, end)
+            yield from blocks_of(file.name, number, start=start, line=int(self._has_header), quotes=True)
 
-    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
+    def parse(self, block: RowBlock, types: Mapping[Member, pa.DataType], kinds: Kinds) -> Parsed:
         names = self._names[block.file]
         data = read_block(self.files[block.file].name, block.start, block.stop)
         try:
@@ -119,6 +119,18 @@ class CsvSource:
             parsed = _as_text(self._read(data, names, pa.binary()))
         columns = {name: parsed.columns[name] for name in self._names[0]}
         return Parsed(columns, parsed.num_rows, parsed.bad)
+
+    def lines_of(self, block: RowBlock) -> NDArray[np.int64]:
+        """See `RowSource`."""
+        letters = np.frombuffer(read_block(self.files[block.file].name, block.start, block.stop), np.uint8)
+        is_end = letters == _NEWLINE
+        returns = np.flatnonzero(letters == _RETURN)
+        is_end[returns[~is_end[np.minimum(returns + 1, len(letters) - 1)]]] = True  # one that no newline follows ends a row too
+        ends = np.flatnonzero(is_end)
+        starts, stops = np.append(0, ends + 1), np.append(ends, len(letters))
+        is_inside = np.searchsorted(np.flatnonzero(letters == _QUOTE), starts) % 2 == 1
+        is_empty = np.array([not letters[a:b].tobytes().strip(b"\r") for a, b in zip(starts, stops, strict=True)])
+        return np.flatnonzero(~is_inside & ~is_empty) + block.line + 1
 
     def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> Parsed:
         bad: list[BadTableRow] = []
@@ -143,7 +155,15 @@ class CsvSource:
 
 
 def _header(path: str, delimiter: str) -> tuple[str, ...]:
-    line, _ = first_row(path)
+    line, nbytes = first_row(path)
+    if not line.strip():
+        what = "the file is empty" if not nbytes else "its first line is empty"
+        raise FormatError(f"{path}: {what}, where a header with the names of columns belongs; repair it, or leave the file out")
+    if line.count(b'"') % 2 or b"\r" in line:
+        raise FormatError(
+            f"{path}: its header {line.decode('utf-8', 'replace')!r:.60} has a line break within a name, or a quote that is not "
+            "closed; write the names in one line that ends with a newline"
+        )
     try:
         (names,) = csv.reader(io.StringIO(line.decode()), delimiter=delimiter)
     except (ValueError, csv.Error) as exc:
@@ -160,11 +180,11 @@ def _header(path: str, delimiter: str) -> tuple[str, ...]:
 
 def _as_text(parsed: Parsed) -> Parsed:
     """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
-    wrong: dict[int, tuple[str, str]] = {}
+    wrong: dict[int, tuple[Misfit, str]] = {}
     for name, column in parsed.columns.items():
         for place, value in enumerate(column.to_pylist()):
             if value is not None and not _is_text(value):
-                wrong.setdefault(place, (f"{name}: not UTF-8", ""))
+                wrong.setdefault(place, (Misfit(name, f"{name}: not UTF-8"), ""))
     kept = parsed.without(wrong)
     return Parsed({name: array.cast(pa.string()) for name, array in kept.columns.items()}, kept.num_rows, kept.bad)
 
@@ -175,85 +195,3 @@ def _is_text(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-class JsonSource:
-    """JSON lines files; see `RowSource`. A member that an object lacks is null."""
-
-    is_text = False
-
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self.files = tuple(files)
-
-    def blocks(self) -> Iterator[RowBlock]:
-        for number, file in enumerate(self.files):
-            for begin, end in blocks_of(file.name, start=bom_nbytes(file.name), quotes=False):
-                yield RowBlock(number, begin, end)
-
-    def parse(self, block: RowBlock, types: Mapping[str, pa.DataType]) -> Parsed:
-        """See `RowSource`. Raises FormatError for members that are numbers here and texts there, without a type for them."""
-        name = self.files[block.file].name
-        lines = [line for line in read_block(name, block.start, block.stop).split(b"\n") if line.strip()]
-        bad: list[BadTableRow] = []
-        try:
-            table = _read(lines, types)
-        except pa.ArrowInvalid:  # a line that is no JSON, or another type than in other lines
-            good = [(number, line) for number, line in enumerate(lines) if _checked(number, line, types, bad)]
-            lines = [line for _, line in good]
-            try:
-                table = _read(lines, types)
-            except pa.ArrowInvalid as exc:
-                reason = str(exc).splitlines()[0]
-                raise FormatError(
-                    f"{name}: from byte {block.start}: {reason:.160}; name the type of that column in --schema"
-                ) from exc
-        columns = {name: plain(column) for name, column in _flat(table).items()}
-        return Parsed(columns, len(lines), tuple(bad))
-
-
-def _read(lines: Sequence[bytes], types: Mapping[str, pa.DataType]) -> pa.Table:
-    if not lines:
-        return pa.table({})
-    data = b"\n".join(lines) + b"\n"
-    return pj.read_json(
-        pa.BufferReader(data),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-        parse_options=pj.ParseOptions(explicit_schema=_nested(types), newlines_in_values=False),
-    )
-
-
-def _nested(types: Mapping[str, pa.DataType]) -> pa.Schema | None:
-    """Return the schema whose flattened columns have these types. Numbers are parsed first and cast afterwards."""
-    tree: dict[str, Any] = {}
-    for name, kind in types.items():
-        *above, last = name.split(".")
-        here = tree
-        for part in above:
-            here = here.setdefault(part, {})
-        here[last] = kind
-    return pa.schema(_fields(tree)) if tree else None
-
-
-def _fields(tree: Mapping[str, Any]) -> list[Any]:
-    return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
-
-
-def _flat(table: pa.Table) -> dict[str, Any]:
-    while any(pa.types.is_struct(column.type) for column in table.columns):
-        table = table.flatten()
-    return dict(zip(table.column_names, table.columns, strict=True))
-
-
-def _checked(number: int, line: bytes, types: Mapping[str, pa.DataType], bad: list[BadTableRow]) -> bool:
-    """Return True if a line is an object whose members have the requested types; otherwise add it to `bad`."""
-    try:
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise ValueError(f"{type(value).__name__}, not an object")
-        if types:
-            _read([line], types)
-        return True
-    except (ValueError, RecursionError, pa.ArrowInvalid) as exc:
-        reason = str(exc).splitlines()[0].removesuffix(" in row 0")
-        bad.append(BadTableRow(number, reason[:MAX_SHOWN], line.decode("utf-8", "backslashreplace")[:MAX_SHOWN]))
-        return False

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from converters.tables.casting import as_type
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.regular_files import read_bytes
 
@@ -34,7 +34,7 @@ class Facts:
     kind: Any  # pa.DataType
     num_rows: int = 0
     num_nulls: int = 0
-    low: int = 0  # of integers, where there are any
+    low: int = 0  # of integers, where there are any, those in lists too
     high: int = 0
     nbytes: int = 0  # of texts and lists
 
@@ -42,13 +42,16 @@ class Facts:
         """Return the facts of both. Values without a common type are text if they came as text. Else raises FormatError."""
         try:
             kind = joined(self.kind, other.kind, name)
-            if pa.types.is_floating(kind) and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > _EXACT:
+            if (
+                pa.types.is_floating(_innermost(kind))
+                and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > _EXACT
+            ):
                 raise FormatError(f"column {name!r} holds integers beyond 2^53 beside floats; name its type in --schema")
         except FormatError:
             if not is_text:
                 raise
             kind = pa.string()
-        both = [one for one in (self, other) if one.num_rows > one.num_nulls and pa.types.is_integer(one.kind)]
+        both = [one for one in (self, other) if one.num_rows > one.num_nulls and pa.types.is_integer(_innermost(one.kind))]
         return Facts(
             kind,
             self.num_rows + other.num_rows,
@@ -83,9 +86,12 @@ def facts_of(array: pa.Array, *, is_text: bool) -> Facts:
     low = high = 0
     if array.null_count == len(array):
         return Facts(pa.null(), len(array), len(array))
-    if pa.types.is_integer(kind):
-        ends = pc.min_max(array).as_py()
-        low, high = ends["min"], ends["max"]
+    if pa.types.is_integer(_innermost(kind)):
+        values = array
+        while pa.types.is_list(values.type):
+            values = values.flatten()
+        ends = pc.min_max(values).as_py()
+        low, high = ends["min"] or 0, ends["max"] or 0
     return Facts(array.type, len(array), array.null_count, low, high, 0 if _width(kind) else array.nbytes)
 
 
@@ -123,6 +129,13 @@ def joined(one: Any, other: Any, name: str) -> Any:
     if all(pa.types.is_list(kind) for kind in kinds):
         return pa.list_(joined(one.value_type, other.value_type, name))
     raise FormatError(f"column {name!r} holds values of type {one} and of type {other}; name its type in --schema")
+
+
+def _innermost(kind: Any) -> Any:
+    """Return the type of the elements of lists, or of lists in them; any other type as it is."""
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def _is_time(kind: Any) -> bool:
@@ -166,54 +179,6 @@ def _has_long_integer(array: pa.Array, typed: pa.Array) -> bool:
 
 def _has_digit(array: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(array, value_set=pa.array(["0", "1"]))).as_py())
-
-
-_NO_VALUE = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")  # words for a missing number
-
-
-def as_type(array: pa.Array, kind: Any, *, stop_at_first: bool = False) -> tuple[pa.Array, NDArray[np.bool_] | None]:
-    """Return the values in a type, and (n,) bool, True for those that do not fit, which are null; None if all fit.
-
-    In text, spaces around a value and a leading plus count for nothing, and words such as NA are null where numbers are wanted.
-    `stop_at_first`: only whether all fit matters; the values are good only if they do.
-    """
-    try:
-        return array.cast(kind), None
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        if pa.types.is_string(array.type):
-            array = _tidied(array)
-    if pa.types.is_string(kind) and not pa.types.is_nested(array.type):
-        return pa.array([None if value is None else str(value) for value in array.to_pylist()], kind), None
-    try:
-        return array.cast(kind), None
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        bad = np.zeros(len(array), np.bool_)
-        if stop_at_first:
-            return array, bad
-    parts: list[pa.Array] = []
-    _cast_parts(array, kind, 0, parts, bad)
-    return pa.concat_arrays(parts), bad
-
-
-def _tidied(array: pa.Array) -> pa.Array:
-    array = pc.utf8_trim_whitespace(array)
-    array = pc.if_else(pc.starts_with(array, "+"), pc.utf8_slice_codeunits(array, 1), array)
-    # The array is made here because pa.array imports pandas if that is installed: a fifth of a second for every conversion.
-    return pc.if_else(pc.is_in(array, value_set=pa.array(_NO_VALUE)), pa.scalar(None, array.type), array)
-
-
-def _cast_parts(array: pa.Array, kind: Any, start: int, parts: list[pa.Array], bad: NDArray[np.bool_]) -> None:
-    """Cast by halves, down to the single values that do not fit."""
-    try:
-        parts.append(array.cast(kind))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        if len(array) == 1:
-            bad[start] = True
-            parts.append(pa.nulls(1, kind))
-            return
-        middle = len(array) // 2
-        _cast_parts(array[:middle], kind, start, parts, bad)
-        _cast_parts(array[middle:], kind, start + middle, parts, bad)
 
 
 _TYPES: dict[str, Any] = {

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converters.runs import read_record
-from converters.tables import RowBlock, RowSource, in_order
+from converters.tables import RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from datapipe.core import arrow_maps, atomic
@@ -81,8 +81,7 @@ def shard_name(number: int) -> str:
 
 def _scatter(path: Path, run: list[int], plan: TablePlan, options: TableConversion, source: RowSource) -> None:
     """Read a run of blocks and write its rows by shard: a record batch for each."""
-    schema = plan.arrow_schema
-    table = pa.concat_tables([rows_of(RowBlock(*plan.blocks[number][:3]), schema, options, source) for number in run])
+    table = pa.concat_tables([rows_of(plan, number, options, source) for number in run])
     first = int(plan.first_rows[run[0]])
     if table.num_rows != int(plan.first_rows[run[-1] + 1]) - first:
         raise FormatError(f"{options.source}: other rows than the scan found; was it changed?")

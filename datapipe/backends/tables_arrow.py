@@ -36,7 +36,8 @@ def pack(
     """Write `rows` of a row group's columns into rows of the matrices `out`, from `place` on.
 
     `out`: a (n, width) array for each matrix of the layout. Nulls become NaN in columns of floating numbers. Raises OptionError,
-    naming column, file and count, for nulls among integers, and DecodeError for values that no integer holds.
+    naming column and file, for nulls among integers and for values that become infinite, and DecodeError for values that no
+    integer holds.
     """
     bound = [[_bound(feature, matrix.dtype, arrays, group) for feature in matrix.features] for matrix in layout.matrices]
     for start in range(rows.start, rows.stop, BLOCK):
@@ -79,7 +80,7 @@ def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], gr
         block = block_of(start, stop)
         if block.dtype.kind == "f" and not is_float and np.isnan(block).any():
             raise nulls_error(feature.name, dtype, group, array.null_count)
-        target[:] = block
+        _put(ColumnValues(block, None), target, feature, group, start)
 
     return write
 
@@ -87,10 +88,10 @@ def _bound(feature: MatrixColumn, dtype: str, arrays: Mapping[str, pa.Array], gr
 def _plain(feature: MatrixColumn, dtype: str, values: ColumnValues, group: TableGroup) -> Write:
     _check_nulls(feature, dtype, values, group)
     _check_range(feature, dtype, values, group)
-    data, valid = values.data, values.valid
+    valid = values.valid
 
     def write(start: int, stop: int, target: NDArray[Any]) -> None:
-        target[:] = data[start:stop]
+        _put(values[start:stop], target, feature, group, start)
         if valid is not None:
             np.copyto(target, np.nan, where=~valid[start:stop])
 
@@ -113,6 +114,25 @@ def _check_range(feature: MatrixColumn, dtype: str, values: ColumnValues, group:
         raise OptionError(
             f"{group}: column {feature.name!r} holds {low} to {high}, which {dtype} does not; ask for a wider dtype in dtypes="
         )
+
+
+def _put(values: ColumnValues, target: NDArray[Any], feature: MatrixColumn, group: TableGroup, start: int) -> None:
+    """Write values into a matrix. Raises OptionError for finite ones that become infinite. `start`: their first row."""
+    try:
+        with np.errstate(over="raise"):
+            target[:] = values.data
+    except FloatingPointError:
+        with np.errstate(over="ignore", invalid="ignore"):
+            target[:] = values.data
+        is_beyond = np.isinf(target) & np.isfinite(values.data)
+        if values.valid is not None:  # beneath nulls there may be anything
+            is_beyond &= values.valid
+        if is_beyond.any():
+            row = int(np.argmax(is_beyond))
+            raise OptionError(
+                f"{group}: column {feature.name!r} has {values.data[row]} in row {start + row} of it, which becomes infinite in "
+                f"{target.dtype.name}; ask for a wider dtype in dtypes=, or put dp.Columns.Clip into transform="
+            ) from None
 
 
 # -- rows of row-major datasets --------------------------------------------------------------------

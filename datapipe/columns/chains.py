@@ -21,6 +21,7 @@ from datapipe.core.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their values
+_FAR = 2.0**30  # standard deviations of values from their mean, in tables of many rows
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -190,8 +191,7 @@ def _applied(values: ColumnValues, operations: tuple[Operation, ...], fitted: Fi
             case ops.FillMissing():
                 data = _filled(data, valid, fitted.fill if isinstance(operation.value, str) else float(operation.value))
             case ops.Normalize():
-                data = _floating(data)
-                data = (data - data.dtype.type(fitted.mean)) / data.dtype.type(fitted.std or 1.0)
+                data = _normalised(_floating(data), fitted.mean or 0.0, fitted.std or 1.0)
             case ops.Log1p():
                 with np.errstate(invalid="ignore", divide="ignore"):
                     data = np.log1p(_floating(data))
@@ -204,6 +204,14 @@ def _applied(values: ColumnValues, operations: tuple[Operation, ...], fitted: Fi
             case ops.Cast():
                 data = _cast(data, operation.dtype, column)
     return data
+
+
+def _normalised(data: NDArray[Any], mean: float, std: float) -> NDArray[Any]:
+    kind = data.dtype.type
+    if std > float(np.finfo(data.dtype).max) / _FAR:  # a difference could overflow; halves are exact
+        data, mean, std = data * kind(0.5), mean * 0.5, std * 0.5
+    normalised: NDArray[Any] = (data - kind(mean)) / kind(std)
+    return normalised
 
 
 def _filled(data: NDArray[Any], valid: NDArray[np.bool_] | None, fill: float | None) -> NDArray[Any]:
@@ -243,4 +251,11 @@ def _cast(data: NDArray[Any], dtype: str, column: TableColumn) -> NDArray[Any]:
             raise OptionError(
                 f"column {column.name!r} holds {low} to {high}, which {dtype} cannot hold; Clip or fill it before Cast"
             )
-    return data.astype(wanted)
+    with np.errstate(over="ignore"):
+        found = data.astype(wanted)
+    if wanted.kind == "f" and not np.can_cast(data.dtype, wanted):
+        is_beyond = np.isinf(found) & np.isfinite(data)
+        if is_beyond.any():
+            value = data[np.argmax(is_beyond)]
+            raise OptionError(f"column {column.name!r} holds {value}, which becomes infinite in {dtype}; Clip it before Cast")
+    return found

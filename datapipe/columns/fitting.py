@@ -24,6 +24,7 @@ from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 _BIN_BITS = 20  # of a float32's 32 bits: sign, exponent and 11 bits of mantissa
 _SHIFT = np.uint32(32 - _BIN_BITS)
 _SIGN = np.uint32(0x80000000)
+_UNSCALED = 400  # binary exponents up to which values are squared and summed as they are
 _COMPACTED_AT = 1 << 21  # number of values waiting to be merged
 
 
@@ -32,11 +33,15 @@ _COMPACTED_AT = 1 << 21  # number of values waiting to be merged
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of values, in float64."""
+    """Count, mean and sum of squared deviations of values, in float64, of values divided by 2**exponent.
+
+    `exponent` is 0 unless squares of the values would overflow or vanish.
+    """
 
     num: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
+    scaled_mean: float = 0.0
+    scaled_squares: float = 0.0
+    exponent: int = 0
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Moments:
@@ -44,23 +49,44 @@ class Moments:
         if not len(values):
             return cls()
         wide = values.astype(np.float64)
+        largest = float(np.abs(wide).max())
+        exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
+        exponent = exponent if abs(exponent) > _UNSCALED else 0
+        if exponent:
+            wide = np.ldexp(wide, -exponent)
         with np.errstate(invalid="ignore"):  # infinite values, which fitting refuses
             mean = float(wide.mean())
-            return cls(len(values), mean, float(np.square(wide - mean).sum()))
+            return cls(len(values), mean, float(np.square(wide - mean).sum()), exponent)
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both together (Chan, Golub, LeVeque: "Updating formulae and a pairwise algorithm", 1979)."""
-        num = self.num + other.num
         if not self.num or not other.num:
             return self if self.num else other
-        step = other.mean - self.mean
-        squares = self.squares + other.squares + step * step * self.num * other.num / num
-        return Moments(num, self.mean + step * other.num / num, squares)
+        exponent = max((part.exponent for part in (self, other) if part.scaled_mean or part.scaled_squares), default=0)
+        mean, squares = self._divided_by(exponent)
+        other_mean, other_squares = other._divided_by(exponent)
+        num, step = self.num + other.num, other_mean - mean
+        together = squares + other_squares + step * step * self.num * other.num / num
+        return Moments(num, mean + step * other.num / num, together, exponent)
+
+    def repeated(self, num: int) -> Moments:
+        """Return the moments of a single value that comes `num` times."""
+        return Moments(num, self.scaled_mean, 0.0, self.exponent)
+
+    def _divided_by(self, exponent: int) -> tuple[float, float]:
+        """Return mean and squares of the values divided by 2**exponent."""
+        shift = self.exponent - exponent
+        return math.ldexp(self.scaled_mean, shift), math.ldexp(self.scaled_squares, 2 * shift)
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values."""
+        return math.ldexp(self.scaled_mean, self.exponent)
 
     @property
     def std(self) -> float:
         """The standard deviation of all values, not an estimate from a sample."""
-        return math.sqrt(self.squares / self.num) if self.num else 0.0
+        return math.ldexp(math.sqrt(self.scaled_squares / self.num), self.exponent) if self.num else 0.0
 
 
 class Histogram:
@@ -287,7 +313,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
     reached = whole.reached
     if whole.num_missing and any(isinstance(one, FillMissing) for one in before):
         filled = Chain(before, Fitted(fill=value)).apply(ColumnValues(np.array([np.nan]), None), column)
-        reached = reached.merged(Moments(whole.num_missing, float(filled[0])))
+        reached = reached.merged(Moments.of(np.full(1, filled[0])).repeated(whole.num_missing))
     if not reached.num:
         raise OptionError(f"column {column.name!r} has no value to normalise; leave it out")
     if not (math.isfinite(reached.mean) and math.isfinite(reached.std)):

@@ -122,6 +122,11 @@ class TableIndex:
             here = [
                 column for column in self.columns if fnmatch.fnmatchcase(column.name, pattern) and column.name not in left_out
             ]
+            if not here and any(fnmatch.fnmatchcase(name, pattern) for name in left_out):
+                raise OptionError(
+                    f"columns: {pattern!r} matches nothing but the label, which is not among the columns that are left; leave "
+                    f"{pattern!r} out of columns=, or out of label="
+                )
             if not here:
                 raise OptionError(f"columns: no column matches {pattern!r}; {self.files[0].path} has {_listed(self.columns)}")
             found.update((column.name, column) for column in here)

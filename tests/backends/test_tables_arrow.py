@@ -118,3 +118,31 @@ def test_against_pandas(tmp_path: Path) -> None:
     table = pa.table(columns)
     arrays = {name: table.column(name).chunk(0) for name in table.column_names}
     np.testing.assert_array_equal(packed(arrays, "float32"), table.to_pandas().to_numpy(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shown"),
+    [
+        (
+            pa.array([1.0, None, 1e300]),
+            "float32",
+            r"'a' has 1e\+300 in row 2 of it, which becomes infinite in float32; ask for a wider",
+        ),
+        (
+            pa.array([1.0, -70000.0], pa.float32()),
+            "float16",
+            "'a' has -70000.0 in row 1 of it, which becomes infinite in float16",
+        ),
+        (pa.array([70000, 1]), "float16", "'a' has 70000 in row 0 of it, which becomes infinite in float16"),
+    ],
+)
+def test_numbers_that_become_infinite_are_refused(values: pa.Array, dtype: str, shown: str) -> None:
+    with pytest.raises(OptionError, match=r"t\.parquet.*row group 3.*" + shown):
+        packed({"a": values}, dtype)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_infinite_values_and_rubbish_beneath_nulls_are_no_overflow() -> None:
+    array = poisoned(np.array([1e300, np.inf, 1.5]), np.array([False, True, True]), pa.float64())
+    raw = pa.Array.from_buffers(array.type, 3, [array.buffers()[0], pa.py_buffer(np.array([1e300, np.inf, 1.5]).tobytes())])
+    np.testing.assert_array_equal(packed({"a": raw}, "float32")[:, 0], np.array([np.nan, np.inf, 1.5], np.float32))

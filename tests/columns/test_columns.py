@@ -205,6 +205,53 @@ def test_moments_merge(parts: list[list[float]]) -> None:
         np.testing.assert_allclose([together.mean, together.std], [values.mean(), values.std()], rtol=1e-9, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1e305, 1.7e308])
+def test_moments_of_large_and_small_numbers(scale: float) -> None:
+    unit = np.array([0.3, -1.0, 0.7, 0.0, 1.0, 0.25])
+    for parts in ([unit], [unit[:3], unit[3:4], unit[4:]], [unit[3:4], unit[:3], unit[4:]]):
+        together = Moments()
+        for part in parts:
+            together = together.merged(Moments.of(part * scale))
+        expected = [unit.mean() * scale, unit.std() * scale]
+        np.testing.assert_allclose([together.mean, together.std], expected, rtol=1e-12 if scale > 1e-300 else 1e-3)
+
+
+def test_moments_of_numbers_of_all_sizes() -> None:
+    together = Moments()
+    for value in (1e-300, 1e300, 1.0, 0.0):
+        together = together.merged(Moments.of(np.array([value])))
+    np.testing.assert_allclose([together.num, together.mean, together.std], [4, 2.5e299, 1e300 * math.sqrt(3) / 4], rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("float64", 1e300), ("float64", 1.7e308), ("float64", 1e-300), ("float32", 3e38), ("float32", 1e-30)]
+)
+def test_large_and_small_finite_numbers_are_normalised(tmp_path: Path, kind: str, scale: float) -> None:
+    unit = np.array([0.3, -1.0, 0.7, 0.0, 1.0, -1.0, -1.0])
+    pq.write_table(pa.table({"x": (unit * scale).astype(kind)}), tmp_path / "t.parquet", row_group_size=2)
+    for chain, values in (([C.Normalize()], unit), ([C.FillMissing("mean"), C.Normalize()], unit)):
+        recipe = C({"x": chain}).fit(tmp_path / "t.parquet")
+        (batch,) = list(dp.TableLoader(tmp_path / "t.parquet", NUM, transform=recipe))
+        np.testing.assert_allclose(batch[:, 0].numpy(), (values - values.mean()) / values.std(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chain", "words"),
+    [
+        ([C.Cast("float32")], r"'x' holds 1e\+300, which becomes infinite in float32; Clip it before Cast"),
+        (
+            [C.Clip(0, None)],
+            r"row group 0: column 'x' has 1e\+300 in row 1 of it, which becomes infinite in float32; ask for a wider",
+        ),
+    ],
+)
+def test_results_that_become_infinite_are_refused(tmp_path: Path, chain: list[Any], words: str) -> None:
+    pq.write_table(pa.table({"x": [1.0, 1e300]}), tmp_path / "t.parquet")
+    with pytest.raises(OptionError, match=words):
+        list(dp.TableLoader(tmp_path / "t.parquet", 2, dtypes="float32", transform=C({"x": chain})))
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-4095, 4095), min_size=1, max_size=50))
 def test_medians_of_whole_numbers_are_exact(values: list[int]) -> None:

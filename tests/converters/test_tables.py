@@ -173,9 +173,19 @@ BAD = {
     "not UTF-8": (b"a,b\n1,x\n2,\xff\n3,y\n", {}, 2, "b: not UTF-8", ""),
     "not of the named type": ("a,b\n1,x\n3.5,y\n7,z\n", {"a": "int8"}, 2, "a: '3.5' is no int8", '{"a": "3.5", "b": "y"}'),
     "beyond the named type": ("a,b\n1,x\n300,y\n7,z\n", {"a": "int8"}, 2, "a: '300' is no int8", '{"a": "300", "b": "y"}'),
+    "beyond float32": ("a,b\n1,x\n1e300,y\n7,z\n", {"a": "float32"}, 2, "a: '1e300' is no float", '{"a": "1e300", "b": "y"}'),
+    "beyond float16": ("a,b\n1,x\n70000,y\n7,z\n", {"a": "float16"}, 2, "a: '70000' is no halffloat", '{"a": "70000", "b": "y"}'),
+    "beyond float64": ("a,b\n1,x\n+1e400,y\n7,z\n", {"a": "float64"}, 2, "a: '+1e400' is no double", '{"a": "+1e400", "b": "y"}'),
     "no JSON": ('{"a": 1}\n{"a": \n{"a": 2}\n', {}, 2, "Expecting value", '{"a": '),
     "no object": ('{"a": 1}\n[1]\n{"a": 2}\n', {}, 2, "list, not an object", "[1]"),
-    "another JSON type than named": ('{"a": 1}\n{"a": "x"}\n{"a": 2}\n', {"a": "int32"}, 2, "changed from", '{"a": "x"}'),
+    "JSON numbers and texts": (
+        '{"a": 1}\n{"a": "x"}\n{"a": 2}\n',
+        {},
+        2,
+        'a: "x" is a string, where earlier values',
+        '{"a": "x"}',
+    ),
+    "another JSON type than named": ('{"a": 1}\n{"a": "x"}\n{"a": 2}\n', {"a": "int32"}, 2, 'a: "x" is a string', '{"a": "x"}'),
 }
 
 
@@ -184,7 +194,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path, case: str) -> None:
     text, types, row, reason, shown = BAD[case]
     source = write(tmp_path / ("t.jsonl" if "{" in str(text)[:3] else "t.csv"), text)
     schema = schema_of(tmp_path, **types)
-    with pytest.raises(DecodeError, match=f"row {row}: bad row: "):
+    with pytest.raises(DecodeError, match=rf"row {row} \(line \d+\): bad row: "):
         convert_table(TableConversion(source, tmp_path / "out", schema=schema))
     assert not (tmp_path / "out").exists()
     table = converted(source, tmp_path / "out", schema=schema, on_error=OnError.SKIP)
@@ -209,10 +219,21 @@ REFUSED = {
     "nothing there": (lambda root: root / "nothing.csv", MissingDataError, "no such file"),
     "no rows": (lambda root: write(root / "t.csv", "a,b\n"), MissingDataError, "no rows"),
     "compressed": (lambda root: write(root / "t.csv.gz", "x"), FormatError, "unpack it first"),
+    "an empty file": (lambda root: write(root / "t.csv", ""), FormatError, r"t\.csv: the file is empty, where a header"),
+    "an empty first line": (
+        lambda root: write(root / "t.csv", "\na\n1\n"),
+        FormatError,
+        "its first line is empty, where a header",
+    ),
+    "a line break in the header": (
+        lambda root: write(root / "t.csv", '"a\nb",c\n1,2\n'),
+        FormatError,
+        "its header '\"a' has a line break within a name",
+    ),
+    "no newlines": (lambda root: write(root / "t.csv", "a,b\r1,2\r"), FormatError, "has a line break within a name"),
     "an empty name": (lambda root: write(root / "t.csv", "a,\n1,2\n"), FormatError, "names '' a column"),
     "a name twice": (lambda root: write(root / "t.csv", "a,a\n1,2\n"), FormatError, "'a' twice"),
     "an open quote": (lambda root: write(root / "t.csv", 'a\n"' + "x\n" * 3000), FormatError, "a quote is not closed"),
-    "JSON numbers and texts": (lambda root: write(root / "t.jsonl", '{"a": 1}\n{"a": "x"}\n'), FormatError, "--schema"),
     "arrays of other lengths": (
         lambda root: (
             [np.save(write(root / "in" / name, b""), np.zeros(num)) for name, num in (("x.npy", 3), ("y.npy", 4))] and root / "in"
@@ -237,6 +258,41 @@ def test_refused_sources(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(kind, match=words):
         convert_table(TableConversion(make(tmp_path), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("delimiter", ["\n", "\r", '"', "\0", "\u00e9", ""])
+def test_delimiters_that_cannot_be(tmp_path: Path, delimiter: str) -> None:
+    with pytest.raises(OptionError, match=r"--delimiter .* pass one ASCII character, neither a line break nor a quote"):
+        TableConversion(write(tmp_path / "t.csv", "a\n1\n"), tmp_path / "out", delimiter=delimiter)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_of_bad_rows_count_line_breaks_within_values(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ["a,b", '1,"x', "", 'y"', "", "2", '3,"', '"', "x,4", "", "5,6,7"]
+    source = write(tmp_path / "t.csv", end.join(rows))
+    for nbytes in (5, 1000):
+        monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": nbytes})
+        out, schema = tmp_path / str(nbytes), schema_of(tmp_path, a="int8")
+        table = converted(source, out, on_error=OnError.SKIP, schema=schema, seed=None)
+        assert table["a"].to_pylist() == [1, 3]
+        lines = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+        assert [(line["row"], line["line"], line["column"]) for line in lines] == [(2, 6, None), (4, 9, "a"), (5, 11, None)]
+
+
+def test_infinite_and_tiny_numbers_of_csv(tmp_path: Path) -> None:
+    source = write(tmp_path / "t.csv", "a,b,c\ninf,1e400,1e-400\n-Infinity,1,2\n1.5,2,3\n")
+    table = converted(source, tmp_path / "out", seed=None)
+    assert table.to_pydict() == {"a": [np.inf, -np.inf, 1.5], "b": ["1e400", "1", "2"], "c": [0.0, 2.0, 3.0]}
+    assert converted(source, tmp_path / "o", schema={"a": "float32"}, seed=None)["a"].to_pylist() == [np.inf, -np.inf, 1.5]
+
+
+def test_numbers_beyond_a_named_floating_type_in_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1.5, 1e300, np.inf, None], "b": [70000, 1, 2, 3]}), tmp_path / "t.parquet")
+    schema = {"a": "float32", "b": "float16"}
+    table = converted(tmp_path / "t.parquet", tmp_path / "out", schema=schema, on_error=OnError.SKIP, seed=None)
+    assert table.to_pydict() == {"a": [np.inf, None], "b": [2, 3]}
+    errors = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    assert [(one["row"], one["line"], one["column"]) for one in errors] == [(1, None, "b"), (2, None, "a")]
 
 
 def test_headers_that_differ_are_named(tmp_path: Path) -> None:

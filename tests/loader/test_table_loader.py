@@ -419,6 +419,10 @@ def test_a_window_of_bad_row_groups_cannot_be_replaced(damaged: Path) -> None:
     ("options", "reason"),
     [
         ({"columns": ["X*"]}, "no column matches 'X\\*'"),
+        (
+            {"label": "I0", "columns": ["I0", "I1"]},
+            "'I0' matches nothing but the label.*; leave 'I0' out of columns=",
+        ),
         ({"label": "nothing"}, "no column 'nothing'"),
         ({"columns": {}}, "columns is empty"),
         ({"columns": {"a": []}}, "group 'a' is empty"),

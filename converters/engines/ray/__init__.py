@@ -66,6 +66,11 @@ def _import_ray() -> Any:
         import ray
     except ImportError as exc:
         raise DependencyError("--engine ray: Ray is not installed; pip install 'gpu-datapipe[ray]', on every node") from exc
+    except Exception as exc:  # a broken installation raises whatever it meets first
+        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.200}"
+        raise DependencyError(
+            f"--engine ray: Ray does not import ({what}); install it again: pip install --force-reinstall 'gpu-datapipe[ray]'"
+        ) from exc
     return ray
 
 
@@ -101,9 +106,14 @@ def _connected(ray: Any, address: str | None, num_cpus: int) -> Iterator[None]:
                 ray.init(address="local", **local, **quiet)
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process without stopping tasks
-    except (ConnectionError, RuntimeError, ValueError) as exc:  # the second one for other versions of Ray or Python
-        where = "on this machine" if address is None else f"at --address {address}"
-        raise OptionError(f"no Ray cluster {where}: {' '.join(str(exc).split()):.300}; see docs/clusters.md") from exc
+    except Exception as exc:  # Ray raises errors of many types here, among them plain Exception
+        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.300}"
+        if address in (None, "local"):
+            raise OptionError(
+                f"--engine ray: Ray does not start on this machine ({what}); start a cluster by `ray start --head` and pass "
+                "--address auto, or leave out --engine ray: the local engine writes the same bytes"
+            ) from exc
+        raise OptionError(f"no Ray cluster at --address {address}: {what}; see docs/clusters.md") from exc
     try:
         yield
     finally:

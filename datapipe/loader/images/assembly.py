@@ -90,7 +90,7 @@ def assemble(
         files=files,
         observer=observer,
         bad_samples=bad_samples,
-        memory=None if size is None else BatchMemory((*size, 3), room=options.batch_size, open_pool=open_pool),
+        memory=None if size is None else BatchMemory((*size, 3), room=min(options.batch_size, len(index)), open_pool=open_pool),
         dali=stage,
         collator=collator,
         workers=ObjectPool(open_worker),

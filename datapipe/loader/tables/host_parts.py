@@ -55,10 +55,11 @@ class HostTableParts:
 
         open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
         names = [column.name for column in layout.columns]
+        room = min(options.batch_size, len(setup.index))
         texts = [column.name for column in layout.columns if column.kind is ColumnKind.TEXT]
         return cls(
             setup,
-            batches=[BatchMemory((matrix.width,), room=options.batch_size, open_pool=open_pool) for matrix in layout.matrices],
+            batches=[BatchMemory((matrix.width,), room=room, open_pool=open_pool) for matrix in layout.matrices],
             windows=[BatchMemory((matrix.width,), open_pool=open_window_pool) for matrix in layout.matrices],
             workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
             uploader=None if runtime is None else Uploader(runtime, observer=setup.observer),
