@@ -22,7 +22,7 @@ from PIL import Image
 
 import datapipe as dp
 from datapipe.cli.charts import Bar, draw_bars
-from datapipe.cli.inspect import samples_or_table
+from datapipe.cli.recognition import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
