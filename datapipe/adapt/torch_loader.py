@@ -29,6 +29,7 @@ from datapipe.loader.images.samplers import SamplerChecksum
 from datapipe.loader.options import FIXED, SETTABLE
 from datapipe.loader.policy import BadSample
 from datapipe.loader.seeding import Seed, SeedSource
+from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import Epochs, LoaderState
 from datapipe.loader.torch_compat import OwnBatches
 
@@ -72,6 +73,15 @@ class TorchLoader:
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
+
+    def __repr__(self) -> str:
+        num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
+        samples = "samples" if num is None else f"{num:,} samples"
+        way = "gathered in whole batches" if isinstance(self._dataset, NumberRows) else "read by torch's workers"
+        size = self._inner.batch_size
+        return shown_loader("from_torch", f"{samples} of {kind}, {way}", batch_size=size, device=self.device)
+
+    __getitem__ = refuse_position
 
     def __iter__(self) -> TorchIterator:
         return TorchIterator(self._begin, self.__len__, self._epochs, self._tally)

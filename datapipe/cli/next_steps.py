@@ -97,7 +97,7 @@ def _step(path: Path, name: str) -> NextStep | None:
     if (path / MANIFEST_NAME).is_file():
         return _of_dataset(shown, f"{name}: a dataset that datapipe converted")
     if (path / TABLE_NAME).is_file():
-        return _of_table(shown, f"{name}: a table that datapipe converted")
+        return _of_table(name, f"{name}: a table that datapipe converted")
     sets = [child for child in _folders(path, _names(path)) if (child / MANIFEST_NAME).is_file()] if path.is_dir() else []
     if sets:
         what = f"{name}: datasets that datapipe converted: {', '.join(child.name for child in sets)}"
@@ -128,14 +128,15 @@ def _of_script(path: Path, shown: str) -> NextStep | None:
     return NextStep(_SCRIPT, what, (f"datapipe diagnose {shown}     # how long it waits for data, why, and what would help",))
 
 
-def _of_table(shown: str, what: str) -> NextStep:
+def _of_table(name: str, what: str) -> NextStep:
+    shown = shlex.quote(name)
     return NextStep(
         _TABLE,
         what,
         (
             f"datapipe inspect {shown}     # its columns, and whether its row groups suit shuffling",
             f"datapipe bench {shown}       # how fast it loads",
-            f"dp.TableLoader({shlex.split(shown)[0]!r}, batch_size=65536, shuffle=True)     # in a script",
+            f"dp.TableLoader({name!r}, batch_size=65536, shuffle=True, columns=[...], label=...)     # in a script",
         ),
     )
 
@@ -147,7 +148,7 @@ def _of_source(path: Path, name: str, shown: str) -> NextStep | None:
         if path.suffix.lower() in TEXT_SUFFIXES and is_table(path):
             return _conversion(f"{name}: a table, as text", shown, shlex.quote(destination), to="parquet")
         if _holds_rows(path):
-            return _of_table(shown, f"{name}: a table")
+            return _of_table(name, f"{name}: a table")
         apart = [] if path.is_file() else held_apart(path, list_folders(path, otherwise=""))
         if apart:
             sets = [os.fsdecode(one) for one in apart]

@@ -54,6 +54,11 @@ class Columns:
         self._operations = {pattern: checked_chain(chain, pattern) for pattern, chain in operations.items()}
         self._fitted: dict[str, Fitted] | None = None
 
+    def __repr__(self) -> str:
+        chains = ", ".join(f"{pattern!r}: {list(chain)}" for pattern, chain in self._operations.items())
+        fitted = "; not fitted" if not self.is_fitted else "" if self._fitted is None else "; fitted"
+        return f"<datapipe.Columns {{{chains}}}{fitted}>"
+
     @property
     def operations(self) -> dict[str, tuple[Operation, ...]]:
         """The operations by pattern, in the order in which patterns are tried."""
