@@ -24,6 +24,7 @@ from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, s
 from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.core.errors import OptionError
+from datapipe.core.printable import counted
 from datapipe.loader.images.choice import Choice
 from datapipe.loader.images.samplers import SamplerChecksum
 from datapipe.loader.options import FIXED, SETTABLE
@@ -76,7 +77,7 @@ class TorchLoader:
 
     def __repr__(self) -> str:
         num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
-        samples = "samples" if num is None else f"{num:,} samples"
+        samples = "samples" if num is None else counted(num, "sample")
         way = "gathered in whole batches" if isinstance(self._dataset, NumberRows) else "read by torch's workers"
         size = self._inner.batch_size
         return shown_loader("from_torch", f"{samples} of {kind}, {way}", batch_size=size, device=self.device)

@@ -126,10 +126,10 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
-    part = "index part" if facts["container"] == "folder" else "shard"
-    parts = f"{facts['shards']:,} {part}" + ("s" if facts["shards"] != 1 else "")
+    parts = counted(facts["shards"], "index part" if facts["container"] == "folder" else "shard")
     lines = [
-        f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
+        f"{os.fspath(path)}: {facts['container']}, {counted(facts['samples'], 'sample')},"
+        f" {facts['bytes'] / 1e6:,.1f} MB in {parts}",
         f"  fields   {fields}",
         f"  classes  {facts['classes'] if facts['classes'] is not None else 'not named'}",
     ]
@@ -197,12 +197,13 @@ def _advice(index: TableIndex, median: int) -> list[str]:
 def table_text(path: str, facts: dict[str, Any]) -> str:
     """The facts for people."""
     groups = facts["rows_per_group"]
-    size = f"{facts['bytes'] / 1e6:,.1f} MB in {facts['files']:,} file{'s' * (facts['files'] != 1)}"
+    size = f"{facts['bytes'] / 1e6:,.1f} MB in {counted(facts['files'], 'file')}"
     least, most = groups["least"], groups["most"]
-    sizes = f"{most:,} rows" if least == most else f"{least:,} to {most:,} rows (median {groups['median']:,})"
+    sizes = counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {groups['median']:,})"
     lines = [
-        f"{path}: {facts['container']} table, {facts['rows']:,} rows of {len(facts['columns'])} columns, {size}",
-        f"  groups   {facts['row_groups']:,} row group{'s' * (facts['row_groups'] != 1)} of {sizes}",
+        f"{path}: {facts['container']} table, {counted(facts['rows'], 'row')} of"
+        f" {counted(len(facts['columns']), 'column')}, {size}",
+        f"  groups   {counted(facts['row_groups'], 'row group')} of {sizes}",
     ]
     for column in facts["columns"][:_MAX_SHOWN]:
         nulls = (

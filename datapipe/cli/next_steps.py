@@ -13,8 +13,9 @@ from converters.tables.sources import is_table
 from datapipe.cli.recognition import table_at
 from datapipe.columns.recipe import VOCABULARIES_SUFFIX
 from datapipe.containers import container_of
+from datapipe.containers.formats import TEXT_SUFFIXES
 from datapipe.containers.listing import held_apart, is_image_name, is_kept_by_tools, list_folders
-from datapipe.containers.tables.files import SUFFIXES, TEXT_SUFFIXES
+from datapipe.containers.tables.files import SUFFIXES
 from datapipe.core.errors import DatapipeError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from datapipe.containers import open_index
-from datapipe.containers.tables.files import TEXT_SUFFIXES, open_table
+from datapipe.containers.formats import TEXT_SUFFIXES
+from datapipe.containers.tables.files import open_table
 from datapipe.core.errors import DatapipeError, FormatError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sample_index import SampleIndex

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datapipe.core.errors import MissingDataError, StorageError
+from datapipe.core.printable import counted
 from datapipe.core.regular_files import file_type, is_within
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
@@ -75,7 +76,9 @@ class ScanNotes:
 def told_of_loops(loops: Sequence[str]) -> str:
     """Return a message about `loops`, the paths of links, of which there is at least one."""
     shown = ", ".join(loops[:_MAX_SHOWN]) + (", ..." if len(loops) > _MAX_SHOWN else "")
-    return f"{len(loops)} symbolic links to a folder around them not followed: {shown}"
+    return (
+        f"{counted(len(loops), 'symbolic link')} to a folder around {'it' if len(loops) == 1 else 'them'} not followed: {shown}"
+    )
 
 
 def is_junk(name: bytes) -> bool:

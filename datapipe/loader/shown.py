@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from datapipe.core.printable import listed, printable
+from datapipe.core.printable import counted, listed, printable
 
 
 def shown_loader(name: str, data: str, *, batch_size: int | None, device: str | torch.device) -> str:
@@ -19,12 +19,12 @@ def shown_loader(name: str, data: str, *, batch_size: int | None, device: str | 
 def shown_samples(num: int, fields: Sequence[str], *, container: str, where: str) -> str:
     """Return what samples are and where they lie."""
     form = "loose files" if container == "folder" else container
-    return f"{num:,} samples ({listed(fields)}) in {form} at {where}"
+    return f"{counted(num, 'sample')} ({listed(fields)}) in {form} at {where}"
 
 
 def shown_rows(num: int, columns: Sequence[str], *, container: str, paths: Sequence[str]) -> str:
     """Return what the rows of a table are and where they lie."""
-    return f"{num:,} rows of {len(columns)} columns in {container} at {listed(paths, most=1)}"
+    return f"{counted(num, 'row')} of {counted(len(columns), 'column')} in {container} at {listed(paths, most=1)}"
 
 
 def shown_device(device: str | torch.device) -> str:
