@@ -67,7 +67,7 @@ class TorchLoader:
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
-        self._batches = _Batches(open_source, self._checksum)
+        self._batches = _Batches(open_source, self._checksum, batch_size=inner.batch_size or _size_of(inner.batch_sampler))
         changes = WHOLE_BATCHES if isinstance(dataset, NumberRows) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
@@ -236,8 +236,11 @@ class TorchLoader:
 class _Batches:
     """The batch sampler of torch's loader: gives the keys of the pass that begins."""
 
-    def __init__(self, open_source: Callable[[SamplerChecksum], KeySource], checksum: SamplerChecksum) -> None:
+    def __init__(
+        self, open_source: Callable[[SamplerChecksum], KeySource], checksum: SamplerChecksum, *, batch_size: int | None
+    ) -> None:
         self._open_source, self._checksum = open_source, checksum
+        self.batch_size = batch_size  # read by those who watch torch's loader, as a diagnosis does; None: it varies
         self.walk = KeyPass(iter(()), 0)
 
     def __iter__(self) -> Iterator[Any]:
@@ -245,6 +248,11 @@ class _Batches:
 
     def __len__(self) -> int:
         return self._open_source(self._checksum).num_steps
+
+
+def _size_of(batch_sampler: object) -> int | None:
+    size = getattr(batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _length(dataset: Any) -> int:
