@@ -115,8 +115,9 @@ def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:
     """Return what would let datapipe's threads make whole batches, or more of them."""
     if recipe is None:
         return (
-            "change what the first line gives as the reason (datapipe sees the files of ImageFolder, Subset and ConcatDataset), "
-            "or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and resizes"
+            "let datapipe see the files, as it does those of ImageFolder, Subset and ConcatDataset (the line `from` says what "
+            "prevents it), or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and "
+            "resizes"
         )
     own = next((op for op in recipe.rest if op is not handover_point), None)
     if own is not None:
