@@ -99,7 +99,10 @@ def _plan_sets(options: ConvertOptions, summary: ListingSummary, num_samples: in
         counts += np.bincount(split_of(ordinals, seed=options.seed or 0, shares=_shares(options)), minlength=len(names))
     for name, count in zip(names, counts.tolist(), strict=True):
         if not count:
-            raise OptionError(f"--split: {name} gets none of {num_samples} samples; give it a larger share")
+            raise OptionError(
+                f"--split: {name} gets none of {counted(num_samples, 'sample')}, which are assigned one by one, by chance;"
+                " give it a larger share, or pass another --seed"
+            )
     key = None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE))
     problems = tuple(sorted((os.fsdecode(problem.source), problem.reason) for problem in summary.notes.problems))
     return [

@@ -115,6 +115,8 @@ def _of_file(path: Path) -> Recognition:
         if _is_coco(path):
             return Recognition("coco", "it has `images` and `annotations`")
         raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
+    if is_image_name(os.fsencode(path.name)):
+        raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")
     raise OptionError(
         f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .h5, .parquet, .tfrecord, .arrow or"
         " COCO's .json, or choose --from"

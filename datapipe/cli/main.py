@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (--[\w-]+): (?=\1 )", "", message)  # our own messages name the option, too
         self.exit(2, f"{self._usage_in_a_line()}{self.prog}: error: {printable(message)}\n")
 
     def _usage_in_a_line(self) -> str:

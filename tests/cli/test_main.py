@@ -53,6 +53,12 @@ def test_an_error_of_arguments_is_two_lines(command: str, capsys: pytest.Capture
     assert capsys.readouterr().err.startswith(f"usage: {usage}\ndatapipe convert: error: ")
 
 
+def test_an_error_of_a_value_names_its_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "src", "dst", "--to", "hdf5", "--resize", "256"])
+    assert "error: --resize '256' is none of shorter:N" in capsys.readouterr().err
+
+
 def test_what_belongs_to_a_diagnosed_script_is_its_own() -> None:
     assert parse(["diagnose", "script.py", "--learning-rat", "3"]).command == ["script.py", "--learning-rat", "3"]
 

@@ -101,3 +101,8 @@ def test_shards_of_a_sample_each_are_refused_and_small_ones_warned_of(tmp_path: 
     assert not any("--shard-size" in warning for warning in sizes.warnings)
     small = preview(ConvertOptions(tmp_path / "in", tmp_path / "out", shard_nbytes=sizes.nbytes // 4))
     assert [warning for warning in small.warnings if "shards of about 4 samples: below 1 MB" in warning]
+
+
+def test_a_single_image_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"0\.jpg: a single image; pass the folder"):
+        preview(ConvertOptions(put(tmp_path / "0.jpg", image(0)), tmp_path / "out"))

@@ -188,7 +188,7 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
             break
         lines += wrapped
         if advice is not None and len(lines) < room - 1:
-            lines += _wrap(f"to try: {advice}", num=1, indent=4)
+            lines += _wrap(f"to try: {advice}", num=min(2, room - 1 - len(lines)), indent=4)
     return lines
 
 
