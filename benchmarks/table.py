@@ -346,12 +346,13 @@ def _stores(result: dict[str, Any]) -> str:
 
 def _stores_in_short(result: dict[str, Any]) -> str:
     ratios = {name: found["to_local_apart"]["ratio"] for name, found in result["variants"].items()}
-    peers = [f"{title} at {ratios[name]:.2f}" for name, title in _PEERS.items() if name in ratios]
-    return (
-        f"Photographs from a store that answers after {result['settings']['latency_ms']} ms come at {ratios['ranges']:.2f} of "
-        f"the disk's rate, shuffled in full with nothing cached, and at {ratios['warm cache']:.2f} from the shard cache"
-        f"{'; ' + ', '.join(peers) if peers else ''}."
+    peers = [f"{title} {ratios[name]:.0%}" for name, title in _PEERS.items() if name in ratios]
+    told = (
+        f"From a store that takes {result['settings']['latency_ms']} ms to answer, fully shuffled photographs load at "
+        f"{ratios['ranges']:.0%} of the speed of a local disk with nothing cached, and at {ratios['warm cache']:.0%} with "
+        "the shard cache."
     )
+    return f"{told} {', '.join(peers).replace(' ', ' reaches ', 1)}." if peers else told
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ FORMS = (
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip
+SMALL_SHARD_NBYTES = 1_000_000  # of shards below, opening costs more than reading
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from converters.options import SMALL_SHARD_NBYTES
 from converters.planning.plan import ConversionPlan, Duplicates
 from converters.samples.reading import PlannedSample
 from converters.writers import NO_LABEL, sample_key
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import told_of_loops
+from datapipe.core.printable import counted
 
 
 class Phase(enum.Enum):
@@ -160,14 +162,22 @@ def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
     warnings = [*plan.warnings, *suspicions(plan)]
     if plan.empty_classes:
         shown = ", ".join(plan.empty_classes[:5]) + (", ..." if len(plan.empty_classes) > 5 else "")
-        warnings.append(f"{len(plan.empty_classes)} class folders without images (they stay in the class list): {shown}")
+        warnings.append(f"{counted(len(plan.empty_classes), 'class folder')} without images (kept in the class list): {shown}")
     if plan.duplicates.num:
         warnings.append(_told_of_duplicates(plan.duplicates))
+    size = plan.options.get("shard_size")
+    if isinstance(size, int) and size < SMALL_SHARD_NBYTES and len(plan.shards) > len(plan.sets):
+        warnings.append(
+            f"--shard-size of {size:,} bytes makes {len(plan.shards):,} shards of about"
+            f" {counted(round(plan.num_samples / len(plan.shards)), 'sample')}: below 1 MB, opening files costs more than reading"
+            " them; 256MB is the default"
+        )
     if plan.num_ignored:
         much = ", more than there are samples; --from says what SRC is" if plan.num_ignored > plan.num_samples else ""
-        warnings.append(f"{plan.num_ignored} files ignored: their names do not end like those of samples{much}")
+        ignored = f"{counted(plan.num_ignored, 'file')} ignored: names that do not end like those of samples{much}"
+        warnings.append(ignored)
     if plan.num_junk:
-        warnings.append(f"{plan.num_junk} hidden or system files and folders ignored")
+        warnings.append(f"{counted(plan.num_junk, 'hidden or system file')} ignored")
     if plan.loops:
         warnings.append(told_of_loops(plan.loops))
     return tuple(warnings)
@@ -177,7 +187,7 @@ def _told_of_duplicates(duplicates: Duplicates) -> str:
     shown = ", ".join(f"{name} (as {original})" for name, original in duplicates.first)
     more = ", ..." if duplicates.num > len(duplicates.first) else ""
     labels = f", {duplicates.num_relabelled} of them with another label than the one kept" if duplicates.num_relabelled else ""
-    return f"{duplicates.num} duplicates left out{labels} (errors.jsonl names them all): {shown}{more}"
+    return f"{counted(duplicates.num, 'duplicate')} left out{labels} (errors.jsonl names them all): {shown}{more}"
 
 
 _LARGE_NBYTES = 1_000_000  # of a field of kind bytes, on average: an archive, or an image that was not recognised

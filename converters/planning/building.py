@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.database import attached, open_database
-from converters.options import ConvertOptions
+from converters.options import SMALL_SHARD_NBYTES, ConvertOptions
 from converters.planning.duplicates import find_duplicates
 from converters.planning.listing import ListingSummary, write_listing
 from converters.planning.plan import SPOOL_NAME, ConversionPlan, Duplicates, PlannedSet, read_plan, record
@@ -26,6 +26,7 @@ from converters.samples.examine import refuse_treatment
 from converters.sources import Source, Workspace
 from datapipe.core import atomic
 from datapipe.core.errors import MissingDataError, OptionError
+from datapipe.core.printable import counted
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.stores.location import Location
@@ -98,7 +99,10 @@ def _plan_sets(options: ConvertOptions, summary: ListingSummary, num_samples: in
         counts += np.bincount(split_of(ordinals, seed=options.seed or 0, shares=_shares(options)), minlength=len(names))
     for name, count in zip(names, counts.tolist(), strict=True):
         if not count:
-            raise OptionError(f"--split: {name} gets none of {num_samples} samples; give it a larger share")
+            raise OptionError(
+                f"--split: {name} gets none of {counted(num_samples, 'sample')}, which are assigned one by one, by chance;"
+                " give it a larger share, or pass another --seed"
+            )
     key = None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE))
     problems = tuple(sorted((os.fsdecode(problem.source), problem.reason) for problem in summary.notes.problems))
     return [
@@ -148,6 +152,7 @@ def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets:
     for planned in sets:
         span = (start, start + planned.num_slots)
         total = connection.execute("SELECT sum(nbytes) FROM slots WHERE position >= ? AND position < ?", span).fetchone()[0]
+        _refuse_tiny_shards(options.shard_nbytes, total, planned.num_slots)
         num_shards = max(-(-total // options.shard_nbytes), -(-planned.num_slots // MAX_SHARD_SAMPLES), 1)
         share = -(-total // num_shards) or 1
         cursor = connection.execute("SELECT nbytes FROM slots WHERE position >= ? AND position < ? ORDER BY position", span)
@@ -162,6 +167,15 @@ def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets:
         _insert_shard(connection, number, in_set, planned, start, (first, planned.num_slots), in_shard)
         number, start = number + 1, span[1]
     connection.execute("COMMIT")
+
+
+def _refuse_tiny_shards(shard_nbytes: int, nbytes: int, num_samples: int) -> None:
+    """Raise OptionError for a size that no sample fits into, as is 5 for 5MB. Samples may exceed a size that makes sense."""
+    if shard_nbytes < SMALL_SHARD_NBYTES and num_samples > 1 and nbytes > shard_nbytes * num_samples:
+        raise OptionError(
+            f"--shard-size is {counted(shard_nbytes, 'byte')}, and a sample takes {round(nbytes / num_samples):,} on average:"
+            f" each of {num_samples:,} samples would be a shard of its own; pass a size with its unit, such as 256MB"
+        )
 
 
 def _insert_shard(

@@ -117,7 +117,8 @@ def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: 
     if not any(draft.is_path for draft in kept) and not choices:
         raise OptionError(
             f"{where}: none of its columns names files ({', '.join(found)}); say which one does with --field COLUMN=image,"
-            " or give a column a kind, such as --field COLUMN=text, to convert the values alone"
+            " or give a column a kind, such as --field COLUMN=text, to convert the values alone; a table of"
+            " numbers is converted with --to parquet"
         )
     return _named(where, kept)
 

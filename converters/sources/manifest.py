@@ -103,7 +103,8 @@ class ManifestSource:
             raise _BadCell(f"{column.name!r} is {_shown(cell)}, not the name of a file")
         path, origin, problem = self._files.find(cell)
         if origin is None:
-            raise _BadCell(f"{column.name!r} is {cell!r}: {problem}", path)
+            named = "" if str(problem).startswith(repr(cell)) else f" is {cell!r}"
+            raise _BadCell(f"{column.name!r}{named}: {problem}", path)
         return path, origin
 
     def _number(self, column: KeptColumn, row: ManifestRow) -> int:

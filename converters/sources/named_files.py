@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from datapipe.core.regular_files import is_within
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
+_MAX_AROUND, _MAX_ENTRIES = 4, 1000  # folders around a list, and entries of a folder, looked at for the right root
 
 
 class NamedFiles:
@@ -34,13 +37,16 @@ class NamedFiles:
         self._folders: dict[bytes, bytes] = {}  # real paths
         self._num_missing = 0
         self._first_missing: str = ""
+        self._num_outside = 0  # names that lead out of the root
+        self._first_outside: tuple[str, bytes] = ("", b"")  # and the file that it names
+        self._around_outside: bytes | None = None  # the folder that holds all of them
         self._has_found = False
 
     def find(self, text: str) -> tuple[bytes, Origin | None, str | None]:
         """Return (path relative to the root, location of its bytes, problem); either the location or the problem is None.
 
-        `text`: relative to the root, or absolute within it. Raises MissingDataError if the first names of a list are all
-        missing.
+        `text`: relative to the root, or absolute within it; a name that `..` leads out of the root is looked up from the folder
+        of the list. Raises MissingDataError if the first names of a list are all missing, or all outside.
         """
         try:
             name = os.path.normpath(os.fsencode(text))
@@ -49,10 +55,13 @@ class NamedFiles:
         if b"\0" in name:
             return b"", None, f"{text!r} is not a name that a file can have"
         path = os.path.join(self._top, name)
-        if os.path.isabs(name):
-            name = os.path.relpath(os.path.join(self._real_folder(path), os.path.basename(path)), self._top)
-        if name == b".." or name.startswith(b"../"):
-            return b"", None, f"{text!r} leads out of {self._root}; pass a --root that holds all files"
+        if _leads_out(name):
+            path = os.path.join(os.path.realpath(os.fsencode(self._listed_in.parent)), name)
+        if os.path.isabs(name) or _leads_out(name):
+            real = os.path.join(self._real_folder(path), os.path.basename(path))
+            name = os.path.relpath(real, self._top)
+            if _leads_out(name):
+                return b"", None, self._leading_out(text, real)
         try:
             status = os.lstat(path)
             real = os.path.join(self._real_folder(path), os.path.basename(path))
@@ -70,11 +79,38 @@ class NamedFiles:
 
     def refuse_wrong_root(self) -> None:
         """Raise MissingDataError if files were named and none exists."""
-        if self._num_missing and not self._has_found:
+        if self._has_found:
+            return
+        if self._around_outside is not None and os.path.exists(self._first_outside[1]):
             raise MissingDataError(
-                f"{self._listed_in}: none of the first {self._num_missing} files is there; the first is {self._first_missing!r},"
-                f" looked for in {self._root}; pass the folder that the names start from as --root"
+                f"{self._listed_in}: none of its files lies in {self._root}, where names start from; the first is"
+                f" {self._first_outside[0]!r}; pass --root {shlex.quote(os.fsdecode(self._around_outside))}"
             )
+        if self._num_missing or self._num_outside:
+            first = self._first_missing or self._first_outside[0]
+            found = self._root_of(first)
+            remedy = "pass the folder that the names start from as --root"
+            if found is not None:
+                remedy = f"it is in {found}: pass --root {shlex.quote(str(found))}"
+            raise MissingDataError(
+                f"{self._listed_in}: none of the first {self._num_missing + self._num_outside} files is there; the first is"
+                f" {first!r}, looked for in {self._root}; {remedy}"
+            )
+
+    def _root_of(self, text: str) -> Path | None:
+        """Return a folder in which a file of this name lies: near the list or the root, in them or around them."""
+        here = self._listed_in.parent
+        near = (folder for start in (here, self._root) for folder in (start, *_folders_in(start)))
+        around = list(here.absolute().parents)[:_MAX_AROUND]
+        return next((folder for folder in itertools.chain(near, around) if os.path.isfile(folder / text)), None)
+
+    def _leading_out(self, text: str, path: bytes) -> str:
+        folder = os.path.dirname(path)
+        if self._around_outside is None:
+            self._first_outside, self._around_outside = (text, path), folder
+        self._around_outside = os.path.commonpath([self._around_outside, folder])
+        self._num_outside += 1
+        return f"{text!r} leads out of {self._root}; pass a --root that holds all files"
 
     def _missing(self, text: str, exc: OSError) -> str:
         self._num_missing += 1
@@ -93,6 +129,19 @@ class NamedFiles:
                 self._folders.clear()
             real = self._folders[folder] = os.path.realpath(folder)
         return real
+
+
+def _leads_out(name: bytes) -> bool:
+    return name == b".." or name.startswith(b"../")
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders directly in `folder`, of its first entries, sorted; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(folder / entry.name for entry in itertools.islice(entries, _MAX_ENTRIES) if entry.is_dir())
+    except OSError:
+        return []
 
 
 class FileLookup(Protocol):

@@ -19,7 +19,7 @@ from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
 from converters.sources.pairs import KINDS, role_folders
 from converters.sources.recognise_archives import archive_of_file, archives_of_folder
 from datapipe.containers import container_of
-from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, list_folders
+from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.stores.location import Location
@@ -43,6 +43,7 @@ class Recognition:
 
     form: str
     why: str
+    is_certain: bool = True  # False where the conversion that follows will say what is missing
 
     def __str__(self) -> str:
         return f"{_TITLES[self.form]} ({self.why}; --from {self.form})"
@@ -114,6 +115,8 @@ def _of_file(path: Path) -> Recognition:
         if _is_coco(path):
             return Recognition("coco", "it has `images` and `annotations`")
         raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
+    if is_image_name(os.fsencode(path.name)):
+        raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")
     raise OptionError(
         f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .h5, .parquet, .tfrecord, .arrow or"
         " COCO's .json, or choose --from"
@@ -130,7 +133,7 @@ def _is_coco(path: Path) -> bool:
 def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
     folders = list_folders(source, otherwise=NO_FOLDER)
     if held_apart(source, folders) and class_from is not ClassFrom.NONE:
-        return Recognition("image-folder", "it has class folders")  # its errors then explain the problem
+        return Recognition("image-folder", "it has class folders", is_certain=False)  # its errors then explain the problem
     if (source / MANIFEST_NAME).is_file():
         return Recognition("dataset", f"it holds {MANIFEST_NAME}")
     databases = [place for place in (b"", *folders) if (source / os.fsdecode(place) / DATA_NAME).is_file()]
@@ -162,7 +165,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
     if not found and seen.deep:
         raise OptionError(f"{source}: its folder {seen.deep} holds shards: pass that folder, one set of them at a time")
     if not found and folders and not seen.lists and not seen.annotations:
-        return Recognition("image-folder", "it has folders")  # empty folders: its errors name what is missing
+        return Recognition("image-folder", "it has folders", is_certain=False)  # empty: its errors name what is missing
     files = [*seen.lists, *([seen.annotations] if seen.annotations else [])]
     if files:
         return _only(
@@ -203,7 +206,8 @@ def _look(source: Path, folders: list[bytes]) -> _Seen:
     for _ in range(_MAX_FOLDERS):
         if not waiting:
             break
-        waiting = _count(waiting[0], seen, is_top=False) + waiting[1:]
+        inner = [] if is_kept_by_tools(waiting[0]) else _count(waiting[0], seen, is_top=False)
+        waiting = inner + waiting[1:]
     return seen
 
 

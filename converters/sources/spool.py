@@ -1,7 +1,7 @@
-"""Files of what cannot be read at random in its source, as it is compressed together: unpacked once, in order.
+"""Unpack, once and in order, what a source holds compressed as a whole: the values of row groups, and compressed tars.
 
-That are values of row groups, and compressed tars. A spooled file bears the modification time of the source's file, and appears
-when it is complete, so that a run that goes on with a conversion finds it and does not write it again.
+The values are then read at random from the unpacked ("spooled") file. That file gets the modification time of the source's file,
+and appears only when it is complete: a run that continues a conversion finds it there, and does not write it again.
 """
 
 from __future__ import annotations

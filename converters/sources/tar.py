@@ -25,7 +25,7 @@ from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.layout import field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
-from datapipe.core.printable import printable
+from datapipe.core.printable import counted, printable
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.stores.location import Location
@@ -116,7 +116,7 @@ class TarSource:
             fields=in_order(fields) if fields else (),
             classes=(self._census.classes() or self._classes) if has_labels else None,
             labels=self._census.labels() if has_labels else None,
-            nothing=f"no samples in {len(self._names)} tars",
+            nothing=f"no samples in {counted(len(self._names), 'tar')}",
             remedy="samples are members named KEY.SUFFIX",
         )
 

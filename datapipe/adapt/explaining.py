@@ -72,7 +72,7 @@ def lines_about_rows(rows: NumberRows) -> list[str]:
         shapes = (f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.columns)
         what = "tensors in memory: " + ", ".join(shapes)
     return [
-        f"data      {len(rows)} rows of {what}",
+        f"data      {counted(len(rows), 'row')} of {what}",
         "workers   none: whole batches are gathered in the training process, which is cheaper than receiving them from a worker",
     ]
 
@@ -81,7 +81,7 @@ def _workers(loader: TorchDataLoader) -> str:
     if not loader.num_workers:
         return "none: the training process makes each batch itself, while it waits (num_workers=0)"
     ahead = (loader.prefetch_factor or 2) * loader.num_workers
-    return f"{loader.num_workers} process{'es' * (loader.num_workers != 1)} of torch's, {ahead} batches ahead in all"
+    return f"{counted(loader.num_workers, 'process')} of torch's, {counted(ahead, 'batch')} ahead in all"
 
 
 def _place(loader: TorchDataLoader) -> str:
@@ -115,8 +115,9 @@ def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:
     """Return what would let datapipe's threads make whole batches, or more of them."""
     if recipe is None:
         return (
-            "change what the first line gives as the reason (datapipe sees the files of ImageFolder, Subset and ConcatDataset), "
-            "or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and resizes"
+            "let datapipe see the files, as it does those of ImageFolder, Subset and ConcatDataset (the line `from` says what "
+            "prevents it), or run `datapipe convert` and use datapipe.DataLoader on the result: datapipe then decodes, cuts and "
+            "resizes"
         )
     own = next((op for op in recipe.rest if op is not handover_point), None)
     if own is not None:

@@ -24,11 +24,13 @@ from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, s
 from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.core.errors import OptionError
+from datapipe.core.printable import counted
 from datapipe.loader.images.choice import Choice
 from datapipe.loader.images.samplers import SamplerChecksum
 from datapipe.loader.options import FIXED, SETTABLE
 from datapipe.loader.policy import BadSample
 from datapipe.loader.seeding import Seed, SeedSource
+from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import Epochs, LoaderState
 from datapipe.loader.torch_compat import OwnBatches
 
@@ -65,13 +67,22 @@ class TorchLoader:
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
-        self._batches = _Batches(open_source, self._checksum)
+        self._batches = _Batches(open_source, self._checksum, batch_size=inner.batch_size or _size_of(inner.batch_sampler))
         changes = WHOLE_BATCHES if isinstance(dataset, NumberRows) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
+
+    def __repr__(self) -> str:
+        num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
+        samples = "samples" if num is None else counted(num, "sample")
+        way = "gathered in whole batches" if isinstance(self._dataset, NumberRows) else "read by torch's workers"
+        size = self._inner.batch_size
+        return shown_loader("from_torch", f"{samples} of {kind}, {way}", batch_size=size, device=self.device)
+
+    __getitem__ = refuse_position
 
     def __iter__(self) -> TorchIterator:
         return TorchIterator(self._begin, self.__len__, self._epochs, self._tally)
@@ -225,8 +236,11 @@ class TorchLoader:
 class _Batches:
     """The batch sampler of torch's loader: gives the keys of the pass that begins."""
 
-    def __init__(self, open_source: Callable[[SamplerChecksum], KeySource], checksum: SamplerChecksum) -> None:
+    def __init__(
+        self, open_source: Callable[[SamplerChecksum], KeySource], checksum: SamplerChecksum, *, batch_size: int | None
+    ) -> None:
         self._open_source, self._checksum = open_source, checksum
+        self.batch_size = batch_size  # read by those who watch torch's loader, as a diagnosis does; None: it varies
         self.walk = KeyPass(iter(()), 0)
 
     def __iter__(self) -> Iterator[Any]:
@@ -234,6 +248,11 @@ class _Batches:
 
     def __len__(self) -> int:
         return self._open_source(self._checksum).num_steps
+
+
+def _size_of(batch_sampler: object) -> int | None:
+    size = getattr(batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _length(dataset: Any) -> int:

@@ -22,13 +22,13 @@ from PIL import Image
 
 import datapipe as dp
 from datapipe.cli.charts import Bar, draw_bars
-from datapipe.cli.inspect import samples_or_table
+from datapipe.cli.recognition import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
-from datapipe.core.printable import say_text
+from datapipe.core.printable import counted, say_text
 from datapipe.core.waiting import reported_wait
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
             Bar(name, rate, min(result["rounds"][name]), max(result["rounds"][name]))
             for name, rate in result["images_per_s"].items()
         ]
-        words = f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers"
+        words = f"{counted(result['samples'], 'sample')}, batches of {result['batch_size']}"
+        words += f", {counted(result['num_workers'], 'worker')}"
         draw_bars(args.plot, bars, title=f"images per second: {args.path}", subtitle=f"{words}, on {result['device']}")
     say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
@@ -182,7 +183,7 @@ def as_text(result: dict[str, Any]) -> str:
     """Return the figures as text for people."""
     rates = result["images_per_s"]
     lines = [
-        f"{result['samples']:,} samples, batches of {result['batch_size']}, {result['num_workers']} workers, "
+        f"{counted(result['samples'], 'sample')}, batches of {result['batch_size']}, {counted(result['num_workers'], 'worker')}, "
         f"on {result['device']} by {result['backend']} ({result['reason']})"
     ]
     for name, rate in rates.items():
@@ -198,8 +199,9 @@ def as_text(result: dict[str, Any]) -> str:
 def measured_text(result: dict[str, Any]) -> str:
     """The figures for people."""
     lines = [
-        f"{result['rows']:,} rows of {result['columns']} columns, shuffled batches of {result['batch_size']:,} on "
-        f"{result['device']}, {result['num_workers']} threads; a bare read is one thread's, and shuffles nothing"
+        f"{counted(result['rows'], 'row')} of {counted(result['columns'], 'column')}, shuffled batches of"
+        f" {result['batch_size']:,} on {result['device']}, {counted(result['num_workers'], 'thread')};"
+        " a bare read is one thread's, and shuffles nothing"
     ]
     for name, rate in result["rows_per_s"].items():
         rounds = result["rounds"][name]

@@ -24,7 +24,10 @@ from datapipe.stores.location import is_url, parse_location
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, or show a preview. Returns 0, or 130 if interrupted. Raises what `converters.convert` raises."""
+    """Convert, or show a preview. Returns 0, 1 if all samples of a preview are bad, 130 if interrupted.
+
+    Raises what `converters.convert` raises.
+    """
     is_table = wants_table(args)
     options = None if is_table else _recognised(_options(args))
     try:
@@ -42,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         tell()
     elif args.dry_run:
         _print_preview(preview, options, as_json=args.json)
+        return _refuse_only_bad(preview, options)
     else:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
         _print_report(report, as_json=args.json, shown_as=shown_as, has_warned=display.has_warned)
@@ -160,8 +164,8 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         say(f"warning: {warning}", file=sys.stderr)
     if not report.is_finished:
         say(
-            f"{report.destination}: this part is done ({report.num_written} shards written, {report.num_resumed} there before);"
-            f" {report.num_waiting} shards of other parts are missing; the last part to end finishes the dataset"
+            f"{report.destination}: this part is done ({counted(report.num_written, 'shard')} written, {report.num_resumed} there"
+            f" before); {counted(report.num_waiting, 'shard')} of other parts missing; the last part to end finishes the dataset"
         )
         return
     if report.compared is not None:
@@ -169,13 +173,17 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         say(f"{where}: already converted: {counted(num, 'sample')}, {report.compared}; nothing was written")
         return
     for one in report.sets:
-        bad = f", {one.num_errors} bad samples left out (see {shown(one.directory / 'errors.jsonl')})" if one.num_errors else ""
+        bad = (
+            f", {counted(one.num_errors, 'bad sample')} left out (see {shown(one.directory / 'errors.jsonl')})"
+            if one.num_errors
+            else ""
+        )
         say(
             f"{shown(one.directory)}: {counted(one.num_samples, 'sample')}{_of_classes(report.num_classes)}"
             f" in {counted(one.num_shards, 'shard')}, {one.nbytes / 1e6:.1f} MB{bad}"
         )
     rate = report.num_samples / max(report.elapsed_s, 1e-9)
-    resumed = f", {report.num_resumed} shards existed already" if report.num_resumed else f", {rate:.0f} samples/s"
+    resumed = f", {counted(report.num_resumed, 'shard')} existed already" if report.num_resumed else f", {rate:.0f} samples/s"
     say(f"done in {report.elapsed_s:.1f} s{resumed}")
 
 
@@ -201,6 +209,15 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
     say(f"fields: {_listed(preview.fields)}")
     needed = "unknown, as images are encoded again" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
+
+
+def _refuse_only_bad(preview: Preview, options: ConvertOptions) -> int:
+    """Return the exit status of a preview: 1, and say so, if every sample is bad."""
+    num_samples = sum(one.num_samples for one in preview.sets)
+    if preview.num_unreadable < num_samples:
+        return 0
+    say(f"datapipe: {options.source}: nothing to convert: all {counted(num_samples, 'sample')} cannot be read", file=sys.stderr)
+    return 1
 
 
 def _say_overview(overview: Overview) -> None:
@@ -229,4 +246,4 @@ def _shown(sample: SampleShown) -> str:
 def _of_classes(num_classes: int | None) -> str:
     if num_classes is None:
         return ""
-    return f" of {num_classes} class" + "es" * (num_classes != 1)
+    return f" of {counted(num_classes, 'class')}"

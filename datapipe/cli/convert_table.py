@@ -96,14 +96,14 @@ def _print_report(report: TableReport, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=1, default=str))
         return
-    where, rows = report.destination, f"{report.num_rows:,} rows"
+    where, rows = report.destination, counted(report.num_rows, "row")
     if report.was_finished:
         say(f"{where}: already converted: {rows}, with the same options, and from files of the same names and sizes")
         return
-    bad = f", {report.num_bad} bad rows left out (see {where / 'errors.jsonl'})" if report.num_bad else ""
+    bad = f", {counted(report.num_bad, 'bad row')} left out (see {where / 'errors.jsonl'})" if report.num_bad else ""
     say(f"{where}: {rows} in {counted(report.num_files, 'file')}, {report.nbytes / 1e6:.1f} MB{bad}")
     say(_columns(report.columns))
-    resumed = f"{report.num_resumed} files were there already" if report.num_resumed else ""
+    resumed = f"{counted(report.num_resumed, 'file')} there already" if report.num_resumed else ""
     say(f"done in {report.elapsed_s:.1f} s, {resumed or f'{report.num_rows / max(report.elapsed_s, 1e-9):,.0f} rows/s'}")
 
 
@@ -112,10 +112,13 @@ def _print_preview(preview: TablePreview, options: TableConversion, *, as_json: 
         print(json.dumps(dataclasses.asdict(preview), indent=1))
         return
     files = counted(preview.num_files, "file")
-    say(f"{options.destination}: would hold {preview.num_rows:,} rows, {preview.nbytes / 1e6:.1f} MB in memory, in {files}")
+    say(
+        f"{options.destination}: would hold {counted(preview.num_rows, 'row')}, {preview.nbytes / 1e6:.1f} MB in memory,"
+        f" in {files}"
+    )
     say(_columns(preview.columns))
     if preview.num_bad:
-        say(f"{preview.num_bad} bad rows would be left out")
+        say(f"{counted(preview.num_bad, 'bad row')} would be left out")
 
 
 def _columns(columns: Any) -> str:

@@ -61,5 +61,7 @@ def run_index(args: argparse.Namespace) -> int:
         found = {"samples": len(index), "container": index.manifest.container, "index": str(index.sidecar_directory)}
         print(json.dumps({**found, "seconds": round(elapsed_s, 3)}, indent=1))
     else:
-        say(f"{len(index):,} samples ({index.manifest.container}); index in {index.sidecar_directory}; {elapsed_s:.2f} s")
+        say(
+            f"{counted(len(index), 'sample')} ({index.manifest.container}); index in {index.sidecar_directory}; {elapsed_s:.2f} s"
+        )
     return 0

@@ -20,7 +20,7 @@ import torch
 
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import version_of
-from datapipe.core.printable import say_text, size_text
+from datapipe.core.printable import counted, say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
 from datapipe.loader.options import default_num_workers
@@ -188,7 +188,7 @@ def as_text(facts: dict[str, Any]) -> str:
         f"decoder   {facts['decoder']}",
         *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
         *(
-            f"shards    {size_text(kept['nbytes'])} in {kept['shards']} shards of object stores in {kept['directory']}"
+            f"shards    {size_text(kept['nbytes'])} in {counted(kept['shards'], 'shard')} of object stores in {kept['directory']}"
             " (--empty-shard-caches removes those not in use)"
             for kept in facts["shard_caches"]
         ),

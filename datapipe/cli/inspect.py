@@ -13,18 +13,16 @@ import numpy as np
 
 from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet, spread_ids
+from datapipe.cli.recognition import samples_or_table
 from datapipe.codecs.probe import checked_header
-from datapipe.containers import open_index
-from datapipe.containers.tables.files import TEXT_SUFFIXES, null_counts, open_table
+from datapipe.containers.tables.files import null_counts
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
-from datapipe.core.errors import DatapipeError, DecodeError, FormatError, IntegrityError, OptionError
+from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.core.printable import counted, say_text
 from datapipe.fetch.files import open_files
-from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import ColumnKind, TableIndex
-from datapipe.stores.location import is_url
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 _MEASURED = 100_000  # samples whose bytes are counted, without opening them
@@ -32,7 +30,6 @@ _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
 _GROUPS_PER_RANK = 4
-_BYTES = ("binary", "large_binary", "binary_view")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,32 +56,6 @@ def run(args: argparse.Namespace) -> int:
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
     return 0
-
-
-def samples_or_table(path: str) -> SampleIndex | TableIndex:
-    """Return the index of the table at `path`, else of the samples there. Raises as `open_index` does if there is neither.
-
-    A table is looked for first, as that writes nothing: shards of samples that others wrote get an index next to them.
-    """
-    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
-        return open_index(path)
-    if is_url(path):  # indexes of what lies in stores are kept elsewhere
-        try:
-            return open_index(path)
-        except FormatError as exc:
-            try:
-                return open_table(path)
-            except DatapipeError:
-                raise exc from None
-    try:
-        index = open_table(path)
-    except DatapipeError:
-        if path.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
-            raise
-        return open_index(path)
-    if any(column.type in _BYTES for column in index.columns):  # encoded images
-        return open_index(path)
-    return index
 
 
 def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
@@ -155,10 +126,10 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
-    part = "index part" if facts["container"] == "folder" else "shard"
-    parts = f"{facts['shards']:,} {part}" + ("s" if facts["shards"] != 1 else "")
+    parts = counted(facts["shards"], "index part" if facts["container"] == "folder" else "shard")
     lines = [
-        f"{os.fspath(path)}: {facts['container']}, {facts['samples']:,} samples, {facts['bytes'] / 1e6:,.1f} MB in {parts}",
+        f"{os.fspath(path)}: {facts['container']}, {counted(facts['samples'], 'sample')},"
+        f" {facts['bytes'] / 1e6:,.1f} MB in {parts}",
         f"  fields   {fields}",
         f"  classes  {facts['classes'] if facts['classes'] is not None else 'not named'}",
     ]
@@ -226,11 +197,13 @@ def _advice(index: TableIndex, median: int) -> list[str]:
 def table_text(path: str, facts: dict[str, Any]) -> str:
     """The facts for people."""
     groups = facts["rows_per_group"]
-    size = f"{facts['bytes'] / 1e6:,.1f} MB in {facts['files']:,} file{'s' * (facts['files'] != 1)}"
-    sizes = f"{groups['least']:,} to {groups['most']:,} rows (median {groups['median']:,})"
+    size = f"{facts['bytes'] / 1e6:,.1f} MB in {counted(facts['files'], 'file')}"
+    least, most = groups["least"], groups["most"]
+    sizes = counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {groups['median']:,})"
     lines = [
-        f"{path}: {facts['container']} table, {facts['rows']:,} rows of {len(facts['columns'])} columns, {size}",
-        f"  groups   {facts['row_groups']:,} row group{'s' * (facts['row_groups'] != 1)} of {sizes}",
+        f"{path}: {facts['container']} table, {counted(facts['rows'], 'row')} of"
+        f" {counted(len(facts['columns']), 'column')}, {size}",
+        f"  groups   {counted(facts['row_groups'], 'row group')} of {sizes}",
     ]
     for column in facts["columns"][:_MAX_SHOWN]:
         nulls = (

@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -36,13 +37,28 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose error messages are printable, whatever arguments they quote."""
+    """An argument parser whose errors are two lines: what must be given, and what is wrong. They quote arguments printably."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_HelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        message = re.sub(r"^argument (--[\w-]+): (?=\1 )", "", message)  # our own messages name the option, too
+        self.exit(2, f"{self._usage_in_a_line()}{self.prog}: error: {printable(message)}\n")
+
+    def _usage_in_a_line(self) -> str:
+        """Return the usage, with the options that may be left out named only if a line has room for them."""
+        usage = self.format_usage()
+        if usage.count("\n") == 1:
+            return usage
+        must = [action for action in self._actions if action.required]
+        return f"usage: {self.prog} [options] {' '.join(map(_typed, must))}     (options: {self.prog} --help)\n"
+
+
+def _typed(action: argparse.Action) -> str:
+    """Return how a required argument is typed."""
+    value = str(action.metavar or ("|".join(action.choices) if action.choices else action.dest))
+    return " ".join([*action.option_strings[-1:], value])
 
 
 class _HelpFormatter(argparse.HelpFormatter):

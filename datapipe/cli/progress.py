@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from datapipe.core.printable import counted
 from datapipe.core.waiting import SILENT_S
 
 _LINE_EVERY_S = 10.0
@@ -76,7 +77,7 @@ class Progress:
             text = f"{self._label}: {self._amount(self._done)}, {self._amount(rate)}/s"
         if self._total and self._done:
             text += f", {max(0, self._total - self._done) / rate:.0f} s left"
-        return text + (f", {self._errors} errors" if self._errors else "")
+        return text + (f", {counted(self._errors, 'error')}" if self._errors else "")
 
     def _number(self, value: float) -> str:
         return f"{value:.0f}" if self._unit != "B" else self._amount(value)

@@ -13,7 +13,7 @@ import torch
 from datapipe.cli.charts import draw_shares
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
-from datapipe.core.printable import say, say_text
+from datapipe.core.printable import counted, say, say_text
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.ranks import resolve_device, resolve_rank
 from datapipe.training.data import check_same_classes, count_classes, open_labelled, training_recipe, validation_recipe
@@ -77,7 +77,8 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
     if leads:
         num = sum(parameter.numel() for parameter in model.parameters())
         say(
-            f"{args.model}: {num:,} weights, {num_classes} classes; {len(dataset):,} images of {size} pixels on {device}",
+            f"{args.model}: {num:,} weights, {counted(num_classes, 'class')};"
+            f" {counted(len(dataset), 'image')} of {size} pixels on {device}",
             file=sys.stderr,
         )
     if args.pretrained is not None:
@@ -110,7 +111,7 @@ def _loader(
 
 def as_text(report: TrainingReport) -> str:
     """Return the summary of a run as text for people."""
-    lines = [f"{report.status} after {len(report.epochs)} epochs, {report.step:,} steps"]
+    lines = [f"{report.status} after {counted(len(report.epochs), 'epoch')}, {counted(report.step, 'step')}"]
     if report.best.epoch is not None:
         lines.append(f"best: epoch {report.best.epoch + 1}, {report.best.value:.4f}")
     if report.out is not None:

@@ -26,7 +26,7 @@ from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, 
 from datapipe.index.tables import TableColumn, TableIndex
 
 _VERSION = 1
-_DIRECTORY_SUFFIX = ".vocabularies"
+VOCABULARIES_SUFFIX = ".vocabularies"  # of the directory beside a recipe
 
 
 class Columns:
@@ -53,6 +53,11 @@ class Columns:
             raise OptionError(f"Columns({operations!r:.60}): pass a dict from patterns of column names to operations")
         self._operations = {pattern: checked_chain(chain, pattern) for pattern, chain in operations.items()}
         self._fitted: dict[str, Fitted] | None = None
+
+    def __repr__(self) -> str:
+        chains = ", ".join(f"{pattern!r}: {list(chain)}" for pattern, chain in self._operations.items())
+        fitted = "; not fitted" if not self.is_fitted else "" if self._fitted is None else "; fitted"
+        return f"<datapipe.Columns {{{chains}}}{fitted}>"
 
     @property
     def operations(self) -> dict[str, tuple[Operation, ...]]:
@@ -142,7 +147,7 @@ class Columns:
             "columns": [[pattern, [_to_json(one) for one in chain]] for pattern, chain in self._operations.items()],
         }
         if self._fitted is not None:
-            directory = target.with_name(target.name + _DIRECTORY_SUFFIX)
+            directory = target.with_name(target.name + VOCABULARIES_SUFFIX)
             document["fitted"] = {name: _fitted_to_json(fitted, directory) for name, fitted in self._fitted.items()}
         write_json(target, document)
 
@@ -158,7 +163,7 @@ class Columns:
             recipe = cls({pattern: [_from_json(one) for one in chain] for pattern, chain in document["columns"]})
             if document["version"] != _VERSION:
                 raise ValueError(f"version {document['version']!r:.20}, expected {_VERSION}")
-            directory = Path(where + _DIRECTORY_SUFFIX)
+            directory = Path(where + VOCABULARIES_SUFFIX)
             if "fitted" in document:
                 recipe._fitted = {name: _fitted_from_json(one, directory) for name, one in document["fitted"].items()}
         except FileNotFoundError as exc:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
-from datapipe.containers.formats import container_of, only_format, refuse_several_sets
+from datapipe.containers.formats import TEXT_SUFFIXES, container_of, only_format, refuse_several_sets
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
 from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
@@ -84,6 +84,12 @@ def _shards(paths: list[Path], text: str) -> ForeignSet:
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
     for path in paths:
+        if path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+            raise FormatError(
+                f"{path}: a text, which no loader reads; convert what it lists: datapipe convert {path} DST --to webdataset (or"
+                " --to parquet, for a table of numbers); or read it in a Dataset of your own, and pass that to"
+                " datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
+            )
         if container_of(path.name) is None or not path.is_file():
             raise FormatError(
                 f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"

@@ -13,6 +13,7 @@ from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, 
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.index.sidecar import SidecarRows
 
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")  # of lists and tables, which are converted before they are loaded
 # The names of files of a format, and the module whose `index_shard` indexes one.
 _FORMATS = {
     "tar": (re.compile(r".+\.tar"), "datapipe.containers.tar.scanner"),

@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datapipe.core.errors import MissingDataError, StorageError
+from datapipe.core.printable import counted
 from datapipe.core.regular_files import file_type, is_within
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
+_TOOLS_FOLDERS = frozenset((b"__pycache__", b"node_modules", b"site-packages"))
+_TOOLS_MARKS = (b"pyvenv.cfg", b"conda-meta", b"CACHEDIR.TAG")  # in virtual environments, and in caches (bford.info/cachedir)
 _MAX_SHOWN = 5  # links in a message
 _TRAIN_NAMES = ("train", "training")
 _HELD_OUT_NAMES = ("val", "valid", "validation", "test")
@@ -73,12 +76,19 @@ class ScanNotes:
 def told_of_loops(loops: Sequence[str]) -> str:
     """Return a message about `loops`, the paths of links, of which there is at least one."""
     shown = ", ".join(loops[:_MAX_SHOWN]) + (", ..." if len(loops) > _MAX_SHOWN else "")
-    return f"{len(loops)} symbolic links to a folder around them not followed: {shown}"
+    return (
+        f"{counted(len(loops), 'symbolic link')} to a folder around {'it' if len(loops) == 1 else 'them'} not followed: {shown}"
+    )
 
 
 def is_junk(name: bytes) -> bool:
     """Return True for the name of a file or folder that a desktop leaves behind, not data."""
     return name.startswith(b".") or name.lower() in _JUNK
+
+
+def is_kept_by_tools(folder: bytes) -> bool:
+    """Return True for a virtual environment, a folder of packages, or a cache: images in it are nobody's data set."""
+    return os.path.basename(folder) in _TOOLS_FOLDERS or any(os.path.lexists(os.path.join(folder, mark)) for mark in _TOOLS_MARKS)
 
 
 def is_image_name(name: bytes) -> bool:

@@ -21,8 +21,9 @@ def printable(text: str) -> str:
 
 
 def counted(num: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 shard` or `12 shards`."""
-    return f"{num} {noun}{'s' * (num != 1)}"
+    """Return a number with its noun, such as `1 shard`, `2 classes` or `1,200 shards`."""
+    plural = "" if num == 1 else "es" if noun.endswith(("s", "x", "tch")) else "s"
+    return f"{num:,} {noun}{plural}"
 
 
 def size_text(nbytes: int) -> str:

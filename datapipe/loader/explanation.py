@@ -57,10 +57,10 @@ def explanation(loader: DataLoader) -> list[str]:
     options, choice = loader.options, loader.choice
     on_gpu = choice.device.type == "cuda"
     manifest = loader.dataset.index.manifest
-    threads = f"{options.num_workers} threads" if options.num_workers else "the caller's thread"
+    threads = counted(options.num_workers, "thread") if options.num_workers else "the caller's thread"
     lines = [f"from      {loader.origin}"] if loader.origin else []
     lines += [
-        f"data      {len(loader.dataset)} samples in {manifest.container}, {counted(len(manifest.shards), 'shard')}, "
+        f"data      {counted(len(loader.dataset), 'sample')} in {manifest.container}, {counted(len(manifest.shards), 'shard')}, "
         f"{_order(loader)}",
         f"seed      {loader._progress.seed.describe()}",
         f"fields    {_fields(loader)}",
@@ -83,7 +83,7 @@ def explanation(loader: DataLoader) -> list[str]:
     if on_gpu:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ahead = far_enough_ahead(options, choice.dali, is_remote=loader.dataset.index.is_remote)
-    lines.append(f"ahead     at least {ahead.depth} batches in the making")
+    lines.append(f"ahead     at least {counted(ahead.depth, 'batch')} in the making")
     return lines
 
 
@@ -189,14 +189,15 @@ def table_explanation(loader: TableLoader) -> list[str]:
     about = index.describe()
     least, median, most = about["rows per group"]
     lines = [
-        f"data      {len(index)} rows in {counted(about['files'], 'file')}, {about['row groups']} row groups of "
-        f"{least} to {most} rows (median {median})",
+        f"data      {counted(len(index), 'row')} in {counted(about['files'], 'file')},"
+        f" {counted(about['row groups'], 'row group')} of "
+        + (counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {median:,})"),
         *(f"          {line}" for line in index.widened),
         f"order     {_row_order(loader)}",
         f"seed      {loader._progress.seed.describe()}",
         *(f"matrix    {one.name}: {'(b,)' if one.is_vector else f'(b, {one.width})'} {one.dtype}" for one in layout.matrices),
         f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
-        _backend(loader) + (f"{options.num_workers} threads" if options.num_workers else "the caller's thread"),
+        _backend(loader) + (counted(options.num_workers, "thread") if options.num_workers else "the caller's thread"),
     ]
     if on_gpu:
         lines.insert(-1, f"choice    {loader.choice().backend}: {loader.choice().reason}")

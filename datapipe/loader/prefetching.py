@@ -15,6 +15,7 @@ from datapipe.backends.pytree import tensors_of
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
+from datapipe.loader.shown import refuse_position
 
 _NONE_LEFT = object()
 
@@ -86,6 +87,11 @@ class PrefetchedLoader:
         self._observer: Observer = null_observer
         self._mover: Mover | None = None
         self._state: Any = None  # after the batch last delivered; None: ask the inner loader
+
+    def __repr__(self) -> str:
+        return f"<datapipe.prefetch onto {self.device}: {self._inner!r:.400}>"
+
+    __getitem__ = refuse_position
 
     def __iter__(self) -> Iterator[Any]:
         is_copied = self.device.type != "cpu" or self._open_mover is not None

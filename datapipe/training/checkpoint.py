@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from datapipe.core.errors import FormatError, StateError
+from datapipe.core.printable import counted
 from datapipe.training.evaluation import Best, Sums, checked, means_of
 from datapipe.training.learner import Learner
 from datapipe.training.options import TrainOptions
@@ -164,7 +165,8 @@ class TrainingState:
             _restore(self.loader, saved.loader, path=path, remedy="pass a loader of the kind that it was saved with")
         elif saved.place.batches_done:
             raise StateError(
-                f"{path}: was saved after {saved.place.batches_done} batches of an epoch, and a loader without state_dict and "
+                f"{path}: was saved after {counted(saved.place.batches_done, 'batch')} of an epoch, and a loader without"
+                " state_dict and "
                 "load_state_dict cannot resume there; use datapipe.DataLoader"
             )
 

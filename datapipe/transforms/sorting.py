@@ -86,7 +86,7 @@ class Sorted:
         except OptionError as exc:
             if mixes_batches(transform):
                 raise OptionError(f"{name}: {exc}") from exc
-            return self._with_rest(transform, f"{name} is called as it is: {exc}")
+            return self._with_rest(transform, f"{name} runs unchanged: {exc}")
         grown = self
         for op in lowered.ops:
             try:
@@ -94,7 +94,7 @@ class Sorted:
             except OptionError as exc:
                 if isinstance(op, Normalize) or not isinstance(op, (GeometryOp, PixelOp)):  # it would fail per sample, too
                     raise
-                return self._with_rest(transform, f"{name} is called as it is: {exc}")
+                return self._with_rest(transform, f"{name} runs unchanged: {exc}")
         if not lowered.ops:
             grown = dataclasses.replace(grown, passed_over=(*grown.passed_over, name))
         if lowered.kind is not None:

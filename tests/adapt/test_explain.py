@@ -75,7 +75,7 @@ def test_a_chain_with_code_of_the_users(root: Path, capsys: pytest.CaptureFixtur
     ]
     assert "RandomCrop(24)" in recipe[1]
     assert recipe[2].endswith(".watermarked, torchvision.transforms.ToTensor")
-    assert "watermarked is called as it is" in recipe[3]
+    assert "watermarked runs unchanged" in recipe[3]
     assert found["batches"] == "by default_collate, in torch's workers"
     cores, transforms = found["to gain"].splitlines()
     assert cores == "num_workers=8 instead of 2: this process may use 8 cores"

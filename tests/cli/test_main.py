@@ -39,6 +39,26 @@ def test_an_unknown_option_is_answered_by_its_command(command: str, capsys: pyte
     assert f"datapipe {command}: error: unrecognized arguments: --learning-rat" in said
 
 
+@pytest.mark.parametrize("command", _REQUIRED)
+def test_an_error_of_arguments_is_two_lines(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What must be given, and what is wrong: not every option there is."""
+    with pytest.raises(SystemExit):
+        main([command, "--learning-rat=3", *_REQUIRED[command]])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2
+    assert len(said.split("\n")[0]) < 130
+    with pytest.raises(SystemExit):
+        main(["convert", "src"])
+    usage = "datapipe convert [options] SRC DST --to webdataset|hdf5|parquet|tfrecord     (options: datapipe convert --help)"
+    assert capsys.readouterr().err.startswith(f"usage: {usage}\ndatapipe convert: error: ")
+
+
+def test_an_error_of_a_value_names_its_option_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "src", "dst", "--to", "hdf5", "--resize", "256"])
+    assert "error: --resize '256' is none of shorter:N" in capsys.readouterr().err
+
+
 def test_what_belongs_to_a_diagnosed_script_is_its_own() -> None:
     assert parse(["diagnose", "script.py", "--learning-rat", "3"]).command == ["script.py", "--learning-rat", "3"]
 

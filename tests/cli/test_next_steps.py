@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from converters import ConvertOptions, convert
@@ -69,6 +71,52 @@ def test_only_some_of_many_things_are_told(
         (tmp_path / f"train_{number:02d}.py").write_text("DataLoader")
     assert len(look(tmp_path)) == 12
     assert "... and 7 more" in told(tmp_path, monkeypatch, capsys)
+
+
+def test_what_belongs_to_tools_is_never_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("env/lib/images", "conda/share", "cached/a", "node_modules/a", "project/env/lib", ".hidden/a"):
+        make_image_folder(tmp_path / folder, num_images=2, num_classes=2, scale="small")
+    for mark in ("env/pyvenv.cfg", "project/env/pyvenv.cfg", "cached/CACHEDIR.TAG"):
+        (tmp_path / mark).touch()
+    (tmp_path / "conda" / "conda-meta").mkdir()
+    make_image_folder(tmp_path / "recipe.json.vocabularies", num_images=2, num_classes=2, scale="small")
+    (tmp_path / "src" / "package").mkdir(parents=True)  # a folder of folders
+    assert look(tmp_path) == []
+    assert "datapipe demo --photos photos" in told(tmp_path / "env", monkeypatch, capsys)
+
+
+def test_a_table_is_a_table_here_as_for_inspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0], "label": [0, 1]}), tmp_path / "t.parquet")
+    (tmp_path / "many").mkdir()
+    for number in range(2):
+        shutil.copy(tmp_path / "t.parquet", tmp_path / "many" / f"part-{number}.parquet")
+    (tmp_path / "rows.csv").write_text("x,y\n1,2\n")
+    pq.write_table(pa.table({"image": [b"\xff\xd8"], "label": [0]}), tmp_path / "images.parquet")
+    assert main(["convert", str(tmp_path / "t.parquet"), str(tmp_path / "converted"), "--to", "parquet"]) == 0
+    said = told(tmp_path, monkeypatch, capsys)
+    for name in ("t.parquet", "many", "converted"):
+        assert f"dp.TableLoader('{name}'" in said
+        assert f"convert {name} " not in said
+        assert main(["inspect", name]) == 0
+        assert "parquet table, " in capsys.readouterr().out
+    assert "datapipe convert rows.csv rows-shards --to parquet\n" in said
+    assert "datapipe convert images.parquet images-shards --to webdataset\n" in said
+    assert ".: a table\n" in told(tmp_path / "many", monkeypatch, capsys)
+
+
+def test_sets_held_apart_are_converted_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "val"):
+        make_image_folder(tmp_path / "photos" / name, num_images=4, num_classes=2, scale="small")
+    said = told(tmp_path, monkeypatch, capsys)
+    command = "datapipe convert photos/train photos-shards/train --to webdataset"
+    assert f"  {command}\n" in said
+    assert main(command.split()[1:]) == 0
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -194,7 +194,7 @@ def test_links_to_folders_around_them_are_left_out_and_named(own: Path, caplog: 
     directory = listing(own)[0].parent
     (directory / "up").symlink_to("..")
     assert len(open_index(own)) == 6
-    assert f"{own}: 1 symbolic links to a folder around them not followed: {directory.name}/up" in caplog.text
+    assert f"{own}: 1 symbolic link to a folder around it not followed: {directory.name}/up" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256, "d/" * 2500], ids=["NUL", "half a character", "long", "deep"])
@@ -208,3 +208,9 @@ def test_a_name_that_no_file_can_have_is_refused(name: str, pattern: str) -> Non
 def test_what_is_no_path_is_refused(path: Any) -> None:
     with pytest.raises(OptionError, match="it must be a path: a str or a Path"):
         open_index(path)
+
+
+def test_a_list_names_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("file,label\na.jpg,1\n")
+    with pytest.raises(FormatError, match=r"datapipe convert .*a\.csv DST --to webdataset .*datapipe\.from_torch"):
+        open_index(tmp_path / "a.csv")

@@ -166,7 +166,9 @@ def test_numbers_that_no_float_can_hold(tmp_path: Path, digits: int) -> None:
 
 
 def test_a_wrong_root(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"none of the first 3 files is there; the first is '0\.jpg'.*as --root"):
+    with pytest.raises(
+        MissingDataError, match=r"none of the first 3 files is there; the first is '0\.jpg'.*it is in .*val: pass --root"
+    ):
         converted(annotated(tmp_path, []), tmp_path / "out")
 
 

@@ -108,7 +108,7 @@ def test_links_to_folders_around_them_are_left_out_and_named(tmp_path: Path, cla
     options = ConvertOptions(tmp_path / "in", tmp_path / "out", form="image-folder", class_from=class_from, num_workers=1)
     report = convert(options)
     assert report.num_samples == 4
-    assert f"1 symbolic links to a folder around them not followed: {first.name}/up" in report.warnings
+    assert f"1 symbolic link to a folder around it not followed: {first.name}/up" in report.warnings
 
 
 # -- arrays ---------------------------------------------------------------------------------------

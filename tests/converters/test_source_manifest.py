@@ -14,6 +14,7 @@ from source_trees import image, mask, npy, put
 
 from converters import ClassFrom, ConvertOptions, FieldChoice, OnError, convert
 from converters.sources.manifest_rows import MAX_LINE_NBYTES
+from datapipe.cli.main import main
 from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
@@ -298,6 +299,38 @@ def test_a_wrong_root_is_told_from_missing_files(tmp_path: Path, num: int) -> No
         converted(source, tmp_path / "out", on_error=OnError.SKIP)
     with pytest.raises(MissingDataError, match="no such folder or archive; check --root"):
         converted(source, tmp_path / "out", root=tmp_path / "nothing")
+
+
+def root_in(message: str) -> Path:
+    """The root that a message says to pass."""
+    return Path(message.partition("pass --root ")[2])
+
+
+@pytest.mark.parametrize("form", ["up", "absolute", "inside", "around"])
+def test_the_root_that_an_error_names_works(tmp_path: Path, form: str) -> None:
+    for folder in ("a", "b"):
+        photos(tmp_path / "photos" / folder, num=21)
+    names = [f"{folder}/{number}.jpg" for folder in ("a", "b") for number in range(21)]
+    prefix, place = {
+        "up": ("../photos/", "lists/x.csv"),
+        "absolute": (f"{tmp_path}/photos/", "lists/x.csv"),
+        "inside": ("", "x.csv"),
+        "around": ("photos/", "lists/deep/x.csv"),
+    }[form]
+    source = put(tmp_path / place, "image\n" + "".join(f"{prefix}{name}\n" for name in names))
+    with pytest.raises(MissingDataError, match=f"the first is '{prefix}a/0.jpg'") as caught:
+        converted(source, tmp_path / "out")
+    out = converted(source, tmp_path / "out", root=root_in(str(caught.value)))
+    assert len(sources_of(out)) == 42
+
+
+def test_a_preview_of_bad_samples_alone_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = lines(tmp_path / "in", "image,label", "0.jpg,", "1.jpg,")
+    command = ["convert", str(source), str(tmp_path / "out"), "--to", "webdataset", "--dry-run"]
+    assert main(command) == 1
+    assert "nothing to convert: all 2 samples cannot be read" in capsys.readouterr().err
+    lines(tmp_path / "in", "image,label", "0.jpg,", "1.jpg,7")
+    assert main(command) == 0
 
 
 def test_absolute_names_within_the_root(tmp_path: Path) -> None:

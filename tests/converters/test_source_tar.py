@@ -184,7 +184,7 @@ def test_a_cut_tar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b"", "empty file, not a tar"), (b"x" * 2000, "not a tar, or damaged"), (b"\0" * 1024, "no samples in 1 tars")],
+    [(b"", "empty file, not a tar"), (b"x" * 2000, "not a tar, or damaged"), (b"\0" * 1024, "no samples in 1 tar")],
 )
 def test_files_that_are_no_tars(tmp_path: Path, data: bytes, said: str) -> None:
     with pytest.raises((FormatError, StorageError, MissingDataError), match=said):

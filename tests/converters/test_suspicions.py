@@ -11,6 +11,7 @@ from test_source_tar import jpegs, tar
 from trees import make_tree, run_cli
 
 from converters import Advance, ClassFrom, ConvertOptions, Phase, convert, preview
+from datapipe.core.errors import OptionError
 
 
 def warned(source: Path, out: Path, **options: object) -> str:
@@ -25,7 +26,7 @@ def test_counts_come_before_the_first_byte(tmp_path: Path) -> None:
     def note(advance: Advance, /) -> None:
         seen.append((advance, [path.name for path in (out / ".building").glob("shard-*")]))
 
-    convert(ConvertOptions(source, out, num_workers=1, shard_nbytes=9_000), note)
+    convert(ConvertOptions(source, out, num_workers=1), note)
     ((advance, shards),) = [one for one in seen if one[0].overview is not None]
     assert advance.overview is not None
     assert (advance.overview.num_samples, advance.overview.num_classes) == (24, 3)
@@ -86,3 +87,22 @@ def test_megabytes_that_are_called_bytes(tmp_path: Path) -> None:
     source = tar(tmp_path / "x.tar", members)
     said = warned(source, tmp_path / "out")
     assert said == "field 'psd' is kept as bytes, 1.1 MB a sample; --field psd=KIND says what it is, =none leaves it out"
+
+
+def test_shards_of_a_sample_each_are_refused_and_small_ones_warned_of(tmp_path: Path) -> None:
+    for number in range(20):
+        put(tmp_path / "in" / f"c{number % 2}" / f"{number}.jpg", image(number))
+    with pytest.raises(OptionError, match=r"--shard-size is 5 bytes, and a sample takes .* each of 20 samples would be a shard"):
+        preview(ConvertOptions(tmp_path / "in", tmp_path / "out", shard_nbytes=5))
+    with pytest.raises(OptionError, match="--shard-size is 5 bytes"):
+        convert(ConvertOptions(tmp_path / "in", tmp_path / "out", shard_nbytes=5))
+    assert not (tmp_path / "out").exists()
+    sizes = preview(ConvertOptions(tmp_path / "in", tmp_path / "out"))
+    assert not any("--shard-size" in warning for warning in sizes.warnings)
+    small = preview(ConvertOptions(tmp_path / "in", tmp_path / "out", shard_nbytes=sizes.nbytes // 4))
+    assert [warning for warning in small.warnings if "shards of about 4 samples: below 1 MB" in warning]
+
+
+def test_a_single_image_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"0\.jpg: a single image; pass the folder"):
+        preview(ConvertOptions(put(tmp_path / "0.jpg", image(0)), tmp_path / "out"))

@@ -19,7 +19,7 @@ from datapipe.cli.main import main
 from datapipe.containers import open_index
 from datapipe.core import errors
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
-from datapipe.core.printable import get_logger, printable
+from datapipe.core.printable import counted, get_logger, printable
 
 EVIL = os.fsdecode(b"a\x1b]0;owned\x07\x1b[31m\xff\n\xc2\x9b2Jb")  # sets a title, a colour; forges a line; C1 controls
 SHOWN = r"a\x1b]0;owned\x07\x1b[31m\xff\n\x9b2Jb"
@@ -129,3 +129,9 @@ def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert r"\xe9: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_nouns_agree_with_their_numbers() -> None:
+    counts = [counted(1, "epoch"), counted(2, "epoch"), counted(1, "class"), counted(0, "class"), counted(3, "batch")]
+    assert counts == ["1 epoch", "2 epochs", "1 class", "0 classes", "3 batches"]
+    assert counted(1_234, "row") == "1,234 rows"

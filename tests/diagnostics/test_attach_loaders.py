@@ -48,6 +48,15 @@ def num_brackets(calls: Calls) -> tuple[int, int]:
     return calls.num("begin"), calls.num("end")
 
 
+def test_the_loader_inside_what_from_torch_returns_has_its_batch_size() -> None:
+    """Its batch sampler is ours; a comparison would know no rate of samples without."""
+    batches = torch.utils.data.BatchSampler(range(16), batch_size=4, drop_last=False)
+    for made, expected in ((loader_of(), 8), (DataLoader(data.Numbers(), batch_sampler=batches), 4)):
+        with attached() as calls:
+            assert len(list(dp.from_torch(made, device="cpu"))) > 0
+        assert [facts.batch_size for facts in calls.facts] == [expected]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_next_is_bracketed_once(num_workers: int) -> None:
     with attached() as calls:

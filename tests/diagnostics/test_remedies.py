@@ -193,6 +193,26 @@ def test_intervals_hold_what_differs_from_run_to_run() -> None:
     assert wide.step_s.high - wide.step_s.low > 2 * (prediction.step_s.high - prediction.step_s.low)
 
 
+def test_intervals_are_wider_where_workers_take_every_core() -> None:
+    """Two workers that compute on two busy cores: predicted 82.9 ms, and a run took 92.4 ms."""
+    busy = replace(workload(0.160), setup=Setup(1, 2, num_cores=2.0), work_s=np.zeros(400), host_s=np.full(400, 0.002))
+    two = Remedy("two", Change(Setup(2, 4, num_cores=2.0)))
+
+    def predicted(made: Workload, remedy: Remedy) -> tuple[float, float]:
+        (one,) = rank_remedies(made, [remedy]).predictions
+        return one.step_s.high / one.step_s.value, one.gain.value - one.gain.low
+
+    high, below = predicted(busy, two)
+    assert 82.9 * high > 92.4
+    spare, spare_below = predicted(
+        replace(busy, setup=Setup(1, 2, num_cores=8.0)), Remedy("two", Change(Setup(2, 4, num_cores=8.0)))
+    )
+    assert spare < 1.10
+    assert below > 1.5 * spare_below
+    waiting = replace(busy, production_cpu_s=np.full(400, 0.010))  # neither core is taken while workers wait
+    assert predicted(waiting, two)[0] < 1.10
+
+
 def test_a_gain_within_the_noise_of_runs_is_not_recommended() -> None:
     """The same in every step of one run, 5% shorter is less than one run differs from the next."""
     small = Remedy("small", Change(production_factor=0.95))

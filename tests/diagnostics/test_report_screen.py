@@ -111,10 +111,27 @@ def test_a_loop_that_waits_is_never_told_to_change_nothing() -> None:
         "- decode in train.py:12 (Photos.__getitem__): 3.2 times as fast, and the loop would not wait; if it cost nothing, a "
         "step would take 43.0 ms, 36% shorter at most to try: store images at about the size that is trained on",
         "- transform Slow: if it cost nothing, a step would take 61.0 ms, 9% shorter at most, and the loop would still wait",
-        "1 worker (99% longer)",
+        "Would make it slower: 1 worker (1.99 times as long)",
         "datapipe's loader (datapipe sees no files in Photos)",
     ):
         assert line in joined
+
+
+def test_what_makes_a_step_longer_is_said_however_many_others_there_are() -> None:
+    """By whole names with their factors, the worst first, not behind what is cut."""
+    found = document("no remedy")
+    (one,) = [outlook for outlook in found["remedies"]["within_noise"] if outlook["name"] == "1 worker"]
+    harmless = [dict(one, name=f"harmless {number} of a long name", gain=dict.fromkeys(one["gain"], 0.0)) for number in range(20)]
+    factors = {"slower": 1.3, "much slower": 2.5}
+    harmful = [
+        dict(one, name=name, gain=dict.fromkeys(one["gain"], 1 - factor), step_s=dict.fromkeys(one["step_s"], factor))
+        for name, factor in factors.items()
+    ]
+    found["remedies"]["within_noise"] = [*harmless, *harmful]
+    text = screen(found)
+    assert "  Would make it slower: much slower (2.5 times as long), slower (1.30 times as long)\n" in text
+    assert re.search(r"Not recommended: harmless 0 of a long name \(no change\),[^.]*\d+ more in the page", text)
+    assert len(text.splitlines()) <= MAX_LINES
 
 
 def test_the_whole_run_is_told_where_steady_steps_are_little_of_it() -> None:

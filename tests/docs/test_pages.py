@@ -81,3 +81,9 @@ def test_every_error_has_its_cause_and_remedy() -> None:
         assert row is not None, name
         error = getattr(datapipe, name, None) or getattr(datapipe.training, name)
         assert {f"`{base.__name__}`" for base in error.__bases__ if base is not datapipe.DatapipeError} <= set(row[1].split(", "))
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("**/*.md")), ids=lambda page: page.stem)
+def test_tables_have_a_heading(page: Path) -> None:
+    """Without one, the built page begins such a table with an empty row."""
+    assert re.findall(r"^\|(?: *\|)+\n\|[-:| ]+$", page.read_text(), re.MULTILINE) == []

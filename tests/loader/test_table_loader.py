@@ -458,7 +458,7 @@ def test_too_few_row_groups_for_the_ranks_is_said(table: Path, tmp_path: Path, c
 def test_explain(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print(dp.explain(load(table)))
     out = capsys.readouterr().out
-    assert "3210 rows in 2 files, 33 row groups of 10 to 100 rows" in out
+    assert "3,210 rows in 2 files, 33 row groups of 10 to 100 rows" in out
     assert "shuffled in windows of" in out
     assert "dense: (b, 3) float32" in out
     assert "label: (b,) float32" in out

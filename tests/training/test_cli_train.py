@@ -57,7 +57,7 @@ def test_trains_and_reports(photos: Path, others: Path, tmp_path: Path, capsys: 
     assert main([*again, "--out", str(tmp_path / "other"), "--mixup", "0.2"]) == 0
     said = capsys.readouterr()
     assert "12 tensors loaded; left as initialised (the number of classes differs): head.weight, head.bias" in said.err
-    assert "finished after 1 epochs, 5 steps" in said.out
+    assert "finished after 1 epoch, 5 steps" in said.out
 
 
 def test_a_set_smaller_than_a_batch_trains(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,7 +188,5 @@ def test_a_loader_without_a_state_goes_on_between_epochs_only(tmp_path: Path, ca
     with pytest.raises(RuntimeError, match="power cut"):
         fit(torch.nn.Linear(6, 3), batches(), options=dataclasses.replace(middle, log_every=1), on_step=stop_at_10)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
-    with pytest.raises(
-        StateError, match=r"after 1 batches of an epoch, and a loader without state_dict.*use datapipe\.DataLoader"
-    ):
+    with pytest.raises(StateError, match=r"after 1 batch of an epoch, and a loader without state_dict.*use datapipe\.DataLoader"):
         fit(torch.nn.Linear(6, 3), batches(), options=middle)

@@ -68,7 +68,7 @@ def test_training_is_lowered_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "reason", "num_lowered"),
     [
-        ({"auto_augment": "rand-m9-mstd0.5"}, r"timm\.data\.RandAugment is called as it is: it is not supported", 2),
+        ({"auto_augment": "rand-m9-mstd0.5"}, r"timm\.data\.RandAugment runs unchanged: datapipe has no such transform", 2),
         ({"interpolation": "random"}, r"RandomResizedCropAndInterpolation.*interpolation is 'random'", 0),
         ({"re_prob": 0.3, "re_mode": "rand"}, r"RandomErasing .*mode is 'rand'", 5),
         ({"re_prob": 0.3, "re_count": 3}, r"RandomErasing .*it erases 1 to 3 boxes", 5),

@@ -81,7 +81,9 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self._num_fetches += defers
         if not defers or (self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY):
             made = [self._plainly(call) for call in calls]
-            pauses = OperationCount("samples", "the code always reads their pixels, so deferral is tried rarely", len(calls))
+            pauses = OperationCount(
+                "all images", "the code reads their pixels each time: only a few batches try deferral", len(calls)
+            )
             leave_report(FetchReport((pauses,) if defers else (), len(calls), bad=_bad_among(made)))
             return self._settled(made, calls)
         pillow_seams.install()

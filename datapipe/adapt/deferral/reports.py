@@ -107,7 +107,7 @@ class Tally:
         lines = []
         for (what, reason), count in ranked[:most]:
             share = f"{count / self.num_samples:.0%} of samples"
-            lines.append(f"{share}: {what}" if reason is None else f"{share}, by Pillow: {what}: {reason}")
+            lines.append(f"{share}: {what}" if reason is None else f"{share}, by Pillow: {what} ({reason})")
         if len(ranked) > most:
             lines.append(
                 f"and {len(ranked) - most} more, {sum(count for _, count in ranked[most:])} of {self.num_samples} samples"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from datapipe.containers.formats import TEXT_SUFFIXES
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -34,7 +35,6 @@ from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
-TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _NUM_THREADS = 8  # for reading footers
 _TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
 

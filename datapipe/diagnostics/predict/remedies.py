@@ -13,7 +13,7 @@ import numpy as np
 from datapipe.core.errors import OptionError
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.predict.replay import Floats, Replayed, replay
-from datapipe.diagnostics.predict.workload import Change, Workload, course_of
+from datapipe.diagnostics.predict.workload import Change, Workload, course_of, fills_cores
 
 NOTHING = "change nothing"
 NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data
@@ -22,6 +22,9 @@ _RESOLUTION = 0.01  # share of a step: the replay's error even when it repeats e
 # Standard deviation by which the mean step of one run differs from that of the next, as a share, beyond what resampling the steps
 # of one run shows. In the proof in real time the 90th percentile of errors was 8% (benchmarks/results/diagnostics-real.json).
 RUN_TO_RUN = 0.04
+# The same where workers that compute take every core, the training's too: how the scheduler divides these differs more between
+# runs. Such predictions missed by 4 to 12%.
+RUN_TO_RUN_ON_FULL_CORES = 0.08
 _NORMAL_95 = 1.96
 WORTH_IT = 0.02  # share of a step: a smaller gain is not worth a change, however certain
 _MAX_LINE = 92  # characters of Python, so that it fits a screen
@@ -137,8 +140,13 @@ def rank_remedies(
     scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
     doubt = max(_RESOLUTION, abs(1 / scale - 1))
     floor_s = min(workload.floor_s, replayed_s * scale)
-    now = _predict(Remedy(NOTHING, Change()), replayed, scale, doubt, floor_s)
-    predictions = [_predict(remedy, replayed, scale, doubt, floor_s) for remedy in remedies]
+
+    def predicted(remedy: Remedy) -> Prediction:
+        differs = RUN_TO_RUN_ON_FULL_CORES if fills_cores(workload, remedy.change) else RUN_TO_RUN
+        return _predict(remedy, replayed, scale, doubt, floor_s, run_to_run=differs)
+
+    now = predicted(Remedy(NOTHING, Change()))
+    predictions = [predicted(remedy) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.expected_s))
     worth_it = tuple(one for one in ordered if one.least_gain > 0 and one.gain.value >= max(WORTH_IT, doubt))
     best, harmless = now, [one for one in predictions if one in worth_it and not one.remedy.changes_results]
@@ -148,10 +156,18 @@ def rank_remedies(
     return Ranking(best, ordered, worth_it, now, measured_step_s, replayed_s)
 
 
-def _predict(remedy: Remedy, replayed: Callable[[Change], Replayed], scale: float, doubt: float, floor_s: float) -> Prediction:
+def _predict(
+    remedy: Remedy,
+    replayed: Callable[[Change], Replayed],
+    scale: float,
+    doubt: float,
+    floor_s: float,
+    *,
+    run_to_run: float,
+) -> Prediction:
     """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way.
 
-    `floor_s`: the step below which no remedy leads, because of other loaders.
+    `floor_s`: the step below which no remedy leads, because of other loaders. `run_to_run`: see `RUN_TO_RUN`.
     """
     now, then = replayed(Change()), replayed(remedy.change)
     each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, floor_s)
@@ -161,15 +177,15 @@ def _predict(remedy: Remedy, replayed: Callable[[Change], Replayed], scale: floa
         worst = replayed(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
         step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
         gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
-    step_s = _with_run_to_run(step_s, step_s.value)
-    gain = _with_run_to_run(gain, 1 - gain.value)
+    step_s = _with_run_to_run(step_s, run_to_run * step_s.value)
+    gain = _with_run_to_run(gain, run_to_run * (1 - gain.value))
     step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
     return Prediction(remedy, step_s, _interval(then.starvation), gain, least_gain)
 
 
-def _with_run_to_run(found: Interval, scale: float) -> Interval:
-    """Return the interval with the run-to-run part added, independent of the rest. `scale`: what that part is a share of."""
-    own = _NORMAL_95 * RUN_TO_RUN * scale
+def _with_run_to_run(found: Interval, deviation: float) -> Interval:
+    """Return the interval with the run-to-run part added, independent of the rest. `deviation`: its standard deviation."""
+    own = _NORMAL_95 * deviation
     low, high = math.hypot(found.value - found.low, own), math.hypot(found.high - found.value, own)
     return Interval(found.value, found.value - low, found.value + high)
 

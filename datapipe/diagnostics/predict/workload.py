@@ -224,6 +224,15 @@ def production_parts(workload: Workload) -> tuple[Floats, Floats]:
     return stall, cpu
 
 
+def fills_cores(workload: Workload, change: Change) -> bool:
+    """Return True if under the change as many workers as there are cores compute most of the time, so that none is left over."""
+    setup = change.setup or workload.setup
+    if setup.num_cores is None or setup.num_workers < max(1.0, setup.num_cores):
+        return False
+    stall, cpu = production_parts(workload)
+    return bool(cpu.mean() > _stalls_with(stall, change.stall_added_s).mean())
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """A number of workers at once, as tried."""

@@ -46,7 +46,9 @@ def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = Fals
     bottom = _applied(read) + _missing(read) + _troubles(read, style)
     bottom += [] if page is None else [f"Page: {words.plain(page)}"]
     savings = _savings(read, style, has_more=read.remedies is not None)
-    lines = top + savings + _help(read.remedies, style, MAX_LINES - len(top) - len(savings) - len(bottom)) + bottom
+    worse = _worse(read.remedies)
+    room = MAX_LINES - len(top) - len(savings) - len(worse) - len(bottom)
+    lines = top + savings + _help(read.remedies, style, room) + worse + bottom
     while len(lines) > MAX_LINES:
         lines.remove("")
     return "\n".join(lines).rstrip("\n")
@@ -143,9 +145,28 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
     if num_more and room > 0:
         lines.append(f"  {num_more} more in the page")
     elif what_if.within_noise and spare > 0:
-        names = ", ".join(words.no_gain(group.first, group.name) for group in grouped(what_if.within_noise))
-        lines += _wrap(f"Not recommended: {names}", num=min(2, spare), indent=2)
+        others = grouped(one for one in what_if.within_noise if not words.is_worse(one))
+        lines += _all_named("Not recommended: ", [words.no_gain(group.first, group.name) for group in others], num=min(2, spare))
     return lines
+
+
+def _worse(what_if: Remedies | None) -> list[str]:
+    """Return one line of what would make a step longer, the worst first, and how many times as long; none if nothing would."""
+    found = [] if what_if is None else [one for one in what_if.within_noise if words.is_worse(one)]
+    groups = sorted(grouped(found), key=lambda group: -group.first.step_s.value)
+    return _all_named("Would make it slower: ", [words.worse(group.first, group.name) for group in groups], num=1)
+
+
+def _all_named(title: str, names: list[str], *, num: int) -> list[str]:
+    """Return at most `num` lines that name as many as fit, whole, and say how many more there are; none without names."""
+    for count in range(len(names), 0, -1):
+        more = [f"{len(names) - count} more in the page"] if count < len(names) else []
+        lines = textwrap.wrap(
+            words.plain(title + ", ".join([*names[:count], *more])), WIDTH, initial_indent="  ", subsequent_indent="  "
+        )
+        if len(lines) <= num:
+            return lines
+    return []
 
 
 def _savings(read: Document, style: _Style, *, has_more: bool) -> list[str]:
@@ -167,7 +188,7 @@ def _needs(what_if: Remedies, room: int) -> list[str]:
             break
         lines += wrapped
         if advice is not None and len(lines) < room - 1:
-            lines += _wrap(f"to try: {advice}", num=1, indent=4)
+            lines += _wrap(f"to try: {advice}", num=min(2, room - 1 - len(lines)), indent=4)
     return lines
 
 

@@ -260,9 +260,18 @@ def no_gain(outlook: Outlook, called: str) -> str:
         return f"{name} ({plain(outlook.refuted)})"
     if gain is None:
         return name
-    if gain.value < -_SMALL:
-        return f"{name} ({-gain.value:.0%} longer)"
     return f"{name} ({'no change' if gain.value < _SMALL else f'{gain.value:.0%} shorter, but not surely'})"
+
+
+def is_worse(outlook: Outlook) -> bool:
+    """Return True if a step is predicted to take noticeably longer."""
+    return outlook.refuted is None and outlook.gain is not None and outlook.gain.value < -_SMALL
+
+
+def worse(outlook: Outlook, called: str) -> str:
+    """Return a remedy that makes a step longer, and how many times as long it becomes. `called`: as for `no_gain`."""
+    factor = 1.0 if outlook.gain is None else 1 - outlook.gain.value
+    return f"{plain(called)} ({factor:.2g} times as long)" if factor >= 2 else f"{plain(called)} ({factor:.2f} times as long)"
 
 
 def unmeasured(diagnosis: Document) -> list[str]:

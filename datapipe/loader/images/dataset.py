@@ -21,6 +21,7 @@ from datapipe.index.concat import AnyIndex, concatenated, select
 from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.loader.images.fields import LABEL, BatchFields, FurtherFields
 from datapipe.loader.policy import located
+from datapipe.loader.shown import shown_samples
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Order, Permutation, SequentialOrder, ShuffledOrder
 from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
@@ -62,6 +63,16 @@ class Dataset:
 
     def __reduce__(self) -> tuple[type[Dataset], tuple[AnyIndex, BatchFields, Mixture | None]]:
         return Dataset, (self.index, self.fields, self.mixture)
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.Dataset: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        """What the samples are and where they lie, for people."""
+        container, names = self.index.manifest.container, self.fields.names
+        text = shown_samples(len(self), names, container=container, where=self.index.where)
+        return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"
 
     def __len__(self) -> int:
         return len(self.index)

@@ -36,6 +36,7 @@ from datapipe.loader.options import (
 from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
+from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import LoaderProgress
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, leave_random_state
 from datapipe.order.plan import Tail
@@ -45,6 +46,10 @@ from datapipe.transforms import Recipe
 
 class DataLoader:
     """Give batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would.
+
+    >>> loader = datapipe.DataLoader("shards/train", batch_size=64, shuffle=True, transform=[datapipe.RandomResizedCrop(224)])
+    >>> for images, labels in loader:          # (64, 3, 224, 224) uint8, and (64,) int64
+    ...     train(images, labels)
 
     `dataset`: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards;
     an image folder; a `Dataset`, such as the result of `mix(...)` or `loader.dataset.select(...)`; or a torch Dataset whose files
@@ -194,7 +199,13 @@ class DataLoader:
     timeout: float
     worker_init_fn: Callable[[int], None]
 
+    def __repr__(self) -> str:
+        size = self.batch_size if self._arguments["batch_sampler"] is None else None
+        return shown_loader("DataLoader", self.dataset.shown, batch_size=size, device=self._arguments["device"])
+
     # -- torch's contract -----------------------------------------------------------------------
+
+    __getitem__ = refuse_position
 
     def __iter__(self) -> BatchIterator:
         if self.dataset.original is not None:

@@ -15,12 +15,14 @@ from datapipe.containers.tables.files import open_table
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, check_observer
+from datapipe.core.printable import printable
 from datapipe.index.tables import TableIndex
 from datapipe.loader.iteration import BatchIterator
 from datapipe.loader.options import OnError, parse_options
 from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
+from datapipe.loader.shown import refuse_position, shown_loader, shown_rows
 from datapipe.loader.state import LoaderProgress
 from datapipe.loader.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice
 from datapipe.loader.tables.passes import WINDOW_NBYTES, TablePasses
@@ -36,6 +38,16 @@ class TableDataset:
     def __init__(self, index: TableIndex) -> None:
         self.index = index
 
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.TableDataset: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        """What the rows are and where they lie, for people."""
+        columns = [column.name for column in self.index.columns]
+        paths = [file.path for file in self.index.files]
+        return shown_rows(len(self), columns, container=self.index.files[0].container, paths=paths)
+
     def __len__(self) -> int:
         """Return the rows, over all ranks."""
         return len(self.index)
@@ -43,6 +55,10 @@ class TableDataset:
 
 class TableLoader:
     """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
+
+    >>> loader = datapipe.TableLoader("train/*.parquet", batch_size=65536, shuffle=True, label="label")
+    >>> for x, label in loader:                # (65536, columns) float32, and (65536,)
+    ...     train(x, label)
 
     `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, a list of paths, or the row-major file that
     `datapipe convert --to hdf5` makes. What a batch is:
@@ -148,7 +164,13 @@ class TableLoader:
     def _progress(self) -> LoaderProgress:
         return self._passes.progress
 
+    def __repr__(self) -> str:
+        device = self._arguments["device"]
+        return shown_loader("TableLoader", self.dataset.shown, batch_size=self.batch_size, device=device)
+
     # -- torch's contract -----------------------------------------------------------------------
+
+    __getitem__ = refuse_position
 
     def __iter__(self) -> BatchIterator:
         passes = self._passes

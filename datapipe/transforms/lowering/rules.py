@@ -49,7 +49,7 @@ def refuse_pil(kind: Kind) -> None:
 def follow(rule: Rule | None, transform: object, kind: Kind) -> Lowered:
     """Apply `rule`. Raises OptionError if it is None, for attributes that it does not support, and as the rule does."""
     if rule is None:
-        raise OptionError("it is not supported")
+        raise OptionError("datapipe has no such transform")
     attributes = attributes_of(transform)
     kinds = () if isinstance(rule, type) else (kind,)
     try:
