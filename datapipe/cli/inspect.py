@@ -14,8 +14,8 @@ import numpy as np
 from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet, spread_ids
 from datapipe.codecs.probe import checked_header
-from datapipe.containers import open_index
-from datapipe.containers.tables.files import TEXT_SUFFIXES, null_counts, open_table
+from datapipe.containers import container_of, open_index
+from datapipe.containers.tables.files import SUFFIXES, TEXT_SUFFIXES, null_counts, open_table
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import DatapipeError, DecodeError, FormatError, IntegrityError, OptionError
@@ -79,12 +79,17 @@ def samples_or_table(path: str) -> SampleIndex | TableIndex:
     try:
         index = open_table(path)
     except DatapipeError:
-        if path.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
+        if os.path.isfile(path) and (path.lower().endswith(TEXT_SUFFIXES) or _is_only_table(path)):
             raise
         return open_index(path)
     if any(column.type in _BYTES for column in index.columns):  # encoded images
         return open_index(path)
     return index
+
+
+def _is_only_table(path: str) -> bool:
+    """Return True for a file whose name tables have, and shards of samples have not."""
+    return Path(path).suffix.lower() in SUFFIXES and container_of(Path(path).name) is None
 
 
 def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
