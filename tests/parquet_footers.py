@@ -93,6 +93,8 @@ class _Reader:
             head = self.byte()
             num = head >> 4 if head >> 4 < 15 else self.varint()
             element = head & 15
+            if num > len(self.data) - self.place:
+                raise ValueError("a list is longer than the footer")
             return element, [self.byte() if element in (TRUE, FALSE) else self.value(element) for _ in range(num)]
         nbytes = {BYTE: 1, DOUBLE: 8}.get(kind) or self.varint()
         self.place += nbytes

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from parquet_footers import Struct, claim_rows, footer_of, tampered, with_footer
+from parquet_footers import TRUE, Struct, claim_rows, footer_of, tampered, with_footer
 
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.containers.hdf5.row_major import open_rows
 from datapipe.containers.parquet.scanner import index_shard
-from datapipe.containers.tables.files import open_table
+from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.errors import FormatError, IntegrityError
 
@@ -110,6 +110,18 @@ def test_row_groups_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(tampered(parquet_of(random_table()), change))
     with pytest.raises(FormatError, match="it tells of 2001 rows, its row groups of 2000"):
         open_table(tmp_path / "t.parquet")
+
+
+def test_statistics_of_another_kind_are_damage(tmp_path: Path) -> None:
+    def change(footer: Struct) -> None:
+        footer[4][0][1][0][3].fields[12] = (TRUE, True)
+
+    (tmp_path / "t.parquet").write_bytes(data := parquet_of(random_table()))
+    file = open_table(tmp_path / "t.parquet").files[0]
+    assert null_counts(file) == {"a": 0, "b": 0, "label": 0}
+    (tmp_path / "t.parquet").write_bytes(tampered(data, change))
+    with pytest.raises(FormatError, match=r"t\.parquet: damaged: a boolean at byte \d+, expected a struct"):
+        null_counts(file)
 
 
 @pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0", "compression": "zstd"}, {"row_group_size": 400_000}])
